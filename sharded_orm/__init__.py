@@ -1,0 +1,27 @@
+"""Thousands of logical shards on a handful of database nodes, as one Django project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["GlobalModel", "ShardedModel", "TicketField", "atomic"]
+
+if TYPE_CHECKING:
+    from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+    from sharded_orm.transactions import atomic
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562): Django imports this package before the app registry is
+    # ready, and model classes cannot be imported until then.
+    if name == "atomic":
+        from sharded_orm.transactions import atomic
+
+        return atomic
+    if name in __all__:
+        from sharded_orm import models
+
+        return getattr(models, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

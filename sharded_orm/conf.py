@@ -1,0 +1,161 @@
+"""The ``SHARDED_ORM`` setting, read and checked as a whole.
+
+Nothing is read at import. :func:`load` is called by ``runtime`` alone; every other
+module gets live objects from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, problems
+
+SETTING = "SHARDED_ORM"
+
+_KEYS = {"NODES", "GROUPS", "TICKETS", "DIRECTORY", "MAX_IDLE_ALIASES"}
+_GROUP_KEYS = {"STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS"}
+_RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
+_NODE_KEYS = {
+    "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
+    "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT",
+}  # fmt: skip
+_ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``."""
+
+    topology: Topology
+    tickets: tuple[str, ...]
+    directory: str
+    max_idle_aliases: int
+
+
+def load() -> Config:
+    """Read ``settings.SHARDED_ORM``.
+
+    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    """
+    raw = getattr(settings, SETTING, None)
+    if raw is None:
+        return Config(Topology({}, {}), (), "default", 1024)
+    return parse(raw)
+
+
+def parse(raw: Any) -> Config:
+    """Turn a ``SHARDED_ORM`` dict into a :class:`Config`; see :func:`load`."""
+    if not isinstance(raw, Mapping):
+        raise InvalidConfiguration([f"must be a dict, not {type(raw).__name__}"])
+    found = list(_unknown_keys("", raw, _KEYS))
+    nodes = _nodes(raw.get("NODES", {}), found)
+    groups = _groups(raw.get("GROUPS", {}), found)
+    topology = Topology(nodes, groups)
+    found += problems(topology)
+
+    directory = raw.get("DIRECTORY", "default")
+    if not isinstance(directory, str):
+        found.append(f"DIRECTORY must be an alias of DATABASES, not {directory!r}")
+    tickets = raw.get("TICKETS", ())
+    if not isinstance(tickets, (list, tuple)) or not all(isinstance(t, str) for t in tickets):
+        found.append(f"TICKETS must be a list of aliases of DATABASES, not {tickets!r}")
+        tickets = ()
+    elif len(set(tickets)) != len(tickets):
+        found.append(f"TICKETS lists a server twice: {list(tickets)!r}")
+    idle = raw.get("MAX_IDLE_ALIASES", 1024)
+    if not isinstance(idle, int) or isinstance(idle, bool) or idle < 1:
+        found.append(f"MAX_IDLE_ALIASES must be a positive number, not {idle!r}")
+    if found:
+        raise InvalidConfiguration(found)
+    return Config(topology, tuple(tickets), directory, idle)
+
+
+def _unknown_keys(where: str, given: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:
+    for key in given:
+        if key not in valid:
+            yield f"{where}unknown key {key!r}; valid keys are {sorted(valid)!r}"
+
+
+def _nodes(raw: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(raw, Mapping):
+        found.append(f"NODES must be a dict, not {type(raw).__name__}")
+        return {}
+    nodes: dict[str, Mapping[str, Any]] = {}
+    for name, node in raw.items():
+        where = f"node {name!r}: "
+        nodes[name] = node if isinstance(node, Mapping) else {}
+        if not isinstance(node, Mapping):
+            found.append(f"{where}must be a dict like an entry of DATABASES, not {node!r}")
+            continue
+        found += _unknown_keys(where, node, _NODE_KEYS)
+        engine = node.get("ENGINE")
+        # An engine of one's own is welcome when it derives from one of ours;
+        # Django's stock engines open a connection per shard.
+        if not engine or str(engine).startswith("django.db.backends."):
+            found.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
+        elif engine == _ENGINES[1] and not node.get("NAME"):
+            found.append(f"{where}NAME must be the folder that holds the shard files")
+        elif engine == _ENGINES[0] and node.get("NAME"):
+            found.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
+    return nodes
+
+
+def _groups(raw: Any, found: list[str]) -> dict[str, ShardGroup]:
+    if not isinstance(raw, Mapping):
+        found.append(f"GROUPS must be a dict, not {type(raw).__name__}")
+        return {}
+    groups = {}
+    for name, group in raw.items():
+        where = f"group {name!r}: "
+        if not isinstance(name, str) or not isinstance(group, Mapping):
+            found.append(f"{where}must be a name and a dict, not {group!r}")
+            continue
+        found += _unknown_keys(where, group, _GROUP_KEYS)
+        if not isinstance(group.get("STRATEGY"), str):
+            found.append(
+                f"{where}STRATEGY must be 'directory', 'modulo', 'range', 'embedded' or a dotted"
+                f" path, not {group.get('STRATEGY')!r}"
+            )
+        options = group.get("STRATEGY_OPTIONS", {})
+        if not isinstance(options, Mapping):
+            found.append(f"{where}STRATEGY_OPTIONS must be a dict, not {options!r}")
+            options = {}
+        ranges = list(_ranges(where, group.get("RANGES", ()), found))
+        groups[name] = ShardGroup(
+            name=name,
+            ranges=tuple(sorted(ranges, key=lambda r: (r.first, r.last))),
+            strategy=str(group.get("STRATEGY")),
+            strategy_options=dict(options),
+            database_name=group.get("DATABASE_NAME", "{group}_{shard:05d}"),
+            atomic_requests=bool(group.get("ATOMIC_REQUESTS", False)),
+        )
+    return groups
+
+
+def _ranges(where: str, raw: Any, found: list[str]) -> Iterator[ShardRange]:
+    if not isinstance(raw, (list, tuple)):
+        found.append(f"{where}RANGES must be a list of dicts, not {raw!r}")
+        return
+    for entry in raw:
+        if not isinstance(entry, Mapping):
+            found.append(f"{where}each of RANGES must be a dict, not {entry!r}")
+            continue
+        found += _unknown_keys(f"{where}range {entry.get('range')!r}: ", entry, _RANGE_KEYS)
+        match entry:
+            case {"range": (int() as first, int() as last), "primary": str() as primary} if first >= 0:
+                weight = entry.get("weight", 1.0)
+                if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+                    found.append(f"{where}range {entry['range']!r}: weight must be a number, not {weight!r}")
+                    weight = 1.0
+                yield ShardRange(
+                    first, last, primary, entry.get("replica"), bool(entry.get("open", True)), weight
+                )
+            case _:
+                found.append(
+                    f"{where}a range needs 'range': (first, last) and 'primary': a node, not {dict(entry)!r}"
+                )

@@ -1,0 +1,154 @@
+"""Every error of the library, in one tree.
+
+::
+
+    ShardedOrmError
+    ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting; lists all that is wrong
+    ├── RoutingError
+    │   ├── ShardKeyRequired       (TypeError)             a query names no shard
+    │   ├── InvalidShardKey        (ValueError)            a key that no strategy can place
+    │   ├── UnknownShard           (ConnectionDoesNotExist) no such shard or group in the topology
+    │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
+    │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
+    │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
+    │   └── UnplacedKey            (LookupError)           a shard is needed and the key has none
+    ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
+    ├── ScatterError               (OperationalError)      shards that did not answer
+    ├── GroupAliasError            (NotSupportedError)     SQL on the alias that stands for a group
+    ├── PartialCommitError         (OperationalError)      a group transaction that committed in part
+    ├── ShardDatabaseMissing       (OperationalError)      a shard whose schema or file does not exist
+    ├── SessionStateRefused        (NotSupportedError)     session state that cannot be kept apart
+    ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
+    └── TicketError
+        ├── TicketServersUnavailable (OperationalError)    no ticket server answers
+        └── UnknownSequence          (LookupError)         no such sequence on a ticket server
+
+Each also inherits the class that callers of Django already catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import NotSupportedError, OperationalError
+from django.utils.connection import ConnectionDoesNotExist
+
+
+class ShardedOrmError(Exception):
+    """Base of every error that this library raises on its own account."""
+
+
+class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
+    """The ``SHARDED_ORM`` setting is wrong; :attr:`problems` lists everything that is."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"SHARDED_ORM has {count} problem{'s' if count != 1 else ''}:{lines}")
+
+
+class RoutingError(ShardedOrmError):
+    """A query or a row could not be sent to a shard."""
+
+
+class ShardKeyRequired(RoutingError, TypeError):
+    """The query does not say which shards it is about; it would have to ask all of them."""
+
+
+class InvalidShardKey(RoutingError, ValueError):
+    """The value cannot be a shard key of this group."""
+
+
+class UnknownShard(RoutingError, ConnectionDoesNotExist):
+    """The topology has no such shard or group."""
+
+
+class NoOpenShard(RoutingError, OperationalError):
+    """No shard of the group is open for new keys."""
+
+
+class ShardKeyChanged(RoutingError, ValueError):
+    """The write would change a row's shard key, which only an explicit move may do."""
+
+
+class CrossShardRelation(RoutingError, ValueError):
+    """The query joins, or the instance refers to, rows that are not on the same shard."""
+
+
+class UnplacedKey(RoutingError, LookupError):
+    """The key has no shard yet and the operation must not give it one."""
+
+
+class ScatterNotSupported(ShardedOrmError, NotSupportedError):
+    """The query cannot be merged over several shards with the exact result of one database."""
+
+
+class ScatterError(ShardedOrmError, OperationalError):
+    """Some shards did not answer; :attr:`failures` maps each shard's alias to its cause."""
+
+    def __init__(self, failures: Mapping[str, BaseException], asked: int) -> None:
+        self.failures = dict(failures)
+        shown = ", ".join(
+            f"{alias!r} ({type(cause).__name__}: {cause})"
+            for alias, cause in list(self.failures.items())[:5]
+        )
+        more = len(self.failures) - 5
+        super().__init__(
+            f"{len(self.failures)} of {asked} shards did not answer: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+            + ". Use .scatter(partial=True) to accept the rows of the others."
+        )
+
+
+class GroupAliasError(ShardedOrmError, NotSupportedError):
+    """SQL was sent to the alias of a shard group, which has no database of its own."""
+
+
+class PartialCommitError(ShardedOrmError, OperationalError):
+    """A group transaction committed on some shards and failed on the next one."""
+
+    def __init__(
+        self, committed: Iterable[str], not_committed: Iterable[str], cause: BaseException
+    ) -> None:
+        self.committed = tuple(committed)
+        self.not_committed = tuple(not_committed)
+        super().__init__(
+            f"The transaction was committed on {list(self.committed)!r}, then failed"
+            f" ({type(cause).__name__}: {cause}) and was rolled back on"
+            f" {list(self.not_committed)!r}. Shards do not commit atomically:"
+            " check the rows of the shards that are named and repeat what is missing."
+        )
+
+
+class ShardDatabaseMissing(ShardedOrmError, OperationalError):
+    """The schema or file of a shard does not exist on its node."""
+
+
+class SessionStateRefused(ShardedOrmError, NotSupportedError):
+    """The statement sets session state that cannot be kept apart from other shards."""
+
+
+class PoolTimeout(ShardedOrmError, OperationalError):
+    """All connections of a node are in use and none came back in time."""
+
+
+class TicketError(ShardedOrmError):
+    """An id could not be handed out."""
+
+
+class TicketServersUnavailable(TicketError, OperationalError):
+    """No ticket server answered; :attr:`causes` maps each alias to its error."""
+
+    def __init__(self, sequence: str, causes: Mapping[str, BaseException]) -> None:
+        self.causes: dict[str, Any] = dict(causes)
+        shown = "; ".join(f"{alias!r}: {cause}" for alias, cause in self.causes.items())
+        super().__init__(
+            f"No ticket server could hand out an id of sequence {sequence!r} ({shown})."
+        )
+
+
+class UnknownSequence(TicketError, LookupError):
+    """The sequence does not exist on the ticket server."""

@@ -1,0 +1,192 @@
+"""Settings made into live objects; the only assembler.
+
+Everything else asks here for the topology, a group's strategy or the ticket
+generator. The objects are made at first use, are shared by all threads, and are
+dropped whole by :func:`reset` (Django's ``setting_changed``; tests).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from sharded_orm import conf
+from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
+from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
+from sharded_orm.topology.model import Shard, ShardGroup, Topology
+
+from sharded_orm.routing.base import Strategy, make_strategy
+from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
+
+if TYPE_CHECKING:
+    from sharded_orm.ids.base import IdGenerator
+
+_lock = threading.RLock()
+_config: conf.Config | None = None
+_topology: Topology | None = None
+_strategies: dict[str, Strategy] = {}
+_tickets: IdGenerator | None = None
+
+
+def _no_directory(alias: str) -> DirectoryStore:
+    raise ImproperlyConfigured(
+        "The directory strategy needs its table: add 'sharded_orm' to INSTALLED_APPS."
+    )
+
+
+_directory_store: Callable[[str], DirectoryStore] = _no_directory
+
+
+def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
+    """Tell how to open the directory on an alias. The app does so when it is ready."""
+    global _directory_store
+    _directory_store = factory
+
+
+def config() -> conf.Config:
+    """The checked ``SHARDED_ORM`` setting. Raises :exc:`InvalidConfiguration`."""
+    global _config
+    if _config is None:
+        with _lock:
+            if _config is None:
+                _config = conf.load()
+    return _config
+
+
+def topology() -> Topology:
+    """The current snapshot. Take it once per operation; it may be swapped any time."""
+    return config().topology if _topology is None else _topology
+
+
+def validate() -> None:
+    """Check the setting as a whole, strategies included; one error that lists all that is wrong."""
+    found: list[str] = []
+    for name in topology().groups:
+        try:
+            strategy(name)
+        except InvalidConfiguration as exc:
+            found += exc.problems
+    for key, aliases in (("TICKETS", config().tickets), ("DIRECTORY", (config().directory,))):
+        found += [
+            f"{key} names {alias!r}, which is no alias of DATABASES"
+            for alias in aliases
+            if topology().groups and not dict.__contains__(settings.DATABASES, alias)
+        ]
+    if topology().groups and not isinstance(settings.DATABASES, ShardedDatabases):
+        found.append(
+            "DATABASES must be wrapped: DATABASES = sharded_databases({...})"
+            " (from sharded_orm.topology.aliases)"
+        )
+    if found:
+        raise InvalidConfiguration(found)
+
+
+def swap(new: Topology | None) -> None:
+    """Use another snapshot from now on; None goes back to the configured one.
+
+    Statements that run keep what they have; strategies are made anew.
+    """
+    global _topology
+    with _lock:
+        _topology = new
+        _strategies.clear()
+
+
+def group(name: str) -> ShardGroup:
+    """The group ``name``. Raises :exc:`UnknownShard`."""
+    groups = topology().groups
+    try:
+        return groups[name]
+    except KeyError:
+        raise UnknownShard(
+            f"There is no shard group {name!r}; SHARDED_ORM['GROUPS'] has {sorted(groups)!r}."
+        ) from None
+
+
+def strategy(name: str) -> Strategy:
+    """The routing strategy of group ``name``. Thread-safe; made at first use."""
+    found = _strategies.get(name)
+    if found is None:
+        with _lock:
+            found = _strategies.get(name)
+            if found is None:
+                found = make_strategy(group(name))
+                if isinstance(found, DirectoryStrategy):
+                    found.store = _directory_store(config().directory)
+                _strategies[name] = found
+    return found
+
+
+def tickets() -> IdGenerator:
+    """The generator of ticket ids (Flickr, F1-F3). Thread-safe."""
+    global _tickets
+    if _tickets is None:
+        with _lock:
+            if _tickets is None:
+                from sharded_orm.ids.tickets import TicketGenerator
+
+                _tickets = TicketGenerator(config().tickets)
+    return _tickets
+
+
+TEMPLATE_SUFFIX = "_template"
+
+
+def template_group(alias: str) -> str | None:
+    """The group whose template schema ``alias`` names (``photos_template``), or None.
+
+    A template holds the tables of a group and no rows of users; test shards are
+    cloned from it.
+    """
+    name = alias.removesuffix(TEMPLATE_SUFFIX)
+    return name if name != alias and name in topology().groups else None
+
+
+def database_settings(shard: Shard) -> dict[str, Any]:
+    """What ``DATABASES`` would hold for ``shard``."""
+    node = topology().nodes[shard.node]
+    name = shard.schema
+    if node.get("NAME"):  # SQLite: the node is a folder
+        name = str(Path(node["NAME"]) / f"{shard.schema}.sqlite3")
+    return {**node, "NAME": name, "SHARD": shard}
+
+
+def group_settings(group: ShardGroup) -> dict[str, Any]:
+    """What ``DATABASES`` holds for the alias that stands for the whole of ``group``."""
+    node = topology().nodes[group.ranges[0].primary]
+    return {
+        **node,
+        "ENGINE": GROUP_ENGINE,
+        "NODE_ENGINE": node["ENGINE"],
+        "NAME": group.name,
+        "GROUP": group.name,
+        "ATOMIC_REQUESTS": group.atomic_requests,
+        "MAX_IDLE_ALIASES": config().max_idle_aliases,
+    }
+
+
+def reset() -> None:
+    """Forget everything that was made from the settings."""
+    global _config, _topology, _tickets
+    with _lock:
+        names = set(_config.topology.groups) if _config is not None else set()
+        _config = _topology = _tickets = None
+        _strategies.clear()
+    if isinstance(settings.DATABASES, ShardedDatabases):
+        settings.DATABASES._groups_changed(names)
+
+
+def locate(name: str, key: Any) -> Shard | None:
+    """The shard of ``key`` in group ``name``; None while it has none. Never writes."""
+    number = strategy(name).locate(key)
+    return None if number is None else group(name).shard(number)
+
+
+def place(name: str, key: Any) -> Shard:
+    """The shard of ``key``, which is given one if it has none. See :meth:`Strategy.place`."""
+    return group(name).shard(strategy(name).place(key))

@@ -1,0 +1,142 @@
+"""``DATABASES`` with shard aliases that are made on demand.
+
+Django walks every key of ``DATABASES`` several times per request, so thousands of
+configured aliases would cost milliseconds before any work. This mapping *holds* the
+explicit aliases and one alias per shard group, and *answers* for every shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any
+
+from sharded_orm.exceptions import InvalidConfiguration
+
+GROUP_ENGINE = "sharded_orm.backends.group"
+
+# django.db.utils.ConnectionHandler.configure_settings sets these on what it can
+# iterate; shard aliases are made later and get them here.
+_DEFAULTS: Mapping[str, Any] = {
+    "ATOMIC_REQUESTS": False,
+    "AUTOCOMMIT": True,
+    "CONN_MAX_AGE": 0,
+    "CONN_HEALTH_CHECKS": False,
+    "TIME_ZONE": None,
+    "NAME": "",
+    "USER": "",
+    "PASSWORD": "",
+    "HOST": "",
+    "PORT": "",
+}
+_TEST_DEFAULTS: Mapping[str, Any] = {
+    "CHARSET": None, "COLLATION": None, "MIGRATE": True, "MIRROR": None, "NAME": None,
+}  # fmt: skip
+
+
+def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``settings`` with Django's defaults for an entry of ``DATABASES``."""
+    full = {**_DEFAULTS, **settings}
+    full["OPTIONS"] = dict(full.get("OPTIONS") or {})
+    full["TEST"] = {**_TEST_DEFAULTS, **(full.get("TEST") or {})}
+    return full
+
+
+class ShardedDatabases(dict[str, dict[str, Any]]):
+    """See :func:`sharded_databases`.
+
+    Iteration yields explicit and group aliases only: its cost does not depend on how
+    many shards there are. Shard aliases answer ``in``, ``[]`` and ``get``; each
+    look-up makes a new dict, so nothing grows with the number of shards touched.
+    """
+
+    _groups_added = False
+
+    def _with_groups(self) -> ShardedDatabases:
+        # SHARDED_ORM may stand below DATABASES in the settings module, so the groups
+        # are added at first use, when Django's settings are complete.
+        if not self._groups_added:
+            from sharded_orm import runtime
+
+            for name, group in runtime.topology().groups.items():
+                if super().__contains__(name):
+                    raise InvalidConfiguration(
+                        [f"group {name!r} has the name of an entry of DATABASES; rename one"]
+                    )
+                self[name] = complete(runtime.group_settings(group))
+            self._groups_added = True
+        return self
+
+    def _groups_changed(self, names: set[str]) -> None:
+        """Forget the group aliases (``runtime.reset``: settings were overridden)."""
+        for name in names:
+            if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:
+                del self[name]
+        self._groups_added = False
+
+    def expose(self, arguments: Sequence[str]) -> None:
+        """Iterate the shards that ``arguments`` name by ``--database``, too."""
+        from sharded_orm import runtime
+
+        for position, argument in enumerate(arguments):
+            option, _, alias = argument.partition("=")
+            if option == "--database":
+                alias = alias or "".join(arguments[position + 1 : position + 2])
+                shard = runtime.topology().resolve(alias)
+                if shard is not None:
+                    self[alias] = complete(runtime.database_settings(shard))
+
+    def __missing__(self, alias: str) -> dict[str, Any]:
+        from sharded_orm import runtime
+
+        self._with_groups()
+        if super().__contains__(alias):
+            return super().__getitem__(alias)
+        shard = runtime.topology().resolve(alias) if isinstance(alias, str) else None
+        if shard is None:
+            raise KeyError(alias)
+        return complete(runtime.database_settings(shard))
+
+    def __contains__(self, alias: object) -> bool:
+        if super().__contains__(alias):
+            return True
+        from sharded_orm import runtime
+
+        self._with_groups()
+        return super().__contains__(alias) or (
+            isinstance(alias, str) and runtime.topology().resolve(alias) is not None
+        )
+
+    def get(self, alias: str, default: Any = None) -> Any:
+        try:
+            return self[alias]
+        except KeyError:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        return super(ShardedDatabases, self._with_groups()).__iter__()
+
+    def __len__(self) -> int:
+        return super(ShardedDatabases, self._with_groups()).__len__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict_keys is final
+        return super(ShardedDatabases, self._with_groups()).keys()
+
+    def values(self) -> ValuesView[dict[str, Any]]:  # type: ignore[override]
+        return super(ShardedDatabases, self._with_groups()).values()
+
+    def items(self) -> ItemsView[str, dict[str, Any]]:  # type: ignore[override]
+        return super(ShardedDatabases, self._with_groups()).items()
+
+
+def sharded_databases(databases: Mapping[str, dict[str, Any]]) -> ShardedDatabases:
+    """What ``DATABASES`` is set to: the given aliases plus every shard, on demand.
+
+    ::
+
+        DATABASES = sharded_databases({"default": {...}})
+
+    :param databases: the explicit aliases, the global database ``default`` among them.
+    """
+    return ShardedDatabases(databases)
+
+

@@ -1,0 +1,219 @@
+"""The topology as an immutable value: groups, ranges of shards, nodes.
+
+Pure: no Django, no drivers. A topology is checked as a whole by :func:`problems`
+before it is used, and is swapped whole, never edited (DESIGN decision 9; ranges as
+Pinterest publishes them, P2).
+"""
+
+from __future__ import annotations
+
+import string
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+ALIAS_DIGITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One logical shard: a numbered schema on a node."""
+
+    group: str
+    number: int
+    node: str
+    replica: str | None
+    schema: str
+
+    @property
+    def alias(self) -> str:
+        """The Django database alias, e.g. ``photos_00042``."""
+        return f"{self.group}_{self.number:0{ALIAS_DIGITS}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRange:
+    """Shards ``first`` to ``last``, both included, on one primary (P2)."""
+
+    first: int
+    last: int
+    primary: str
+    replica: str | None = None
+    open: bool = True
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class ShardGroup:
+    """An independent set of shards with one routing strategy. ``ranges`` are sorted."""
+
+    name: str
+    ranges: tuple[ShardRange, ...]
+    strategy: str
+    strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    database_name: str = "{group}_{shard:05d}"
+    atomic_requests: bool = False
+
+    @cached_property
+    def _firsts(self) -> tuple[int, ...]:
+        return tuple(r.first for r in self.ranges)
+
+    @cached_property
+    def count(self) -> int:
+        """How many shards there are; they are numbered from 0 without a gap."""
+        return self.ranges[-1].last + 1 if self.ranges else 0
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and 0 <= number < self.count
+
+    def range_of(self, number: int) -> ShardRange:
+        """The range that holds shard ``number``; ``LookupError`` when there is none."""
+        if number not in self:
+            raise LookupError(
+                f"Group {self.name!r} has no shard {number!r}: its shards are 0 to {self.count - 1}."
+            )
+        return self.ranges[bisect_right(self._firsts, number) - 1]
+
+    def shard(self, number: int) -> Shard:
+        """Shard ``number``; ``LookupError`` when there is none."""
+        where = self.range_of(number)
+        return Shard(self.name, number, where.primary, where.replica, self.schema_name(number))
+
+    def shards(self) -> Iterator[Shard]:
+        """All shards in order. The only place that visits every shard: ask for it."""
+        return (self.shard(number) for number in range(self.count))
+
+    def schema_name(self, number: int) -> str:
+        return self.database_name.format(shard=number, group=self.name)
+
+    @property
+    def open_ranges(self) -> tuple[ShardRange, ...]:
+        """The ranges that take new keys (Y3)."""
+        return tuple(r for r in self.ranges if r.open and r.weight > 0)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A snapshot of everything: nodes (their connection settings) and groups."""
+
+    nodes: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, ShardGroup]
+    version: int = 0
+
+    def resolve(self, alias: str) -> Shard | None:
+        """The shard that ``alias`` names, or None when it names no shard."""
+        name, separator, digits = alias.rpartition("_")
+        group = self.groups.get(name)
+        if (
+            group is None
+            or not separator
+            or len(digits) < ALIAS_DIGITS
+            or not (digits.isascii() and digits.isdigit())
+            or (len(digits) > ALIAS_DIGITS and digits[0] == "0")
+        ):
+            return None
+        number = int(digits)
+        return group.shard(number) if number in group else None
+
+
+def problems(topology: Topology) -> list[str]:
+    """Everything that is wrong with ``topology``, in sentences; empty when it is sound.
+
+    Every shard of every group must be covered exactly once, every node named must
+    exist, and no two shards may share a schema of a node.
+    """
+    found: list[str] = []
+    for group in topology.groups.values():
+        found += _range_problems(topology, group)
+        found += _name_problems(group)
+        if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
+            found.append(f"group {group.name!r}: no range is open for new keys")
+    if not found:
+        # Only meaningful (and only computable) when the ranges and templates are sound.
+        found += _collisions(topology)
+    return found
+
+
+def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
+    where = f"group {group.name!r}"
+    if not group.ranges:
+        yield f"{where}: RANGES is empty; give at least one range"
+    expected = 0
+    engines = set()
+    for r in group.ranges:
+        if r.first > r.last:
+            yield f"{where}: range {(r.first, r.last)!r} ends before it begins"
+            continue
+        if r.first > expected:
+            yield f"{where}: gap, no range covers shards {expected} to {r.first - 1}"
+        elif r.first < expected:
+            yield (
+                f"{where}: overlap, shards {r.first} to {min(r.last, expected - 1)} are in two ranges"
+            )
+        expected = max(expected, r.last + 1)
+        for role, node in (("primary", r.primary), ("replica", r.replica)):
+            if node is not None and node not in topology.nodes:
+                yield (
+                    f"{where}: range {(r.first, r.last)!r} names the unknown {role} {node!r};"
+                    f" NODES has {sorted(topology.nodes)!r}"
+                )
+        if r.primary == r.replica:
+            yield f"{where}: range {(r.first, r.last)!r} has the primary {r.primary!r} as its replica"
+        if r.weight < 0:
+            yield f"{where}: range {(r.first, r.last)!r} has the negative weight {r.weight!r}"
+        if r.primary in topology.nodes:
+            engines.add(topology.nodes[r.primary].get("ENGINE"))
+    if len(engines) > 1:
+        yield f"{where}: its nodes use different engines {sorted(map(str, engines))!r}; use one"
+
+
+def _name_problems(group: ShardGroup) -> Iterator[str]:
+    where = f"group {group.name!r}"
+    if not group.name.isidentifier():
+        yield f"{where}: a group's name must be an identifier, because it begins its shards' aliases"
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(group.database_name) if name]
+        group.schema_name(0)
+    except (KeyError, IndexError, ValueError, AttributeError) as exc:
+        yield (
+            f"{where}: DATABASE_NAME {group.database_name!r} is not a template of {{shard}} and"
+            f" {{group}} ({exc})"
+        )
+    else:
+        if "shard" not in fields:
+            yield f"{where}: DATABASE_NAME {group.database_name!r} must contain {{shard}}"
+
+
+def _collisions(topology: Topology) -> Iterator[str]:
+    """Pairs of groups with a (node, schema) in common, one sentence per pair.
+
+    Walks the shards of two groups only when they share a server at all.
+    """
+    servers = {
+        group.name: {_server(topology.nodes[r.primary], r.primary) for r in group.ranges}
+        for group in topology.groups.values()
+    }
+    for one, other in combinations(topology.groups.values(), 2):
+        if servers[one.name].isdisjoint(servers[other.name]):
+            continue
+        places = {(_server(topology.nodes[s.node], s.node), s.schema) for s in one.shards()}
+        for shard in other.shards():
+            if (_server(topology.nodes[shard.node], shard.node), shard.schema) in places:
+                yield (
+                    f"groups {one.name!r} and {other.name!r} both use schema {shard.schema!r} on"
+                    f" node {shard.node!r}; give each group a DATABASE_NAME of its own"
+                )
+                break
+
+
+def _server(node: Mapping[str, Any], name: str) -> object:
+    """What tells two nodes apart: two names for one server are one place."""
+    engine = str(node.get("ENGINE", ""))
+    if engine.endswith("sqlite3"):
+        return (engine, str(node.get("NAME", "")))
+    host, port = str(node.get("HOST", "") or "localhost"), str(node.get("PORT", "") or "")
+    socket = str(node.get("OPTIONS", {}).get("unix_socket", ""))
+    return (engine, host, port, socket) if (host or socket) else name
