@@ -1,0 +1,100 @@
+"""The contract of a routing strategy: shard key in, shard number out.
+
+Strategies are pluggable: ``STRATEGY`` names one of the built-in ones or the dotted
+path of a subclass of :class:`Strategy`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from django.utils.module_loading import import_string
+
+from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
+from sharded_orm.topology.model import ShardGroup
+
+BUILT_IN = {
+    "directory": "sharded_orm.routing.directory.DirectoryStrategy",
+    "modulo": "sharded_orm.routing.modulo.ModuloStrategy",
+    "range": "sharded_orm.routing.range.RangeStrategy",
+    "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
+}
+
+
+class Strategy(ABC):
+    """Tells the shard of a key. Instances are shared by all threads.
+
+    :param group: the group this strategy serves; its shards are numbered from 0.
+    :param options: ``STRATEGY_OPTIONS`` of the group.
+    """
+
+    #: Names of the options that the strategy understands.
+    option_names: ClassVar[frozenset[str]] = frozenset()
+    #: Whether :meth:`locate` may answer None: keys have to be placed first.
+    places: ClassVar[bool] = False
+
+    def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
+        self.group = group
+        self.options = options
+        problems = [
+            f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
+            f" {sorted(self.option_names)!r}"
+            for name in options
+            if name not in self.option_names
+        ]
+        if problems:
+            raise InvalidConfiguration(problems)
+
+    @abstractmethod
+    def locate(self, key: Any) -> int | None:
+        """The shard of ``key``, or None when the key has no shard yet. Never writes.
+
+        :raises InvalidShardKey: the key is of a kind that the strategy cannot place.
+        """
+
+    def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
+        """:meth:`locate` for several keys; one query where the strategy asks a database."""
+        return {key: self.locate(key) for key in keys}
+
+    def place(self, key: Any) -> int:
+        """The shard of ``key``; gives it one when it has none. Safe to call at the same time."""
+        return self.place_many([key])[key]
+
+    def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
+        """:meth:`place` for several keys."""
+        located = self.locate_many(keys)
+        return {key: number for key, number in located.items() if number is not None}
+
+    def explain(self, key: Any) -> str:
+        """Why ``key`` is where it is, for people."""
+        return f"{self.group.strategy} of {key!r}"
+
+    def invalid(self, key: Any, expected: str) -> InvalidShardKey:
+        return InvalidShardKey(
+            f"{key!r} ({type(key).__name__}) cannot be a shard key of group {self.group.name!r}:"
+            f" its strategy {self.group.strategy!r} takes {expected}."
+        )
+
+
+def make_strategy(group: ShardGroup) -> Strategy:
+    """Build the strategy that ``group`` names.
+
+    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    """
+    path = BUILT_IN.get(group.strategy, group.strategy)
+    try:
+        cls = import_string(path)
+    except ImportError as exc:
+        raise InvalidConfiguration(
+            [
+                f"group {group.name!r}: STRATEGY {group.strategy!r} cannot be imported ({exc});"
+                f" use one of {sorted(BUILT_IN)!r} or a dotted path"
+            ]
+        ) from exc
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise InvalidConfiguration(
+            [f"group {group.name!r}: STRATEGY {group.strategy!r} is not a Strategy class"]
+        )
+    return cls(group, group.strategy_options)

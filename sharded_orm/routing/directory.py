@@ -1,0 +1,146 @@
+"""The shard of a key is looked up in a table of the global database (Yupoo, Y2)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Protocol
+
+from sharded_orm.exceptions import InvalidConfiguration, NoOpenShard
+from sharded_orm.routing.base import Strategy
+from sharded_orm.topology.model import ShardGroup
+
+#: What is stored as it stands; anything else by digest, so that no collation of the
+#: global database can take two keys for one ("alice" and "Alice", trailing spaces).
+_PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
+
+
+class DirectoryStore(Protocol):
+    """Where placements are kept. Keys are text. See ``models/directory.py``."""
+
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        """Placements of ``keys``: shard number, and whether it is committed for good."""
+
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+        """Insert where absent, committed on its own; returns what holds afterwards."""
+
+
+class DirectoryStrategy(Strategy):
+    """New keys get a random shard among those open for new keys; nothing ever moves by itself.
+
+    - Reading an unplaced key gives None, places nothing and remembers nothing.
+    - A placement is committed on a connection of its own before the first row, so a
+      rollback of the caller never moves a key that has rows. Two processes that place
+      the same key at once get the same answer: the first insert wins.
+    - Committed placements are remembered per process, at most ``CACHE_SIZE`` of them
+      (option; default 100,000).
+
+    Cost: none for a remembered key, one query for any number of others, and two round
+    trips more for keys that are placed.
+    """
+
+    option_names = frozenset({"CACHE_SIZE"})
+    places = True
+    #: Handed in by ``runtime``; a strategy does not know where placements are kept.
+    store: DirectoryStore
+
+    def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
+        super().__init__(group, options)
+        size = options.get("CACHE_SIZE", 100_000)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise InvalidConfiguration(
+                [f"group {group.name!r}: CACHE_SIZE must be 0 or more, not {size!r}"]
+            )
+        self._cache_size = size
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, int] = OrderedDict()
+        # Not seeded: two processes must not draw the same shards in the same order.
+        self._random = random.SystemRandom()
+
+    def locate(self, key: Any) -> int | None:
+        text = self._text(key)
+        known = self._known.get(text)  # A dict read is atomic; a miss only costs a query.
+        return known if known is not None else self._find({text: key})[key]
+
+    def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
+        texts = {self._text(key): key for key in keys}
+        return self._find(texts) if texts else {}
+
+    def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
+        texts = {self._text(key): key for key in keys}
+        found = self._find(texts) if texts else {}
+        new = {text: self._draw() for text, key in texts.items() if found[key] is None}
+        if new:
+            for text, number in self._remember(self.store.place(self.group.name, new)).items():
+                found[texts[text]] = number
+        return {key: number for key, number in found.items() if number is not None}
+
+    def forget(self, key: Any | None = None) -> None:
+        """Drop what this process remembers of ``key`` (of all keys): it was moved."""
+        with self._lock:
+            if key is None:
+                self._known.clear()
+            else:
+                self._known.pop(self._text(key), None)
+
+    def explain(self, key: Any) -> str:
+        number = self.locate(key)
+        if number is None:
+            return f"the directory has no placement of {key!r}: no rows exist"
+        return f"the directory places {key!r} on shard {number}"
+
+    def _find(self, texts: Mapping[str, Any]) -> dict[Any, int | None]:
+        numbers: dict[str, int] = {}
+        for text in texts:
+            known = self._known.get(text)
+            if known is not None:
+                numbers[text] = known
+        missing = [text for text in texts if text not in numbers]
+        if missing:
+            numbers |= self._remember(self.store.find(self.group.name, missing))
+        return {key: numbers.get(text) for text, key in texts.items()}
+
+    def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
+        # Invariant: _known holds committed placements only. What the caller's open
+        # transaction wrote may be rolled back, and then the key has no shard.
+        with self._lock:
+            for text, (number, committed) in placements.items():
+                if committed and self._cache_size:
+                    self._known[text] = number
+            while len(self._known) > self._cache_size:
+                self._known.popitem(last=False)
+        return {text: number for text, (number, _) in placements.items()}
+
+    def _draw(self) -> int:
+        ranges = self.group.open_ranges
+        if not ranges:
+            raise NoOpenShard(
+                f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
+                " 'open': True on one."
+            )
+        # A range's weight counts for each of its shards: 512 shards of weight 1 draw
+        # as much as 256 of weight 2.
+        weights = [r.weight * (r.last - r.first + 1) for r in ranges]
+        chosen = self._random.choices(ranges, weights=weights)[0]
+        return self._random.randint(chosen.first, chosen.last)
+
+    def _text(self, key: Any) -> str:
+        if isinstance(key, str):
+            text = key
+        elif isinstance(key, int) and not isinstance(key, bool):
+            text = str(int(key))
+        elif isinstance(key, uuid.UUID):
+            text = key.hex
+        elif isinstance(key, Decimal) and key == key.to_integral_value():
+            text = str(int(key))
+        else:
+            raise self.invalid(key, "integers, text and UUIDs")
+        if _PLAIN.fullmatch(text):
+            return text
+        return f"#{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,47 @@
+"""The shard is read from the id itself (Pinterest, P1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.routing.base import Strategy
+from sharded_orm.topology.model import ShardGroup
+
+
+class EmbeddedStrategy(Strategy):
+    """``(key >> SHIFT) & (2**BITS - 1)``: by default the 16 bits above bit 46 (P1).
+
+    The shard key is an id that carries its shard, or a foreign key to one. Needs no
+    query and never moves a row. 241294492511762325 is on shard 3429.
+    """
+
+    option_names = frozenset({"SHIFT", "BITS"})
+
+    def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
+        super().__init__(group, options)
+        self._shift, self._bits = options.get("SHIFT", 46), options.get("BITS", 16)
+        sound = isinstance(self._shift, int) and isinstance(self._bits, int)
+        if not sound or self._shift < 0 or self._bits < 1 or self._shift + self._bits > 63:
+            raise InvalidConfiguration(
+                [
+                    f"group {group.name!r}: SHIFT {self._shift!r} and BITS {self._bits!r} must lie"
+                    " within the 63 bits of a signed BIGINT"
+                ]
+            )
+        if group.count > 1 << self._bits:
+            raise InvalidConfiguration(
+                [f"group {group.name!r}: {group.count} shards do not fit in BITS {self._bits!r}"]
+            )
+
+    def locate(self, key: Any) -> int:
+        if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < 1 << 63:
+            raise self.invalid(key, "64-bit ids with their shard in them")
+        number = (key >> self._shift) & ((1 << self._bits) - 1)
+        if number >= self.group.count:
+            raise self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
+        return number
+
+    def explain(self, key: Any) -> str:
+        return f"bits {self._shift} to {self._shift + self._bits - 1} of the id {key!r}"

@@ -1,0 +1,62 @@
+"""Ranges of keys, each on one shard."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.routing.base import Strategy
+from sharded_orm.topology.model import ShardGroup
+
+
+class RangeStrategy(Strategy):
+    """Shard *n* holds the keys from ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``.
+
+    Option ``BOUNDS``: one ascending lower bound per shard. The last shard has no upper
+    end; a key below the first bound is an error. Alternatively ``SIZE``: shard *n*
+    holds the integers from ``n * SIZE`` on.
+    """
+
+    option_names = frozenset({"BOUNDS", "SIZE"})
+
+    def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
+        super().__init__(group, options)
+        if ("BOUNDS" in options) == ("SIZE" in options):
+            raise InvalidConfiguration(
+                [f"group {group.name!r}: the range strategy needs the option BOUNDS or SIZE (one)"]
+            )
+        if "SIZE" in options:
+            size = options["SIZE"]
+            if not isinstance(size, int) or size < 1:
+                raise InvalidConfiguration(
+                    [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
+                )
+            self._bounds: tuple[Any, ...] = tuple(n * size for n in range(group.count + 1))
+            self._open_ended = False
+        else:
+            self._bounds = tuple(options["BOUNDS"])
+            self._open_ended = True
+            ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
+            if len(self._bounds) != group.count or not ascending:
+                raise InvalidConfiguration(
+                    [
+                        f"group {group.name!r}: BOUNDS must be {group.count} ascending lower bounds,"
+                        f" one per shard, not {self._bounds!r}"
+                    ]
+                )
+
+    def locate(self, key: Any) -> int:
+        try:
+            number = bisect_right(self._bounds, key) - 1
+        except TypeError as exc:
+            raise self.invalid(key, f"keys comparable with {self._bounds[0]!r}") from exc
+        if number < 0 or (not self._open_ended and number >= self.group.count):
+            last = "no upper end" if self._open_ended else repr(self._bounds[-1])
+            raise self.invalid(key, f"keys from {self._bounds[0]!r} up to {last}")
+        return number
+
+    def explain(self, key: Any) -> str:
+        number = self.locate(key)
+        return f"{key!r} is in the range of keys that begins at {self._bounds[number]!r}"

@@ -1,0 +1,199 @@
+"""Which shards a query is about, read from its where tree. Fails closed.
+
+The answer is a *bound*: no row outside the shards it names can match. Equality and
+``__in`` on a shard key bound a query; conjunction intersects bounds, disjunction
+unites them, negation and everything unknown is unbounded. What is unbounded is
+refused by the caller or scattered on request, never guessed (DESIGN decision 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Model
+from django.db.models.expressions import Col, Expression, Value
+from django.db.models.fields.related_lookups import RelatedExact, RelatedIn
+from django.db.models.lookups import Exact, In
+from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
+
+
+@dataclass(frozen=True)
+class ShardKey:
+    """How a model's rows find their shard: the group, and the column of the key."""
+
+    group: str
+    attname: str
+    column: str
+
+
+#: Tells the shard key of a model, or None for a model that is not sharded.
+KeyOf = Callable[[type[Model]], ShardKey | None]
+#: Numbers of the shards of some keys of a group; unplaced keys are left out.
+Locate = Callable[[str, list[Any]], dict[Any, int]]
+
+
+class OnShard(Expression):
+    """A condition that is true of every row of one shard and says so to the router.
+
+    It stands beside a comparison with an instance (``album=album``): the instance's
+    shard is where its co-located rows are, which its primary key alone does not tell.
+    In SQL it is no condition at all.
+    """
+
+    conditional = True
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(output_field=_boolean())
+        self.alias = alias
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        from django.core.exceptions import FullResultSet
+
+        raise FullResultSet
+
+
+def _boolean() -> Any:
+    from django.db.models import BooleanField
+
+    return BooleanField()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The shards (by number) that a condition allows, with the keys that led there.
+
+    ``keys`` is what may be split per shard: only for a plain ``__in`` or equality.
+    """
+
+    shards: frozenset[int]
+    reason: str
+    keys: tuple[Any, ...] = ()
+
+
+class WhereReader:
+    """Reads one query's where tree. Not shared between threads.
+
+    :param group: the group of the query's model; bounds of other groups do not count.
+    """
+
+    def __init__(
+        self,
+        query: Any,
+        group: str,
+        key_of: KeyOf,
+        locate: Locate,
+        resolve: Callable[[str], int | None],
+    ) -> None:
+        self._query = query
+        self._group = group
+        self._key_of = key_of
+        self._locate = locate
+        self._resolve = resolve
+
+    def bound(self) -> Bound | None:
+        """The bound of the whole query, or None when it may be about any shard."""
+        return self._node(self._query.where)
+
+    def _node(self, node: Any) -> Bound | None:
+        if isinstance(node, WhereNode):
+            return self._tree(node)
+        if isinstance(node, NothingNode):
+            return Bound(frozenset(), "the query is empty by definition")
+        if isinstance(node, Exact | In):
+            return self._lookup(node)
+        if isinstance(node, OnShard):
+            return self._on_shard(node)
+        return None
+
+    def _tree(self, node: WhereNode) -> Bound | None:
+        if node.negated:
+            return None
+        if node.connector == AND:
+            bounds = [b for b in map(self._node, node.children) if b is not None]
+            return _intersect(bounds)
+        if node.connector == OR and node.children:
+            bounds = []
+            for child in node.children:
+                bound = self._node(child)
+                if bound is None:
+                    return None
+                bounds.append(bound)
+            return _unite(bounds)
+        return None  # XOR
+
+    def _on_shard(self, node: OnShard) -> Bound | None:
+        number = self._resolve(node.alias)
+        if number is None:
+            return None
+        return Bound(frozenset({number}), f"an instance that is on {node.alias!r}")
+
+    def _lookup(self, lookup: Any) -> Bound | None:
+        if isinstance(lookup.lhs, OnShard):
+            return self._on_shard(lookup.lhs) if lookup.rhs is True else None
+        if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
+            return Bound(frozenset(), "a list of values is empty")
+        keys = self._keys(lookup)
+        if keys is None:
+            return None
+        numbers = self._locate(self._group, keys)
+        column: Col = lookup.lhs
+        name = f"{column.target.model._meta.object_name}.{column.target.attname}"
+        shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
+        reason = f"{name} = {shown}" if len(keys) == 1 else f"{name} in ({shown})"
+        return Bound(frozenset(numbers.values()), reason, tuple(keys))
+
+    def _keys(self, lookup: Any) -> list[Any] | None:
+        """The shard-key values that the lookup compares with; None when it does not."""
+        if not self.is_key(lookup.lhs):
+            return None
+        if isinstance(lookup, In | RelatedIn):
+            if not lookup.rhs_is_direct_value():
+                return None
+            values: Iterable[Any] = lookup.rhs
+        elif isinstance(lookup, Exact | RelatedExact):
+            values = (lookup.rhs,)
+        else:
+            return None
+        keys = []
+        for value in values:
+            if isinstance(value, Value):
+                value = value.value
+            if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
+                return None
+            if value is None:
+                continue  # Equality with NULL holds for no row.
+            if not isinstance(value, Hashable):
+                return None
+            keys.append(value)
+        return list(dict.fromkeys(keys))
+
+    def is_key(self, lhs: Any) -> bool:
+        """Whether ``lhs`` is the shard key's column of a model of this query's group.
+
+        The column may belong to a joined table: a join never leaves the shard, so the
+        joined row's key bounds the whole row.
+        """
+        if type(lhs) is not Col:
+            return False
+        model = lhs.target.model
+        if lhs.alias == self._query.base_table:
+            model = self._query.model
+        key = self._key_of(model)
+        return key is not None and key.group == self._group and lhs.target.column == key.column
+
+
+def _intersect(bounds: list[Bound]) -> Bound | None:
+    if len(bounds) < 2:
+        return bounds[0] if bounds else None
+    shards = frozenset.intersection(*(b.shards for b in bounds))
+    narrowest = min(bounds, key=lambda b: len(b.shards))
+    return Bound(shards, " and ".join(b.reason for b in bounds), narrowest.keys)
+
+
+def _unite(bounds: list[Bound]) -> Bound:
+    if len(bounds) == 1:
+        return bounds[0]
+    shards = frozenset().union(*(b.shards for b in bounds))
+    return Bound(shards, " or ".join(b.reason for b in bounds))
