@@ -1,0 +1,38 @@
+"""What Django loads."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.dispatch import receiver
+
+from sharded_orm import conf, runtime
+
+
+class ShardedOrmConfig(AppConfig):
+    name = "sharded_orm"
+    label = "sharded_orm"
+    verbose_name = "Shards"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from sharded_orm import checks  # noqa: F401  registers them
+        from sharded_orm.models.directory import DatabaseDirectory
+        from sharded_orm.topology.aliases import ShardedDatabases
+
+        runtime.provide_directory(DatabaseDirectory)
+        runtime.validate()
+        if isinstance(settings.DATABASES, ShardedDatabases):
+            # Django's commands offer --database only what DATABASES iterates; a shard
+            # that the command line names is one that was asked for.
+            settings.DATABASES.expose(sys.argv[1:])
+
+
+@receiver(setting_changed)
+def _settings_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == conf.SETTING:
+        runtime.reset()

@@ -1,0 +1,208 @@
+"""System checks of declarations.
+
+Ids are permanent. None touches a database.
+
+==================  ==========================================================
+``sharded_orm.E001``  ``ShardMeta`` is missing or incomplete
+``sharded_orm.E002``  the group is not in ``SHARDED_ORM["GROUPS"]``
+``sharded_orm.E003``  the shard key is no concrete field of the model
+``sharded_orm.E004``  the shard key may be NULL
+``sharded_orm.W005``  a unique constraint without the shard key
+``sharded_orm.E006``  a database foreign key that leaves the group
+``sharded_orm.E007``  ``on_delete`` that would run on another alias
+``sharded_orm.E008``  a many-to-many table that would cross shards
+``sharded_orm.E009``  a composite primary key with the key of a generator
+``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
+``sharded_orm.W011``  an automatic primary key, unique on its shard only
+==================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models
+
+from sharded_orm import runtime
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.options import ShardOptions, shard_options
+
+ROUTER = "sharded_orm.routers.ShardRouter"
+
+
+@checks.register(checks.Tags.models)
+def check_models(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check every sharded model, and every model that refers to one."""
+    found: list[checks.CheckMessage] = []
+    selected = apps.get_models() if app_configs is None else _models_of(app_configs)
+    declared = set()
+    for model in selected:
+        if issubclass(model, ShardedModel):
+            errors = list(_declaration(model))
+            found += errors
+            if errors and any(e.level >= checks.ERROR for e in errors):
+                continue
+            declared.add(model)
+            found += _uniqueness(model)
+        found += _relations(model)
+    if declared and ROUTER not in settings.DATABASE_ROUTERS:
+        found.append(
+            checks.Error(
+                f"{ROUTER!r} is not in DATABASE_ROUTERS.",
+                hint=f"Add it as the last entry: DATABASE_ROUTERS = [..., {ROUTER!r}].",
+                id="sharded_orm.E010",
+            )
+        )
+    return found
+
+
+def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:
+    for app_config in app_configs:
+        yield from app_config.get_models()
+
+
+def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    meta = getattr(model, "ShardMeta", None)
+    group, name = getattr(meta, "group", None), getattr(meta, "shard_key", None)
+    if not group or not name:
+        missing = "class ShardMeta" if meta is None else "ShardMeta.group or ShardMeta.shard_key"
+        yield checks.Error(
+            f"{model.__name__} has no {missing}.",
+            hint="Declare class ShardMeta with group = '<a group of SHARDED_ORM>' and shard_key ="
+            " '<a field>', or derive from GlobalModel.",
+            obj=model,
+            id="sharded_orm.E001",
+        )
+        return
+    groups = runtime.topology().groups
+    if group not in groups:
+        yield checks.Error(
+            f"ShardMeta.group {group!r} is not in SHARDED_ORM['GROUPS'].",
+            hint=f"Use one of {sorted(groups)!r}, or add the group.",
+            obj=model,
+            id="sharded_orm.E002",
+        )
+    try:
+        field = model._meta.get_field(name)
+    except FieldDoesNotExist:
+        field = None
+    if not isinstance(field, models.Field) or not field.concrete or field.many_to_many:
+        names = sorted(f.name for f in model._meta.concrete_fields)
+        yield checks.Error(
+            f"ShardMeta.shard_key {name!r} is no concrete field of {model.__name__}.",
+            hint=f"Use one of {names!r}.",
+            obj=model,
+            id="sharded_orm.E003",
+        )
+        return
+    if field.null:
+        yield checks.Error(
+            f"The shard key {name!r} may be NULL, and a row without a key has no shard.",
+            hint="Remove null=True.",
+            obj=field,
+            id="sharded_orm.E004",
+        )
+
+
+def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    options = shard_options(model)
+    if options is None or options.key is None:
+        return
+    key = options.key.name
+    keys = {options.key.name, options.key.attname}
+    hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
+    for field in model._meta.local_fields:
+        if field.unique and not field.primary_key and field.name != key:
+            yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
+    for names in model._meta.unique_together:
+        if keys.isdisjoint(names):
+            yield _only_per_shard(f"unique_together {tuple(names)!r}", model, hint)
+    for constraint in model._meta.constraints:
+        if isinstance(constraint, models.UniqueConstraint) and keys.isdisjoint(constraint.fields):
+            yield _only_per_shard(f"UniqueConstraint {constraint.name!r}", model, hint)
+    pk: Any = model._meta.pk
+    if isinstance(pk, models.CompositePrimaryKey):
+        if keys.isdisjoint(pk.field_names):
+            yield checks.Error(
+                f"The composite primary key {pk.field_names!r} does not contain the shard key"
+                f" {key!r}, so it is unique on each shard only.",
+                hint=f"Add {key!r} to it.",
+                obj=model,
+                id="sharded_orm.E009",
+            )
+    elif isinstance(pk, models.AutoField) and pk.name != key:
+        yield checks.Warning(
+            f"The primary key {pk.name!r} counts on each shard by itself: rows of two shards can"
+            " have the same one.",
+            hint="Use TicketField(primary_key=True) for ids that are unique everywhere.",
+            obj=model,
+            id="sharded_orm.W011",
+        )
+
+
+def _only_per_shard(what: str, obj: Any, hint: str) -> checks.CheckMessage:
+    return checks.Warning(
+        f"{what} does not contain the shard key: it is unique on each shard only.",
+        hint=hint,
+        obj=obj,
+        id="sharded_orm.W005",
+    )
+
+
+def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
+    own = _group(model)
+    for field in model._meta.local_fields:
+        remote = field.remote_field
+        if remote is None or isinstance(remote.model, str):
+            continue
+        other = _group(remote.model)
+        if own is None and other is None or own == other:
+            continue
+        where = f"group {other!r}" if other is not None else "the global database"
+        if getattr(field, "db_constraint", False):
+            yield checks.Error(
+                f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
+                f" {where}.",
+                hint="Set db_constraint=False and on_delete=DO_NOTHING.",
+                obj=field,
+                id="sharded_orm.E006",
+            )
+        if remote.on_delete is not models.DO_NOTHING:
+            yield checks.Error(
+                f"on_delete={remote.on_delete.__name__} of a foreign key to {where} would run on the"
+                " alias of the deleted row, where these rows are not.",
+                hint="Set on_delete=DO_NOTHING and delete the rows of the other side yourself.",
+                obj=field,
+                id="sharded_orm.E007",
+            )
+    for many in model._meta.local_many_to_many:
+        remote_model = many.remote_field.model
+        if isinstance(remote_model, str):
+            continue
+        through = many.remote_field.through
+        groups = {own, _group(remote_model)}
+        if through is not None and not through._meta.auto_created:
+            groups.add(_group(through))
+        if len(groups) > 1:
+            yield checks.Error(
+                f"The many-to-many table of {many.name!r} would join {model.__name__} and"
+                f" {remote_model.__name__}, which are not in the same group.",
+                hint="Store the relation as a ShardedModel of its own, once per side.",
+                obj=many,
+                id="sharded_orm.E008",
+            )
+
+
+def _group(model: type[models.Model]) -> str | None:
+    if issubclass(model, ShardedModel):
+        meta = getattr(model, "ShardMeta", None)
+        return getattr(meta, "group", None)
+    options: ShardOptions | None = shard_options(model)
+    return options.group if options is not None else None

@@ -1,0 +1,23 @@
+"""What a project's ``models.py`` imports."""
+
+from __future__ import annotations
+
+from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
+from sharded_orm.models.directory import Placement
+from sharded_orm.models.fields import TicketField
+from sharded_orm.models.query import ShardedManager, ShardedQuerySet
+from sharded_orm.models.routes import Route
+from sharded_orm.models.tickets import Ticket
+
+__all__ = [
+    "GlobalManager",
+    "GlobalModel",
+    "GlobalQuerySet",
+    "Placement",
+    "Route",
+    "ShardedManager",
+    "ShardedModel",
+    "ShardedQuerySet",
+    "Ticket",
+    "TicketField",
+]

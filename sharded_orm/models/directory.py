@@ -1,0 +1,98 @@
+"""The directory table, and the store that the directory strategy reads and writes (Y2)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.signals import request_finished, request_started
+from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+
+BATCH = 500
+
+
+class Placement(models.Model):
+    """One shard key of one group, and the shard where its rows are."""
+
+    group = models.CharField(max_length=64)
+    key = models.CharField(max_length=100)
+    shard = models.PositiveIntegerField()
+    placed_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        app_label = "sharded_orm"
+        db_table = "sharded_orm_directory"
+        constraints = [
+            models.UniqueConstraint(fields=["group", "key"], name="sharded_orm_directory_key")
+        ]
+        indexes = [models.Index(fields=["group", "shard"], name="sharded_orm_directory_shard")]
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.group} on shard {self.shard}"
+
+
+class DatabaseDirectory:
+    """Placements in the table on ``alias``; thread-safe.
+
+    Everything here is committed on its own: on the thread's connection while that
+    stands in autocommit, else on a connection beside it, which the caller's transaction
+    cannot roll back. Only inside Django's ``TestCase`` does it join the test's
+    transaction (and says "not committed"), so that tests leave nothing behind.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._own = threading.local()
+        request_started.connect(self._close_obsolete)
+        request_finished.connect(self._close_obsolete)
+
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        connection, committed = self._connection()
+        return self._find(connection, committed, group, list(keys))
+
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+        connection, committed = self._connection()
+        fields = [f for f in Placement._meta.concrete_fields if not f.primary_key]
+        rows = [Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())]
+        for start in range(0, len(rows), BATCH):
+            # The first insert of a key wins; whoever comes second reads what it says.
+            query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
+            query.insert_values(fields, rows[start : start + BATCH])
+            query.get_compiler(connection=connection).execute_sql()
+        return self._find(connection, committed, group, list(placements))
+
+    def _find(
+        self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]
+    ) -> dict[str, tuple[int, bool]]:
+        found = {}
+        for start in range(0, len(keys), BATCH):
+            query = (
+                Placement.objects.using(self._alias)
+                .filter(group=group, key__in=keys[start : start + BATCH])
+                .values_list("key", "shard")
+                .query
+            )
+            for key, number in query.get_compiler(connection=connection).results_iter():
+                found[key] = (number, committed)
+        return found
+
+    def _connection(self) -> tuple[BaseDatabaseWrapper, bool]:
+        shared = connections[self._alias]
+        if not shared.in_atomic_block and shared.get_autocommit():
+            return shared, True
+        if any(block._from_testcase for block in shared.atomic_blocks):
+            return shared, False
+        own = getattr(self._own, "connection", None)
+        if own is None or own.settings_dict["NAME"] != shared.settings_dict["NAME"]:
+            own = connections.create_connection(self._alias)
+            self._own.connection = own
+        return own, True
+
+    def _close_obsolete(self, **kwargs: Any) -> None:
+        own = getattr(self._own, "connection", None)
+        if own is not None:
+            own.close_if_unusable_or_obsolete()

@@ -1,0 +1,64 @@
+"""Fields whose value comes from an id generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models
+
+from sharded_orm import runtime
+
+
+class TicketField(models.BigIntegerField):
+    """A 64-bit id that a ticket server hands out before the insert (Flickr, F1-F5; Y8).
+
+    :param sequence: name of the sequence; by default the table's name.
+
+    An id that is given explicitly is kept. ``bulk_create`` draws all its ids with one
+    request. A rollback loses ids and never reuses them.
+    """
+
+    description = "64-bit id from a ticket server"
+
+    def __init__(self, *args: Any, sequence: str | None = None, **kwargs: Any) -> None:
+        self.sequence = sequence
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()
+        if self.sequence is not None:
+            kwargs["sequence"] = self.sequence
+        return name, path, args, kwargs
+
+    @property
+    def sequence_name(self) -> str:
+        return self.sequence or self.model._meta.db_table
+
+    def formfield(self, **kwargs: Any) -> Any:
+        # Nobody types an id; like AutoField, it is not part of a form.
+        return None
+
+    def get_pk_value_on_save(self, instance: models.Model) -> int:
+        return runtime.tickets().next(self.sequence_name)
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        value = getattr(model_instance, self.attname)
+        if value is None and add:
+            value = runtime.tickets().next(self.sequence_name)
+            setattr(model_instance, self.attname, value)
+        return value
+
+    def fill_many(self, instances: Sequence[models.Model]) -> None:
+        """Give an id to each instance that has none; one request for all of them."""
+        new = [i for i in instances if getattr(i, self.attname) is None]
+        if new:
+            for instance, value in zip(
+                new, runtime.tickets().take(self.sequence_name, len(new)), strict=True
+            ):
+                setattr(instance, self.attname, value)
+
+    def validate(self, value: Any, model_instance: models.Model | None) -> None:
+        # Like AutoField: empty until the row is saved.
+        if value is not None:
+            super().validate(value, model_instance)

@@ -1,0 +1,414 @@
+"""The queryset of sharded models: Django's, sent to the right shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Self
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import FieldError
+
+from django.db.models import Manager, Model, Q, QuerySet
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.query import prefetch_related_objects
+
+from sharded_orm import runtime, scatter
+from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    shard_key_required,
+    shard_options,
+)
+from sharded_orm.models.routes import Route, route, targets
+from sharded_orm.routing.where import OnShard
+from sharded_orm.signals import scattered
+
+
+class ShardedQuerySet(QuerySet[Any, Any]):
+    """A :class:`~django.db.models.query.QuerySet` that routes itself.
+
+    The shards are read from the where tree each time the query runs: equality on the
+    shard key is one shard, ``__in`` the shards of those keys, an instance its own
+    shard. A query that says nothing raises :exc:`ShardKeyRequired`; :meth:`scatter`
+    asks all shards. Over several shards reads are merged exactly as one database would
+    answer, or refused with :exc:`ScatterNotSupported`; writes run shard by shard, each
+    atomic on its own shard only (P14).
+    """
+
+    _scatters = False
+    _partial = False
+    #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
+    failed_shards: dict[str, BaseException] = {}
+
+    # -- Routing ---------------------------------------------------------------
+
+    @property
+    def _options(self) -> ShardOptions:
+        options = shard_options(self.model)
+        if options is None:
+            raise FieldError(f"{self.model._meta.label} is not a sharded model.")
+        return options
+
+    def _pinned(self) -> bool:
+        # The group's own alias says no more than "somewhere in the group".
+        return self._db is not None and self._db != self._options.group
+
+    def _route(self) -> Route:
+        return route(self._options, self.query, self._hints, scatter=self._scatters)
+
+    @property
+    def db(self) -> str:
+        """The alias this query runs on if it runs now; the group's alias if that is several.
+
+        SQL on the group's alias is refused, so whatever is not prepared for several
+        shards fails closed.
+        """
+        if self._pinned():
+            return str(self._db)
+        found = self._route()
+        return found.aliases[0] if len(found.shards) == 1 else found.group
+
+    def _targets(self) -> list[scatter.Target] | None:
+        """The shards to merge; None when Django's own code on :attr:`db` is right."""
+        if self._pinned():
+            return None
+        found = self._route()
+        if len(found.shards) == 1:
+            return None
+        if len(found.shards) > 1 and self._scatters:
+            scattered.announce(self.model, found)
+        return targets(self._options, self.query, found)
+
+    def explain_routing(self) -> Route:
+        """Where this query would go, and why. Runs no query but the directory's.
+
+        ``str()`` of the answer is a sentence; it has ``shards``, ``aliases``, ``nodes``
+        and ``reason``.
+        """
+        if self._pinned():
+            shard = runtime.topology().resolve(str(self._db))
+            numbers = () if shard is None else (shard.number,)
+            return Route(self._options.group, numbers, f"using({self._db!r}) names it")
+        return self._route()
+
+    def scatter(self, *, partial: bool = False) -> Self:
+        """Allow this query to ask every shard of its group.
+
+        :param partial: give the rows of the shards that answer instead of raising
+            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not.
+        """
+        clone = self._chain()
+        clone._scatters, clone._partial = True, partial
+        return clone
+
+    def _clone(self) -> Self:
+        clone: Self = super()._clone()  # type: ignore[misc]
+        clone._scatters, clone._partial = self._scatters, self._partial
+        return clone
+
+    def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
+        # An exclusion bounds nothing, so only what is included is looked at.
+        if not negate and (args or any(_is_instance(v) for v in kwargs.values())):
+            args, kwargs = (self._with_shards(Q(*args, **kwargs)),), {}
+        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]
+
+    def _with_shards(self, condition: Any) -> Any:
+        """``album=album`` becomes ``album=album`` on the album's shard."""
+        if isinstance(condition, Q):
+            if condition.negated:
+                return condition
+            changed = Q()
+            changed.connector = condition.connector
+            changed.children = [self._with_shards(child) for child in condition.children]
+            return changed
+        if not isinstance(condition, tuple) or not _is_instance(condition[1]):
+            return condition
+        values = condition[1] if isinstance(condition[1], list | tuple | set) else [condition[1]]
+        aliases = [colocated_alias(self._options, value) for value in values]
+        if not aliases or None in aliases:
+            return condition
+        shards = Q(*map(OnShard, dict.fromkeys(aliases)), _connector=Q.OR)  # type: ignore[arg-type]
+        return Q(condition) & shards
+
+    def __or__(self, other: Any) -> Any:
+        return self._without_hints(other, super().__or__(other))
+
+    def __xor__(self, other: Any) -> Any:
+        return self._without_hints(other, super().__xor__(other))
+
+    def _without_hints(self, other: Any, combined: Any) -> Any:
+        # Django keeps the hints and alias of the left side, which bound that side only.
+        if isinstance(combined, ShardedQuerySet) and combined is not self and combined is not other:
+            if combined._hints != getattr(other, "_hints", None):
+                combined._hints = {}
+            combined._scatters = self._scatters or getattr(other, "_scatters", False)
+        return combined
+
+    # -- Reading ---------------------------------------------------------------
+
+    def _rows(self, several: list[scatter.Target]) -> Iterator[Any]:
+        failed: dict[str, BaseException] = {}
+        self.failed_shards = failed
+        return scatter.fetch(
+            self, several, on_failure=failed.__setitem__ if self._partial else None
+        )
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is None and (several := self._targets()) is not None:
+            self._result_cache = list(self._rows(several))
+        super()._fetch_all()  # type: ignore[misc]
+
+    def _prefetch_related_objects(self) -> None:
+        # Django routes a prefetch by its first instance; rows of several shards are
+        # prefetched shard by shard.
+        by_shard: dict[str | None, list[Model]] = {}
+        for instance in self._result_cache or ():
+            by_shard.setdefault(instance._state.db, []).append(instance)
+        for instances in by_shard.values():
+            prefetch_related_objects(instances, *self._prefetch_related_lookups)
+        self._prefetch_done = True
+
+    def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
+        several = self._targets()
+        if several is None:
+            return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]
+        return self._scattered_iterator(several, chunk_size)
+
+    def _scattered_iterator(
+        self, several: list[scatter.Target], chunk_size: int | None
+    ) -> Iterator[Any]:
+        rows = self._rows(several)
+        if not self._prefetch_related_lookups:
+            yield from rows
+            return
+        size = chunk_size or 1
+        while chunk := list(islice(rows, size)):
+            prefetched = self._chain()
+            prefetched._result_cache = chunk
+            prefetched._prefetch_related_objects()
+            yield from chunk
+
+    async def aiterator(self, chunk_size: int = 2000) -> Any:
+        if await sync_to_async(self._targets)() is None:
+            async for row in super().aiterator(chunk_size):
+                yield row
+            return
+        rows = await sync_to_async(self.iterator)(chunk_size)
+        next_chunk = sync_to_async(_take)
+        while chunk := await next_chunk(rows, chunk_size):
+            for row in chunk:
+                yield row
+
+    def count(self) -> int:
+        if self._result_cache is None and (several := self._targets()) is not None:
+            return scatter.count(self, several)
+        return super().count()
+
+    def exists(self) -> bool:
+        if self._result_cache is None and (several := self._targets()) is not None:
+            return scatter.exists(self, several)
+        return super().exists()
+
+    def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        several = self._targets()
+        if several is None:
+            return super().aggregate(*args, **kwargs)
+        for arg in args:
+            try:
+                kwargs[arg.default_alias] = arg
+            except (AttributeError, TypeError):
+                raise TypeError("Complex aggregates require an alias") from None
+        return scatter.aggregate(self, several, kwargs)
+
+    def explain(self, *, format: str | None = None, **options: Any) -> str:
+        several = self._targets()
+        if several is None:
+            return super().explain(format=format, **options)
+        # One plan per shard, each under its alias: shards may differ in their rows.
+        return "\n\n".join(
+            f"-- {target.shard.alias}\n{self._on(target).explain(format=format, **options)}"
+            for target in several
+        )
+
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        # Django asks connections[self.db] about its limits before it adds the ids; on a
+        # query over several shards that is the group's alias, whose limits are the same.
+        return super().in_bulk(id_list, field_name=field_name)
+
+    def raw(self, raw_query: str, params: Any = (), translations: Any = None, using: Any = None) -> Any:
+        """Raw SQL on one shard: of ``using``, of the filters so far, or :exc:`ShardKeyRequired`."""
+        if using is None and not self._pinned():
+            found = self._route()
+            if len(found.shards) != 1:
+                raise shard_key_required(
+                    self._options, f"raw SQL runs on one shard, not on {len(found.shards)}"
+                )
+            using = found.aliases[0]
+        return super().raw(raw_query, params, translations, using or self._db)
+
+    # -- Writing ---------------------------------------------------------------
+
+    def _on(self, target: scatter.Target) -> Self:
+        """This queryset on one shard, with the query that the shard is asked."""
+        clone = self._chain()
+        clone.query = target.query.chain()
+        clone._db = target.shard.alias
+        return clone
+
+    def create(self, **kwargs: Any) -> Any:
+        if not self._pinned():
+            # The row's own key places it; a filter before it does not.
+            self._for_write = True
+            obj = self.model(**kwargs)
+            obj.save(force_insert=True, using=self._hinted_alias())
+            return obj
+        return super().create(**kwargs)
+
+    def _hinted_alias(self) -> str | None:
+        return self._db
+
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+        if not self._pinned():
+            return self._at_key(kwargs).get_or_create(defaults, **kwargs)
+        return super().get_or_create(defaults, **kwargs)
+
+    def update_or_create(
+        self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
+    ) -> tuple[Any, bool]:
+        self._refuse_key(defaults or (), "update_or_create()", kwargs)
+        if not self._pinned():
+            return self._at_key(kwargs).update_or_create(defaults, create_defaults, **kwargs)
+        return super().update_or_create(defaults, create_defaults, **kwargs)
+
+    def _at_key(self, given: dict[str, Any]) -> Self:
+        """This queryset on the shard of the row that ``given`` finds or creates.
+
+        The key must be among what the row is looked up by: a key in ``defaults`` alone
+        could miss a row of another shard.
+        """
+        options = self._options
+        names = (options.key.name, options.key.attname) if options.key is not None else ()
+        for name in (n for n in names if n in given):
+            probe = self.model(**{name: given[name]})
+            return self.using(options.place(probe).alias)
+        found = self._chain()
+        conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
+        found = found.filter(**conditions) if conditions else found
+        known = found._route()
+        if len(known.shards) != 1:
+            raise shard_key_required(options, "the row to find or create is on no one shard")
+        return self.using(known.aliases[0])
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Rows grouped by shard: one batch of ids, one insert per shard and batch.
+
+        Atomic per shard, not over shards: when a shard fails, the shards before it
+        keep their rows.
+        """
+        objs = list(objs)
+        if self._pinned() or not objs:
+            for obj in objs:
+                obj._refuse_other_shard(self._db)
+            self._fill_ids(objs)
+            return super().bulk_create(objs, *args, **kwargs)
+        options = self._options
+        self._for_write = True
+        keys = [options.key_of(obj) for obj in objs]
+        numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys))
+        by_shard: dict[int, list[Any]] = {}
+        for key, obj in zip(keys, objs, strict=True):
+            by_shard.setdefault(numbers[key], []).append(obj)
+        self._fill_ids(objs)
+        group = runtime.group(options.group)
+        for number, rows in sorted(by_shard.items()):
+            alias = group.shard(number).alias
+            super(ShardedQuerySet, self.using(alias)).bulk_create(rows, *args, **kwargs)
+        return objs
+
+    def _fill_ids(self, objs: list[Any]) -> None:
+        for field in self.model._meta.concrete_fields:
+            fill = getattr(field, "fill_many", None)
+            if fill is not None:
+                fill(objs)
+
+    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None) -> int:
+        objs, fields = tuple(objs), tuple(fields)
+        self._refuse_key(fields, "bulk_update()")
+        if self._pinned() or not objs or not fields:
+            return super().bulk_update(objs, fields, batch_size)
+        by_shard: dict[str, list[Any]] = {}
+        for obj in objs:
+            alias = obj._state.db
+            if alias is None or obj._state.adding:
+                shard = self._options.locate(obj)
+                alias = shard.alias if shard is not None else None
+            if alias is not None:
+                obj._refuse_other_shard(alias)
+                by_shard.setdefault(alias, []).append(obj)
+        return sum(
+            super(ShardedQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
+            for alias, rows in sorted(by_shard.items())
+        )
+
+    def update(self, **kwargs: Any) -> int:
+        self._refuse_key(kwargs, "update()")
+        several = None if self.query.is_sliced or self.query.combinator else self._targets()
+        if several is None:
+            return super().update(**kwargs)
+        self._result_cache = None
+        return sum(
+            super(ShardedQuerySet, self._on(target)).update(**kwargs) for target in several
+        )
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        several = None if self.query.is_sliced or self.query.combinator else self._targets()
+        if several is None:
+            return super().delete()
+        total, per_model = 0, dict[str, int]()
+        for target in several:
+            deleted, counts = super(ShardedQuerySet, self._on(target)).delete()
+            total += deleted
+            for label, number in counts.items():
+                per_model[label] = per_model.get(label, 0) + number
+        self._result_cache = None
+        return total, per_model
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def _refuse_key(self, names: Iterable[str], method: str, lookup: Any = None) -> None:
+        key = self._options.key
+        if key is None:
+            return
+        for name in names:
+            if name in (key.name, key.attname):
+                same = lookup is not None and name in lookup
+                if same and isinstance(names, dict) and names[name] == lookup[name]:
+                    continue
+                raise ShardKeyChanged(
+                    f"{method} cannot set {name!r} of {self.model.__name__}: it is the shard key, and"
+                    " the rows would stay on the wrong shard. Create the row under the new key and"
+                    " delete the old one."
+                )
+
+
+def _is_instance(value: Any) -> bool:
+    if isinstance(value, Model):
+        return True
+    if isinstance(value, list | tuple | set) and value:
+        return all(isinstance(item, Model) for item in value)
+    return False
+
+
+def _take(rows: Iterator[Any], size: int) -> list[Any]:
+    return list(islice(rows, size))
+
+
+ShardedManager: Callable[[], Manager[Any]] = Manager.from_queryset(
+    ShardedQuerySet, class_name="ShardedManager"
+)
+"""The manager of :class:`ShardedModel`; derive yours from it or from a
+:class:`ShardedQuerySet` with ``as_manager()``."""
+

@@ -1,0 +1,189 @@
+"""From a queryset to its shards: the one place that decides where a query goes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models.lookups import In
+from django.db.models.sql import Query
+from django.db.models.sql.where import AND, WhereNode
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    shard_key_required,
+    where_key,
+)
+from sharded_orm.routing.where import Bound, WhereReader
+from sharded_orm.scatter import Target
+
+# Where an unbounded query may go: set while Django validates one instance, whose
+# uniqueness can only be asked of its own shard.
+_scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
+
+
+@contextmanager
+def scoped(alias: str) -> Iterator[None]:
+    """Queries that name no shard go to ``alias`` within the block, in this context only."""
+    token = _scope.set(alias)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a query goes, and why.
+
+    ``shards`` are numbers of ``group``, in order; ``nodes`` the primaries that hold
+    them. ``str(route)`` is a sentence for people.
+    """
+
+    group: str
+    shards: tuple[int, ...]
+    reason: str
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        group = runtime.group(self.group)
+        return tuple(group.shard(number).alias for number in self.shards)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        group = runtime.group(self.group)
+        return tuple(dict.fromkeys(group.shard(number).node for number in self.shards))
+
+    def __str__(self) -> str:
+        if not self.shards:
+            return f"group {self.group!r}: no shard, the result is empty ({self.reason})"
+        aliases = self.aliases
+        shown = ", ".join(aliases[:4]) + (f" … {aliases[-1]}" if len(aliases) > 4 else "")
+        return (
+            f"group {self.group!r}: {len(aliases)} shard{'s' if len(aliases) > 1 else ''} ({shown})"
+            f" on {', '.join(self.nodes)}, because {self.reason}"
+        )
+
+
+def route(
+    options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter: bool
+) -> Route:
+    """The shards that ``query`` is about.
+
+    No query for strategies that compute; at most one directory look-up per condition
+    on the key otherwise.
+
+    :raises ShardKeyRequired: nothing bounds the query and it does not scatter.
+    :raises CrossShardRelation: it joins tables that are not on its shards.
+    """
+    check_colocated(query, options.group)
+    bound = _combined(options, query) if query.combinator else _bound(options, query)
+    if bound is None:
+        bound = _hinted(options, hints)
+    if bound is not None:
+        return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
+    if scatter:
+        numbers = tuple(range(runtime.group(options.group).count))
+        return Route(options.group, numbers, "the query scatters")
+    alias = _scope.get()
+    shard = runtime.topology().resolve(alias) if alias is not None else None
+    if shard is not None and shard.group == options.group:
+        return Route(options.group, (shard.number,), f"it validates a row of {alias!r}")
+    raise shard_key_required(options, "this query does not say which shards it is about")
+
+
+def _bound(options: ShardOptions, query: Query) -> Bound | None:
+    return _reader(options, query).bound()
+
+
+def _reader(options: ShardOptions, query: Query) -> WhereReader:
+    return WhereReader(query, options.group, where_key, _locate, _resolve_in(options.group))
+
+
+def _locate(group: str, keys: list[Any]) -> dict[Any, int]:
+    strategy = runtime.strategy(group)
+    if len(keys) == 1:
+        number = strategy.locate(keys[0])
+        return {} if number is None else {keys[0]: number}
+    return {key: n for key, n in strategy.locate_many(keys).items() if n is not None}
+
+
+def _resolve_in(group: str) -> Any:
+    def resolve(alias: str) -> int | None:
+        shard = runtime.topology().resolve(alias)
+        return shard.number if shard is not None and shard.group == group else None
+
+    return resolve
+
+
+def _combined(options: ShardOptions, query: Query) -> Bound | None:
+    """union(), intersection(), difference(): all parts on one and the same shard."""
+    bounds = []
+    for part in query.combined_queries:
+        check_colocated(part, options.group)
+        bound = _combined(options, part) if part.combinator else _bound(options, part)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    shards: frozenset[int] = frozenset().union(*(b.shards for b in bounds))
+    if len(shards) > 1:
+        raise ScatterNotSupported(
+            f"{query.combinator}() over shards {sorted(shards)!r} of group {options.group!r} cannot be"
+            " merged; combine the conditions with | in one query, or evaluate the parts one by one."
+        )
+    return Bound(shards, " and ".join(b.reason for b in bounds))
+
+
+def _hinted(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
+    instance = hints.get("instance")
+    alias = None if instance is None else colocated_alias(options, instance)
+    number = None if alias is None else _resolve_in(options.group)(alias)
+    if number is None:
+        return None
+    return Bound(frozenset({number}), f"the related {type(instance).__name__} is on {alias!r}")
+
+
+def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
+    """The route as the scatter engine takes it: each shard with the query it is asked.
+
+    A shard is asked for its own keys only where the query names them by ``__in``.
+    """
+    group = runtime.group(options.group)
+    shards = [group.shard(number) for number in found.shards]
+    if len(shards) < 2 or not _splits(_reader(options, query), query.where):
+        return [Target(shard, query) for shard in shards]
+    return [Target(shard, _own_keys(options, query, shard.number)) for shard in shards]
+
+
+def _splits(reader: WhereReader, where: WhereNode) -> bool:
+    return any(True for _ in _key_lists(reader, where))
+
+
+def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, In]]:
+    if where.negated or where.connector != AND:
+        return
+    for position, child in enumerate(where.children):
+        if isinstance(child, WhereNode):
+            yield from _key_lists(reader, child)
+        elif isinstance(child, In) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+            yield where, position, child
+
+
+def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:
+    own = query.clone()
+    reader = _reader(options, own)
+    for where, position, lookup in list(_key_lists(reader, own.where)):
+        values = [value for value in lookup.rhs if value is not None]
+        numbers = _locate(options.group, values)
+        narrowed = copy.copy(lookup)
+        narrowed.rhs = [value for value in values if numbers.get(value) == number]
+        where.children[position] = narrowed
+    return own

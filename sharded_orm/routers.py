@@ -1,0 +1,147 @@
+"""Django's router hooks, answered from the topology.
+
+Put it last in ``DATABASE_ROUTERS``: it leaves models that are not sharded to the
+routers before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Model
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    shard_key_required,
+    shard_options,
+)
+
+APP_LABEL = "sharded_orm"
+
+
+class ShardRouter:
+    """Sends sharded models to their shard, and keeps every model where it belongs."""
+
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
+        return self._db(model, hints, write=False)
+
+    def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
+        return self._db(model, hints, write=True)
+
+    def _db(self, model: type[Model], hints: dict[str, Any], *, write: bool) -> str | None:
+        instance = hints.get("instance")
+        options = shard_options(model)
+        if options is None:
+            # Django's own fallback would follow the instance to its shard
+            # (db/utils.py ConnectionRouter._router_func).
+            if instance is not None and shard_options(type(instance)) is not None:
+                return DEFAULT_DB_ALIAS
+            return None
+        if instance is None:
+            raise shard_key_required(options, f"{model.__name__} is read or written without one")
+        if isinstance(instance, model):
+            return self._own(options, instance, write=write)
+        alias = colocated_alias(options, instance)
+        if alias is not None:
+            return alias
+        return self._from_key_target(options, instance, write=write)
+
+    def _own(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
+        if not instance._state.adding and instance._state.db not in (None, options.group):
+            return str(instance._state.db)
+        if write:
+            return options.place(instance).alias
+        shard = options.locate(instance)
+        if shard is None:
+            raise _unplaced(options, options.key_of(instance))
+        return shard.alias
+
+    def _from_key_target(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
+        """``user.photo_set``: the instance is what the shard key refers to."""
+        key = options.key
+        remote = getattr(key, "remote_field", None)
+        if key is not None and remote is not None and isinstance(instance, remote.model):
+            value = getattr(instance, key.target_field.attname)  # type: ignore[attr-defined]
+            shard = None if value is None else runtime.locate(options.group, value)
+            # An unplaced key is placed by the row's own save, not by a related
+            # manager that is only looked at; the group's alias means "by the key".
+            return shard.alias if shard is not None else options.group
+        raise shard_key_required(options, f"{instance!r} does not tell the shard")
+
+    def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
+        """Two sharded rows of one group may refer to each other on one shard only."""
+        one, two = shard_options(type(obj1)), shard_options(type(obj2))
+        if one is None and two is None:
+            return None
+        if one is None or two is None or one.group != two.group:
+            return True  # A foreign key without a database constraint; see the checks.
+        aliases = [colocated_alias(one, obj1), colocated_alias(two, obj2)]
+        if None not in aliases and aliases[0] != aliases[1]:
+            raise CrossShardRelation(
+                f"{obj1!r} is on shard {aliases[0]!r} and {obj2!r} on {aliases[1]!r}: rows of one"
+                f" group can only be related on one shard. Give both the same shard key."
+            )
+        return True
+
+    def allow_migrate(
+        self, db: str, app_label: str, model_name: str | None = None, **hints: Any
+    ) -> bool | None:
+        """Tables of sharded models only on shards of their group, all others never there."""
+        topology = runtime.topology()
+        shard = topology.resolve(db)
+        group = shard.group if shard is not None else runtime.template_group(db)
+        if group is None and db in topology.groups:
+            return False
+        if app_label == APP_LABEL and model_name is not None:
+            return group is None and self._own_table(db, model_name)
+        if db != DEFAULT_DB_ALIAS and (db in runtime.config().tickets or db == runtime.config().directory):
+            return False  # Servers of their own, which hold nothing else.
+        options = self._declared(app_label, model_name, group, hints)
+        if options is None:
+            return False if group is not None else None
+        return options.group == group
+
+    def _own_table(self, db: str, model_name: str) -> bool | None:
+        config = runtime.config()
+        if model_name == "placement":
+            return db == config.directory
+        if model_name == "ticket":
+            return db in config.tickets
+        return None
+
+    def _declared(
+        self, app_label: str, model_name: str | None, group: str | None, hints: dict[str, Any]
+    ) -> ShardOptions | None:
+        # Migrations pass historical models, which have lost their base class; the
+        # current model of that name knows.
+        if model_name is not None:
+            try:
+                return shard_options(apps.get_model(app_label, model_name))
+            except LookupError:
+                return None
+        # RunPython and RunSQL without hints run wherever the app has tables.
+        try:
+            models = apps.get_app_config(app_label).get_models(include_auto_created=True)
+        except LookupError:
+            return None
+        found = None
+        for model in models:
+            options = shard_options(model)
+            if options is None:
+                if group is None:
+                    return None
+            elif found is None or options.group == group:
+                found = options
+        return found
+
+
+def _unplaced(options: ShardOptions, key: Any) -> UnplacedKey:
+    return UnplacedKey(
+        f"The key {key!r} of {options.model._meta.object_name} has no shard in group"
+        f" {options.group!r} yet: it has no rows. Saving its first row places it."
+    )

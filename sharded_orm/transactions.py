@@ -1,0 +1,53 @@
+"""Transactions on the shard of a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Model
+
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.options import shard_key_required, shard_options
+
+
+def atomic(
+    model: type[Model] | Model,
+    *,
+    savepoint: bool = True,
+    durable: bool = False,
+    **key: Any,
+) -> transaction.Atomic:
+    """``transaction.atomic`` on the shard where a row is, or will be.
+
+    ::
+
+        with sharded_orm.atomic(Photo, user_id=1):
+            ...
+
+    :param model: a sharded model with its shard key as the only keyword, or an instance.
+    :param savepoint: as Django's.
+    :param durable: as Django's.
+    :raises ShardKeyRequired: the keyword is not the model's shard key.
+
+    A key without a shard is placed: it is about to be written. The transaction covers
+    this one shard; blocks on two shards commit one after the other (P14).
+    """
+    cls = model if isinstance(model, type) else type(model)
+    options = shard_options(cls)
+    if options is None or options.key is None:
+        raise ShardKeyRequired(
+            f"{cls.__name__} is not a sharded model; use django.db.transaction.atomic()."
+        )
+    if isinstance(model, type):
+        names = {options.key.name, options.key.attname}
+        if len(key) != 1 or not names.issuperset(key):
+            raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
+        instance = cls(**key)
+    else:
+        instance = model
+    if not isinstance(model, type) and not model._state.adding and model._state.db:
+        alias = str(model._state.db)
+    else:
+        alias = options.place(instance).alias
+    return transaction.atomic(using=alias, savepoint=savepoint, durable=durable)

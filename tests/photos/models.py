@@ -1,0 +1,109 @@
+"""The models that the tests of routing and queries work with."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+
+
+class Person(GlobalModel):
+    username = models.CharField(max_length=50, unique=True)
+
+    def __str__(self) -> str:
+        return self.username
+
+
+class OnPhotos(ShardedModel):
+    """An abstract base whose ShardMeta is inherited."""
+
+    class Meta:
+        abstract = True
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+
+
+class Album(ShardedModel):
+    album_id = TicketField(primary_key=True)
+    owner = models.ForeignKey(Person, models.DO_NOTHING, db_constraint=False, related_name="albums")
+    title = models.CharField(max_length=200)
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "owner"
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Tag(OnPhotos):
+    user_id = models.BigIntegerField()
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user_id", "name"], name="tag_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Photo(OnPhotos):
+    photo_id = TicketField(primary_key=True, sequence="photos")
+    user_id = models.BigIntegerField()
+    album = models.ForeignKey(Album, models.CASCADE, null=True, blank=True, related_name="photos")
+    title = models.CharField(max_length=200)
+    posted_at = models.DateTimeField(null=True, blank=True)
+    stars = models.IntegerField(null=True, blank=True)
+    price = models.DecimalField(max_digits=8, decimal_places=2, null=True, blank=True)
+    tags = models.ManyToManyField(Tag, blank=True, related_name="photos")
+
+    class Meta:
+        indexes = [models.Index(fields=["posted_at"], name="photo_posted")]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Comment(OnPhotos):
+    comment_id = TicketField(primary_key=True)
+    user_id = models.BigIntegerField()
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="comments")
+    author = models.ForeignKey(
+        Person, models.DO_NOTHING, db_constraint=False, related_name="+", null=True
+    )
+    text = models.TextField()
+
+
+class Event(ShardedModel):
+    """Sharded by text, modulo its md5."""
+
+    account = models.CharField(max_length=100)
+    number = models.IntegerField(default=0)
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "account"
+
+
+class Reading(ShardedModel):
+    """Sharded by ranges of its sensor."""
+
+    sensor = models.IntegerField()
+    value = models.FloatField()
+
+    class ShardMeta:
+        group = "archive"
+        shard_key = "sensor"
+
+
+class Pin(ShardedModel):
+    """Its id carries its shard."""
+
+    id = models.BigIntegerField(primary_key=True)
+    note = models.CharField(max_length=100)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "id"
