@@ -17,6 +17,7 @@ from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
+    describe,
     shard_key_required,
     shard_options,
 )
@@ -71,7 +72,7 @@ class ShardRouter:
             # An unplaced key is placed by the row's own save, not by a related
             # manager that is only looked at; the group's alias means "by the key".
             return shard.alias if shard is not None else options.group
-        raise shard_key_required(options, f"{instance!r} does not tell the shard")
+        raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
         """Two sharded rows of one group may refer to each other on one shard only."""
@@ -83,7 +84,7 @@ class ShardRouter:
         aliases = [colocated_alias(one, obj1), colocated_alias(two, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
             raise CrossShardRelation(
-                f"{obj1!r} is on shard {aliases[0]!r} and {obj2!r} on {aliases[1]!r}: rows of one"
+                f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
                 f" group can only be related on one shard. Give both the same shard key."
             )
         return True

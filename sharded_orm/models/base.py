@@ -9,7 +9,7 @@ from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.options import ShardOptions, describe, shard_options
 from sharded_orm.models.query import ShardedManager
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
@@ -110,12 +110,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         where = f"shard {shard.alias!r}" if shard is not None else "no shard yet"
         if not self._state.adding:
             raise ShardKeyChanged(
-                f"{self!r} was read from {alias!r}, but its shard key {name}={key!r} is on {where}. The"
+                f"{describe(self)} was read from {alias!r}, but its shard key {name}={key!r} is on {where}. The"
                 " key of a row never changes by save(): create the row under the new key and"
                 " delete this one."
             )
         raise CrossShardRelation(
-            f"{self!r} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
+            f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
             " Leave out using=, and relate it only to rows with the same shard key."
         )
 

@@ -87,6 +87,11 @@ def where_key(model: type[Model]) -> ShardKey | None:
     return ShardKey(options.group, options.key.attname, str(options.key.column))
 
 
+def describe(instance: Model) -> str:
+    """An instance in an error message; its own ``__str__`` may need a database."""
+    return f"{type(instance).__name__}(pk={instance.pk!r})"
+
+
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     """The alias of the shard where ``instance`` is, when rows of ``options`` live beside it.
 

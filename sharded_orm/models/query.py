@@ -9,7 +9,7 @@ from typing import Any, Self
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldError
 
-from django.db.models import Manager, Model, Q, QuerySet
+from django.db.models import Manager, Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.query import prefetch_related_objects
 
@@ -17,12 +17,11 @@ from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ShardKeyChanged
 from sharded_orm.models.options import (
     ShardOptions,
-    colocated_alias,
     shard_key_required,
     shard_options,
 )
 from sharded_orm.models.routes import Route, route, targets
-from sharded_orm.routing.where import OnShard
+from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.signals import scattered
 
 
@@ -41,6 +40,11 @@ class ShardedQuerySet(QuerySet[Any, Any]):
     _partial = False
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
+
+    def __init__(
+        self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
+    ) -> None:
+        super().__init__(model, query or ShardedQuery(model), using, hints)
 
     # -- Routing ---------------------------------------------------------------
 
@@ -108,30 +112,6 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         clone._scatters, clone._partial = self._scatters, self._partial
         return clone
 
-    def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
-        # An exclusion bounds nothing, so only what is included is looked at.
-        if not negate and (args or any(_is_instance(v) for v in kwargs.values())):
-            args, kwargs = (self._with_shards(Q(*args, **kwargs)),), {}
-        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]
-
-    def _with_shards(self, condition: Any) -> Any:
-        """``album=album`` becomes ``album=album`` on the album's shard."""
-        if isinstance(condition, Q):
-            if condition.negated:
-                return condition
-            changed = Q()
-            changed.connector = condition.connector
-            changed.children = [self._with_shards(child) for child in condition.children]
-            return changed
-        if not isinstance(condition, tuple) or not _is_instance(condition[1]):
-            return condition
-        values = condition[1] if isinstance(condition[1], list | tuple | set) else [condition[1]]
-        aliases = [colocated_alias(self._options, value) for value in values]
-        if not aliases or None in aliases:
-            return condition
-        shards = Q(*map(OnShard, dict.fromkeys(aliases)), _connector=Q.OR)  # type: ignore[arg-type]
-        return Q(condition) & shards
-
     def __or__(self, other: Any) -> Any:
         return self._without_hints(other, super().__or__(other))
 
@@ -191,15 +171,25 @@ class ShardedQuerySet(QuerySet[Any, Any]):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        if await sync_to_async(self._targets)() is None:
-            async for row in super().aiterator(chunk_size):
+        # Routing may ask the directory, which an event loop must not wait for.
+        settled = await sync_to_async(self._settled)()
+        if settled is not None:
+            async for row in super(ShardedQuerySet, settled).aiterator(chunk_size):
                 yield row
             return
         rows = await sync_to_async(self.iterator)(chunk_size)
-        next_chunk = sync_to_async(_take)
-        while chunk := await next_chunk(rows, chunk_size):
+        take = sync_to_async(_take)
+        while chunk := await take(rows, chunk_size):
             for row in chunk:
                 yield row
+
+    def _settled(self) -> Self | None:
+        """This queryset on its one shard by name; None if it is about several."""
+        if self._targets() is not None:
+            return None
+        clone = self._chain()
+        clone._db = self.db
+        return clone
 
     def count(self) -> int:
         if self._result_cache is None and (several := self._targets()) is not None:
@@ -392,14 +382,6 @@ class ShardedQuerySet(QuerySet[Any, Any]):
                     " the rows would stay on the wrong shard. Create the row under the new key and"
                     " delete the old one."
                 )
-
-
-def _is_instance(value: Any) -> bool:
-    if isinstance(value, Model):
-        return True
-    if isinstance(value, list | tuple | set) and value:
-        return all(isinstance(item, Model) for item in value)
-    return False
 
 
 def _take(rows: Iterator[Any], size: int) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import Model
 from django.db.models.expressions import Col, Expression, Value
 from django.db.models.fields.related_lookups import RelatedExact, RelatedIn
-from django.db.models.lookups import Exact, In
+from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 
@@ -101,7 +101,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if isinstance(node, Exact | In):
+        if isinstance(node, Exact | In | IsNull):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)
@@ -134,6 +134,10 @@ class WhereReader:
             return self._on_shard(lookup.lhs) if lookup.rhs is True else None
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
+        if isinstance(lookup, IsNull):
+            # Django turns "= NULL" into IS NULL. The key of a row is never NULL.
+            own = self.is_key(lookup.lhs) and lookup.lhs.alias == self._query.base_table
+            return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
         keys = self._keys(lookup)
         if keys is None:
             return None

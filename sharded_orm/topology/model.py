@@ -177,7 +177,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(group.database_name) if name]
         group.schema_name(0)
-    except (KeyError, IndexError, ValueError, AttributeError) as exc:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
         yield (
             f"{where}: DATABASE_NAME {group.database_name!r} is not a template of {{shard}} and"
             f" {{group}} ({exc})"

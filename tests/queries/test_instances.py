@@ -1,0 +1,258 @@
+"""Instances, relations, forms: each on the shard of its row."""
+
+from __future__ import annotations
+
+import pytest
+from django import forms
+from django.core.exceptions import ValidationError
+from django.db import models, transaction
+from django.db.models import prefetch_related_objects
+from django.test import TestCase
+
+import sharded_orm
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from tests.photos.models import Album, Comment, Person, Photo, Pin, Reading, Tag
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
+
+pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+
+assert_queries = TestCase().assertNumQueries
+
+
+@pytest.fixture
+def albums(rows: list[Photo]) -> list[Album]:
+    """An album of ONE with photo 0 and one of TWO with photo 1."""
+    people = [Person.objects.create(pk=key, username=f"user{key}") for key in (ONE, TWO)]
+    made = [Album.objects.create(owner=person, title=person.username) for person in people]
+    for album, photo in zip(made, rows, strict=False):
+        photo.album = album
+        photo.save()
+    return made
+
+
+def test_save_without_a_key_is_refused(placed: None) -> None:
+    with pytest.raises(ShardKeyRequired, match="user_id is None"):
+        Photo(title="x").save()
+
+
+def test_save_costs_one_update(rows: list[Photo]) -> None:
+    rows[0].title = "changed"
+    with assert_queries(1, using="photos"):
+        rows[0].save()
+    assert Photo.objects.get(user_id=ONE, pk=rows[0].pk).title == "changed"
+
+
+@pytest.mark.parametrize("key", [TWO, NEAR])
+def test_the_key_of_a_row_never_changes(rows: list[Photo], key: int) -> None:
+    row = rows[0]
+    row.user_id = key
+    # As any error inside save(), it breaks the innermost atomic block.
+    with pytest.raises(ShardKeyChanged), transaction.atomic(using=SHARD[ONE]):
+        row.save()
+    with pytest.raises(ShardKeyChanged):
+        Photo.objects.filter(user_id=ONE).update(user_id=key)
+    with pytest.raises(ShardKeyChanged):
+        Photo.objects.bulk_update([row], ["user_id"])
+    assert Photo.objects.filter(user_id=ONE).count() == 2
+
+
+def test_delete_with_the_key_of_another_shard_is_refused(rows: list[Photo]) -> None:
+    rows[0].user_id = TWO
+    with pytest.raises(ShardKeyChanged):
+        rows[0].delete()
+    assert Photo.objects.filter(user_id=ONE).count() == 2
+
+
+def test_saving_on_a_named_shard_that_is_not_the_keys_is_refused(placed: None) -> None:
+    with pytest.raises(CrossShardRelation, match="photos_00012"):
+        Photo(user_id=TWO, title="x").save(using="photos_00003")
+    with pytest.raises(CrossShardRelation):
+        Photo.objects.using("photos_00003").bulk_create([Photo(user_id=TWO, title="x")])
+
+
+def test_a_deleted_row_is_inserted_again_as_django_does(rows: list[Photo]) -> None:
+    Photo.objects.filter(user_id=ONE, pk=rows[0].pk).delete()
+    rows[0].save()
+    assert Photo.objects.get(user_id=ONE, pk=rows[0].pk)._state.db == "photos_00003"
+
+
+def test_delete_cascades_inside_the_shard(albums: list[Album], rows: list[Photo]) -> None:
+    Comment.objects.create(user_id=ONE, photo=rows[0], text="x")
+    assert albums[0].delete()[1] == {
+        "photos_app.Album": 1,
+        "photos_app.Photo": 1,
+        "photos_app.Comment": 1,
+    }
+    assert Photo.objects.filter(user_id=ONE).count() == 1
+
+
+def test_forward_and_reverse_relations(albums: list[Album], rows: list[Photo]) -> None:
+    photo = Photo.objects.get(user_id=TWO, pk=rows[1].pk)
+    assert photo.album == albums[1] and photo.album._state.db == "photos_00012"
+    assert photo.album.owner.username == "user2"
+    assert photo.album.owner._state.db == "default"
+    assert list(albums[1].photos.all()) == [photo]
+    assert list(Person.objects.get(pk=TWO).albums.all()) == [albums[1]]
+    made = albums[1].photos.create(user_id=TWO, title="related")
+    assert made._state.db == "photos_00012"
+    assert Person.objects.get(pk=TWO).albums.create(title="new")._state.db == "photos_00012"
+
+
+def test_filter_by_an_instance_goes_to_its_shard(albums: list[Album], rows: list[Photo]) -> None:
+    assert Photo.objects.filter(album=albums[1]).explain_routing().shards == (12,)
+    assert Photo.objects.filter(album=albums[1]).get() == rows[1]
+    assert set(Photo.objects.filter(album__in=albums)) == {rows[0], rows[1]}
+    assert Photo.objects.filter(album__owner=TWO).get() == rows[1]
+    with pytest.raises(ShardKeyRequired):
+        list(Photo.objects.filter(album=albums[1].pk))
+    with pytest.raises(ShardKeyRequired):
+        list(Photo.objects.exclude(album=albums[1]))
+
+
+def test_rows_of_two_shards_cannot_be_related(albums: list[Album], rows: list[Photo]) -> None:
+    with pytest.raises(CrossShardRelation):
+        rows[0].album = albums[1]
+
+
+def test_a_relation_to_another_shard_is_not_saved(albums: list[Album]) -> None:
+    with pytest.raises(CrossShardRelation, match="photos_00012"):
+        Photo(album=albums[1], title="x", user_id=ONE)
+    photo = Photo(album=albums[1], title="x")
+    photo.user_id = ONE
+    with pytest.raises(CrossShardRelation, match="photos_00012"):
+        photo.save(using=albums[1]._state.db)
+
+
+def test_select_related_inside_and_across(albums: list[Album], rows: list[Photo]) -> None:
+    with assert_queries(1, using="photos"):
+        photo = Photo.objects.select_related("album").get(user_id=ONE, pk=rows[0].pk)
+        assert photo.album.title == "user1"
+    with pytest.raises(CrossShardRelation, match="Person"):
+        list(Album.objects.select_related("owner").filter(owner=ONE))
+    with pytest.raises(CrossShardRelation, match="Person"):
+        list(Album.objects.filter(owner__username="user1", owner_id=ONE))
+
+
+def test_subquery_on_global_rows_is_refused(albums: list[Album]) -> None:
+    people = Person.objects.filter(username="user1")
+    with pytest.raises(CrossShardRelation):
+        list(Album.objects.filter(owner=ONE, owner__in=people))
+
+
+def test_prefetch_over_shards(albums: list[Album], rows: list[Photo]) -> None:
+    photos = list(
+        Photo.objects.filter(user_id__in=[ONE, TWO], album__isnull=False)
+        .prefetch_related("album")
+        .order_by("user_id")
+    )
+    with assert_queries(0, using="photos"):
+        assert [photo.album.title for photo in photos] == ["user1", "user2"]
+    people = Person.objects.prefetch_related("albums__photos__album").order_by("pk")
+    titles = [[p.title for a in person.albums.all() for p in a.photos.all()] for person in people]
+    assert titles == [["p0"], ["p1"]]
+    mixed = [Photo.objects.get(user_id=row.user_id, pk=row.pk) for row in rows[:2]]
+    prefetch_related_objects(mixed, "album")
+    assert [photo.album.title for photo in mixed] == ["user1", "user2"]
+
+
+def test_many_to_many_inside_the_shard(rows: list[Photo]) -> None:
+    tag = Tag.objects.create(user_id=TWO, name="red")
+    rows[1].tags.add(tag)
+    rows[4].tags.set([tag])
+    assert set(tag.photos.all()) == {rows[1], rows[4]}
+    assert [t.name for t in rows[1].tags.all()] == ["red"]
+    rows[1].tags.remove(tag)
+    rows[4].tags.clear()
+    assert not tag.photos.exists()
+    with pytest.raises((CrossShardRelation, ValueError)):
+        rows[0].tags.add(tag)
+
+
+class PhotoForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Photo
+        fields = ["user_id", "title"]
+
+
+class TagForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Tag
+        fields = ["user_id", "name"]
+
+
+def test_model_forms(placed: None) -> None:
+    form = PhotoForm({"user_id": TWO, "title": "by form"})
+    assert form.is_valid(), form.errors
+    assert form.save()._state.db == "photos_00012"
+    Tag.objects.create(user_id=TWO, name="red")
+    assert not TagForm({"user_id": TWO, "name": "red"}).is_valid()
+    assert TagForm({"user_id": ONE, "name": "red"}).is_valid()
+
+
+def test_validation_places_no_key(placed: None) -> None:
+    assert TagForm({"user_id": UNPLACED, "name": "red"}).is_valid()
+    assert Tag.objects.filter(user_id=UNPLACED).explain_routing().shards == ()
+
+
+def test_full_clean_finds_a_duplicate_on_the_shard(rows: list[Photo]) -> None:
+    with pytest.raises(ValidationError):
+        Photo(photo_id=rows[1].pk, user_id=TWO, title="same id").full_clean()
+
+
+def test_atomic_opens_on_the_right_shard(rows: list[Photo]) -> None:
+    with pytest.raises(KeyError), sharded_orm.atomic(Photo, user_id=TWO):
+        Photo.objects.filter(user_id=TWO).update(stars=99)
+        raise KeyError
+    assert not Photo.objects.filter(user_id=TWO, stars=99).exists()
+    with sharded_orm.atomic(rows[1]):
+        assert transaction.get_connection("photos_00012").in_atomic_block
+    with pytest.raises(ShardKeyRequired, match="title"):
+        sharded_orm.atomic(Photo, title="x")
+    with pytest.raises(ShardKeyRequired, match="Person"):
+        sharded_orm.atomic(Person, pk=1)
+
+
+def test_select_for_update(rows: list[Photo]) -> None:
+    with sharded_orm.atomic(Photo, user_id=TWO):
+        assert Photo.objects.select_for_update().filter(user_id=TWO).count() == 2
+        assert len(Photo.objects.select_for_update().filter(user_id=TWO)) == 2
+
+
+def test_every_strategy_stores_and_finds(placed: None) -> None:
+    Reading.objects.create(sensor=2500, value=1.5)
+    assert Reading.objects.get(sensor=2500)._state.db == "archive_00002"
+    pin = Pin.objects.create(id=(5 << 46) | 77, note="on five")
+    assert pin._state.db == "pins_00005"
+    assert Pin.objects.get(pk=pin.pk) == pin
+    assert set(Pin.objects.filter(pk__in=[pin.pk, (1 << 46) | 1])) == {pin}
+
+
+def test_global_models_have_the_same_methods(placed: None) -> None:
+    Person.objects.create(username="x")
+    assert Person.objects.scatter().filter(username="x").count() == 1
+    assert "default" in Person.objects.explain_routing()
+
+
+def test_composite_keys_that_contain_the_shard_key() -> None:
+    from django.test.utils import isolate_apps
+
+    from sharded_orm.checks import check_models
+    from sharded_orm.models import ShardedModel
+
+    with isolate_apps("tests.photos") as apps:
+
+        class Without(ShardedModel):
+            pk = models.CompositePrimaryKey("a", "b")
+            a = models.IntegerField()
+            b = models.IntegerField()
+            user_id = models.BigIntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "user_id"
+
+        errors = check_models(list(apps.get_app_configs()))
+    assert "sharded_orm.E009" in {error.id for error in errors}

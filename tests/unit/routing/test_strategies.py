@@ -1,0 +1,178 @@
+"""Each strategy: where keys go, what is refused, what is remembered."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
+from sharded_orm.routing.base import make_strategy
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.topology.model import ShardGroup, ShardRange
+
+
+def strategy(name: str, count: int = 4096, ranges: Any = None, **options: Any) -> Any:
+    spread = tuple(ranges or [ShardRange(0, count - 1, "a")])
+    return make_strategy(ShardGroup("g", spread, name, options))
+
+
+def test_modulo_of_the_published_examples() -> None:
+    assert strategy("modulo", 2000).locate(31341) == 1341  # I4
+    assert strategy("modulo").locate("1.2.3.4") == 1537  # P11
+    assert strategy("modulo").locate(0) == 0
+    assert strategy("modulo", 7).locate(-1) == 6
+
+
+def test_modulo_takes_uuids_bytes_and_unicode_and_refuses_the_rest() -> None:
+    modulo = strategy("modulo")
+    assert modulo.locate(uuid.UUID(int=5)) == modulo.locate(uuid.UUID(int=5).bytes)
+    assert 0 <= modulo.locate("žluťoučký kůň") < 4096
+    for wrong in (1.5, None, object()):
+        with pytest.raises(InvalidShardKey, match="modulo"):
+            modulo.locate(wrong)
+
+
+def test_range_by_bounds() -> None:
+    by_bounds = strategy("range", 3, BOUNDS=["a", "h", "p"])
+    assert [by_bounds.locate(k) for k in ("a", "gz", "h", "zebra")] == [0, 0, 1, 2]
+    with pytest.raises(InvalidShardKey):
+        by_bounds.locate("A")
+    with pytest.raises(InvalidShardKey):
+        by_bounds.locate(5)
+
+
+def test_range_by_size() -> None:
+    by_size = strategy("range", 4, SIZE=1000)
+    assert [by_size.locate(k) for k in (0, 999, 1000, 3999)] == [0, 0, 1, 3]
+    for outside in (-1, 4000):
+        with pytest.raises(InvalidShardKey):
+            by_size.locate(outside)
+
+
+def test_embedded_reads_the_published_id() -> None:
+    assert strategy("embedded").locate(241294492511762325) == 3429  # P1
+    assert strategy("embedded", 8, SHIFT=10, BITS=13).locate(5 << 10 | 3) == 5
+    for wrong in (-1, 1 << 63, "5", True, 4096 << 46):
+        with pytest.raises(InvalidShardKey):
+            strategy("embedded").locate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("modulo", {"X": 1}, "unknown strategy option 'X'"),
+        ("range", {}, "BOUNDS or SIZE"),
+        ("range", {"SIZE": 0}, "positive number"),
+        ("range", {"BOUNDS": [3, 2, 1, 0]}, "ascending"),
+        ("embedded", {"SHIFT": 60}, "63 bits"),
+        ("embedded", {"BITS": 1}, "do not fit"),
+        ("directory", {"CACHE_SIZE": -1}, "0 or more"),
+        ("no.such.Thing", {}, "cannot be imported"),
+        ("collections.Counter", {}, "not a Strategy class"),
+    ],
+)
+def test_wrong_options(name: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=expected):
+        strategy(name, 4, **options)
+
+
+class MemoryStore:
+    """A directory in memory that counts what it is asked."""
+
+    def __init__(self, committed: bool = True) -> None:
+        self.rows: dict[str, int] = {}
+        self.asked = 0
+        self.committed = committed
+
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        self.asked += 1
+        return {k: (self.rows[k], self.committed) for k in keys if k in self.rows}
+
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+        for key, number in placements.items():
+            self.rows.setdefault(key, number)
+        return self.find(group, placements)
+
+
+def directory(store: MemoryStore, ranges: Any = None, **options: Any) -> DirectoryStrategy:
+    made = strategy("directory", 16, ranges, **options)
+    assert isinstance(made, DirectoryStrategy)
+    made.store = store
+    return made
+
+
+def test_directory_reads_place_nothing_and_remember_nothing() -> None:
+    store = MemoryStore()
+    found = directory(store)
+    assert found.locate(7) is None
+    assert found.locate_many([7, 8]) == {7: None, 8: None}
+    assert (store.rows, store.asked) == ({}, 2)
+    assert found.locate(7) is None and store.asked == 3
+
+
+def test_directory_places_once_and_remembers() -> None:
+    store = MemoryStore()
+    first = directory(store)
+    number = first.place(7)
+    asked = store.asked
+    assert [first.place(7), first.locate(7)] == [number, number]
+    assert store.asked == asked
+    assert directory(store).place(7) == number
+
+
+def test_directory_the_first_placement_wins() -> None:
+    store = MemoryStore()
+    mine, store_place = directory(store), store.place
+
+    def overtaken(group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+        store.rows.setdefault("7", 15)
+        return store_place(group, placements)
+
+    store.place = overtaken  # type: ignore[method-assign]
+    assert mine.place(7) == 15
+
+
+def test_directory_does_not_remember_what_may_be_rolled_back() -> None:
+    store = MemoryStore(committed=False)
+    found = directory(store)
+    found.place(7)
+    store.rows.clear()
+    assert found.locate(7) is None
+
+
+def test_directory_memory_is_bounded() -> None:
+    found = directory(MemoryStore(), CACHE_SIZE=10)
+    found.place_many(range(100))
+    assert len(found._known) == 10
+
+
+def test_directory_keys_are_told_apart_exactly() -> None:
+    store = MemoryStore()
+    found = directory(store)
+    keys = ["alice", "Alice", "alice ", "álice", "x" * 300, "x" * 301, 5, "five"]
+    found.place_many(keys)
+    assert len(store.rows) == len(keys)
+    assert all(len(key) <= 65 for key in store.rows)
+    for wrong in (1.5, True, b"x"):
+        with pytest.raises(InvalidShardKey):
+            found.locate(wrong)
+
+
+def test_directory_draws_open_shards_by_weight() -> None:
+    ranges = [
+        ShardRange(0, 3, "a", open=False),
+        ShardRange(4, 7, "a", weight=3),
+        ShardRange(8, 15, "a", weight=0.5),
+    ]
+    drawn = Counter(
+        n > 7 for n in directory(MemoryStore(), ranges).place_many(range(4000)).values()
+    )
+    # 4 shards of weight 3 against 8 of weight 0.5: three to one.
+    assert 2700 < drawn[False] < 3300
+    closed = [ShardRange(0, 15, "a", open=False)]
+    with pytest.raises(NoOpenShard):
+        directory(MemoryStore(), closed).place(1)

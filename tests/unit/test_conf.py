@@ -1,0 +1,72 @@
+"""``SHARDED_ORM`` is checked as a whole: one error lists everything."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from sharded_orm import conf
+from sharded_orm.exceptions import InvalidConfiguration
+
+GOOD: dict[str, Any] = {
+    "NODES": {"a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one", "PASSWORD": "s3cret"}},
+    "GROUPS": {
+        "photos": {"STRATEGY": "modulo", "RANGES": [{"range": (0, 511), "primary": "a"}]},
+    },
+}
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    raw = copy.deepcopy(GOOD)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = raw
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return raw
+
+
+def test_a_good_setting() -> None:
+    config = conf.parse(GOOD)
+    assert config.topology.groups["photos"].count == 512
+    assert (config.directory, config.tickets, config.max_idle_aliases) == ("default", (), 1024)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ([], "must be a dict"),
+        (broken(NODE={}), "unknown key 'NODE'; valid keys are"),
+        (broken(NODES__a__HOSTS="x"), "unknown key 'HOSTS'"),
+        (broken(NODES__a__ENGINE="django.db.backends.mysql"), "ENGINE must be one of"),
+        (broken(NODES__a__NAME="x"), "NAME is not allowed"),
+        (broken(NODES__a={"ENGINE": "sharded_orm.backends.sqlite3"}), "NAME must be the folder"),
+        (broken(NODES__b=3), "must be a dict like an entry of DATABASES"),
+        (broken(GROUPS__photos__STRATEGY=None), "STRATEGY must be"),
+        (broken(GROUPS__photos__RANGES=7), "RANGES must be a list"),
+        (broken(GROUPS__photos__RANGES=[{"range": 7, "primary": "a"}]), "a range needs"),
+        (broken(GROUPS__photos__RANGES=[{"range": (0, 1), "master": "a"}]), "unknown key 'master'"),
+        (broken(GROUPS__photos__STRATEGY_OPTIONS=1), "STRATEGY_OPTIONS must be a dict"),
+        (broken(TICKETS=["t", "t"]), "twice"),
+        (broken(TICKETS="t"), "must be a list"),
+        (broken(MAX_IDLE_ALIASES=0), "positive number"),
+        (broken(DIRECTORY=3), "DIRECTORY must be an alias"),
+    ],
+)
+def test_what_is_wrong_is_named(raw: Any, expected: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(raw)
+    assert isinstance(caught.value, ImproperlyConfigured)
+    assert expected in str(caught.value)
+
+
+def test_one_error_lists_all_that_is_wrong_and_no_password() -> None:
+    raw = broken(NODE={}, GROUPS__photos__RANGES=[{"range": (1, 5), "primary": "z"}], TICKETS=3)
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(raw)
+    assert len(caught.value.problems) == 4
+    assert "s3cret" not in str(caught.value)
