@@ -163,7 +163,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if remote is None or isinstance(remote.model, str):
             continue
         other = _group(remote.model)
-        if own is None and other is None or own == other:
+        if (own is None and other is None) or own == other:
             continue
         where = f"group {other!r}" if other is not None else "the global database"
         if getattr(field, "db_constraint", False):
@@ -183,7 +183,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.E007",
             )
     for many in model._meta.local_many_to_many:
-        remote_model = many.remote_field.model
+        remote_model: Any = many.remote_field.model
         if isinstance(remote_model, str):
             continue
         through = many.remote_field.through

@@ -101,7 +101,9 @@ def _nodes(raw: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
         elif engine == _ENGINES[1] and not node.get("NAME"):
             found.append(f"{where}NAME must be the folder that holds the shard files")
         elif engine == _ENGINES[0] and node.get("NAME"):
-            found.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
+            found.append(
+                f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas"
+            )
     return nodes
 
 
@@ -147,13 +149,22 @@ def _ranges(where: str, raw: Any, found: list[str]) -> Iterator[ShardRange]:
             continue
         found += _unknown_keys(f"{where}range {entry.get('range')!r}: ", entry, _RANGE_KEYS)
         match entry:
-            case {"range": (int() as first, int() as last), "primary": str() as primary} if first >= 0:
+            case {"range": (int() as first, int() as last), "primary": str() as primary} if (
+                first >= 0
+            ):
                 weight = entry.get("weight", 1.0)
                 if not isinstance(weight, (int, float)) or isinstance(weight, bool):
-                    found.append(f"{where}range {entry['range']!r}: weight must be a number, not {weight!r}")
+                    found.append(
+                        f"{where}range {entry['range']!r}: weight must be a number, not {weight!r}"
+                    )
                     weight = 1.0
                 yield ShardRange(
-                    first, last, primary, entry.get("replica"), bool(entry.get("open", True)), weight
+                    first,
+                    last,
+                    primary,
+                    entry.get("replica"),
+                    bool(entry.get("open", True)),
+                    weight,
                 )
             case _:
                 found.append(

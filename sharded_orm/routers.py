@@ -100,7 +100,9 @@ class ShardRouter:
             return False
         if app_label == APP_LABEL and model_name is not None:
             return group is None and self._own_table(db, model_name)
-        if db != DEFAULT_DB_ALIAS and (db in runtime.config().tickets or db == runtime.config().directory):
+        if db != DEFAULT_DB_ALIAS and (
+            db in runtime.config().tickets or db == runtime.config().directory
+        ):
             return False  # Servers of their own, which hold nothing else.
         options = self._declared(app_label, model_name, group, hints)
         if options is None:

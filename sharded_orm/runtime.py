@@ -17,11 +17,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm import conf
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
-from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
-from sharded_orm.topology.model import Shard, ShardGroup, Topology
-
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
+from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
+from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
 if TYPE_CHECKING:
     from sharded_orm.ids.base import IdGenerator

@@ -4,36 +4,45 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Ticket',
+            name="Ticket",
             fields=[
-                ('name', models.CharField(max_length=100, primary_key=True, serialize=False)),
-                ('value', models.BigIntegerField()),
+                ("name", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("value", models.BigIntegerField()),
             ],
             options={
-                'db_table': 'sharded_orm_ticket',
+                "db_table": "sharded_orm_ticket",
             },
         ),
         migrations.CreateModel(
-            name='Placement',
+            name="Placement",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('group', models.CharField(max_length=64)),
-                ('key', models.CharField(max_length=100)),
-                ('shard', models.PositiveIntegerField()),
-                ('placed_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("group", models.CharField(max_length=64)),
+                ("key", models.CharField(max_length=100)),
+                ("shard", models.PositiveIntegerField()),
+                ("placed_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
-                'db_table': 'sharded_orm_directory',
-                'indexes': [models.Index(fields=['group', 'shard'], name='sharded_orm_directory_shard')],
-                'constraints': [models.UniqueConstraint(fields=('group', 'key'), name='sharded_orm_directory_key')],
+                "db_table": "sharded_orm_directory",
+                "indexes": [
+                    models.Index(fields=["group", "shard"], name="sharded_orm_directory_shard")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("group", "key"), name="sharded_orm_directory_key"
+                    )
+                ],
             },
         ),
     ]

@@ -18,8 +18,10 @@ from sharded_orm.models.routes import scoped
 class ShardedModelBase(ModelBase):
     """Finishes the class of a sharded model once Django has made it."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any) -> Any:
-        cls = super().__new__(mcs, name, bases, attrs, **kwargs)
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             install_descriptors(cls)
         return cls
@@ -77,7 +79,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             self._refuse_other_shard(using)
         super().save_base(raw, force_insert, force_update, using, update_fields)
 
-    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+    def delete(
+        self, using: str | None = None, keep_parents: bool = False
+    ) -> tuple[int, dict[str, int]]:
         options = self._shard_options()
         if using is None or using == options.group:
             using = self._home(options)
@@ -131,7 +135,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # Overrides Model._save_table: a row whose id is drawn here is new, so the
         # UPDATE that Django tries first could only miss.
         if not (raw or force_update or update_fields) and self._state.adding:
-            force_insert = force_insert or not self._is_pk_set(cls._meta)
+            force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
         return bool(
             super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]
         )
@@ -139,7 +143,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _do_update(
         self,
         base_qs: Any,
-        using: str,
+        using: str | None,
         pk_val: Any,
         values: Any,
         update_fields: Any,
@@ -150,17 +154,18 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         key = options.key
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
+            # The table of a parent that does not hold the key.
             return bool(
-                super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)  # type: ignore[misc]
+                super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )
         values = [value for value in values if value[0] is not key]
         same_key = base_qs
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         updated = bool(
-            super()._do_update(same_key, using, pk_val, values, update_fields, forced_update)  # type: ignore[misc]
+            super()._do_update(same_key, using, pk_val, values, update_fields, forced_update)
         )
-        if not updated and base_qs.filter(pk=pk_val).exists():
+        if not updated and not self._state.adding and base_qs.filter(pk=pk_val).exists():
             raise ShardKeyChanged(
                 f"The row with pk={pk_val!r} on {using!r} has another {key.name} than"
                 f" {options.key_of(self)!r}. The key of a row never changes by save(): create the row"

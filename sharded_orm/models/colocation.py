@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import Model
 from django.db.models.expressions import Col
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
@@ -24,7 +23,8 @@ def check_colocated(query: Query, group: str) -> None:
     Costs next to nothing for a query on one table.
     """
     if len(query.alias_map) > 1:
-        for alias, join in query.alias_map.items():
+        tables: dict[str, Any] = query.alias_map
+        for alias, join in tables.items():
             # A join that Django has trimmed stays in the map, unreferenced.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 _check_model(query, join.join_field.related_model, group, "joins")
@@ -36,13 +36,13 @@ def check_colocated(query: Query, group: str) -> None:
         check_colocated(inner, group)
 
 
-def _check_model(query: Query, model: type[Model], group: str, verb: str) -> None:
+def _check_model(query: Query, model: Any, group: str, verb: str) -> None:
     options = shard_options(model)
     if options is not None and options.group == group:
         return
     where = "in the global database" if options is None else f"in group {options.group!r}"
     raise CrossShardRelation(
-        f"The query on {query.model.__name__} (group {group!r}) {verb} {model.__name__}, which is"
+        f"The query on {query.get_meta().object_name} (group {group!r}) {verb} {model.__name__}, which is"
         f" {where}. One statement cannot reach both: query them one after the other"
         " (prefetch_related does), or filter by the foreign key's value instead."
     )
@@ -75,6 +75,7 @@ def _inside(node: Any) -> Iterator[Query]:
     if isinstance(node, Query):
         yield node
     elif isinstance(node, WhereNode):
+        child: Any
         for child in node.children:
             # The ordinary lookup, a column against a value, holds no subquery.
             if type(getattr(child, "lhs", None)) is Col and not hasattr(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from django.core.signals import request_finished, request_started
@@ -18,10 +19,10 @@ BATCH = 500
 class Placement(models.Model):
     """One shard key of one group, and the shard where its rows are."""
 
-    group = models.CharField(max_length=64)
-    key = models.CharField(max_length=100)
-    shard = models.PositiveIntegerField()
-    placed_at = models.DateTimeField(auto_now_add=True)
+    group: models.CharField[str, str] = models.CharField(max_length=64)
+    key: models.CharField[str, str] = models.CharField(max_length=100)
+    shard: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
+    placed_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         app_label = "sharded_orm"
@@ -57,7 +58,9 @@ class DatabaseDirectory:
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
         connection, committed = self._connection()
         fields = [f for f in Placement._meta.concrete_fields if not f.primary_key]
-        rows = [Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())]
+        rows: list[models.Model] = [
+            Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
+        ]
         for start in range(0, len(rows), BATCH):
             # The first insert of a key wins; whoever comes second reads what it says.
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
@@ -84,7 +87,7 @@ class DatabaseDirectory:
         shared = connections[self._alias]
         if not shared.in_atomic_block and shared.get_autocommit():
             return shared, True
-        if any(block._from_testcase for block in shared.atomic_blocks):
+        if any(getattr(block, "_from_testcase", False) for block in shared.atomic_blocks):
             return shared, False
         own = getattr(self._own, "connection", None)
         if own is None or own.settings_dict["NAME"] != shared.settings_dict["NAME"]:

@@ -10,7 +10,7 @@ from django.db import models
 from sharded_orm import runtime
 
 
-class TicketField(models.BigIntegerField):
+class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that a ticket server hands out before the insert (Flickr, F1-F5; Y8).
 
     :param sequence: name of the sequence; by default the table's name.
@@ -35,7 +35,7 @@ class TicketField(models.BigIntegerField):
     def sequence_name(self) -> str:
         return self.sequence or self.model._meta.db_table
 
-    def formfield(self, **kwargs: Any) -> Any:
+    def formfield(self, *args: Any, **kwargs: Any) -> Any:
         # Nobody types an id; like AutoField, it is not part of a form.
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
@@ -23,6 +23,13 @@ class ShardOptions:
     model: type[Model]
     group: str
     key: Field[Any, Any] | None
+
+    @cached_property
+    def where_key(self) -> ShardKey | None:
+        """The key as :mod:`sharded_orm.routing.where` wants it."""
+        if self.key is None:
+            return None
+        return ShardKey(self.group, self.key.attname, str(self.key.column))
 
     def key_of(self, instance: Model) -> Any:
         """The shard-key value of ``instance``, as the database would store it.
@@ -51,12 +58,21 @@ class ShardOptions:
         return runtime.place(self.group, self.key_of(instance))
 
 
-@lru_cache(maxsize=None)
-def shard_options(model: type[Model]) -> ShardOptions | None:
+_known: dict[Any, ShardOptions | None] = {}
+
+
+def shard_options(model: type[Any]) -> ShardOptions | None:
     """The options of ``model``, or None when its rows are in the global database.
 
     An automatic many-to-many table follows the group of the model that declares it.
     """
+    try:
+        return _known[model]
+    except KeyError:
+        return _known.setdefault(model, _read(model))
+
+
+def _read(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
@@ -78,13 +94,10 @@ def shard_options(model: type[Model]) -> ShardOptions | None:
     return ShardOptions(model, group, key)
 
 
-@lru_cache(maxsize=None)
-def where_key(model: type[Model]) -> ShardKey | None:
-    """The shard key of ``model`` as :mod:`sharded_orm.routing.where` wants it."""
+def where_key(model: type[Any]) -> ShardKey | None:
+    """The shard key of ``model``, if it has one."""
     options = shard_options(model)
-    if options is None or options.key is None:
-        return None
-    return ShardKey(options.group, options.key.attname, str(options.key.column))
+    return options.where_key if options is not None else None
 
 
 def describe(instance: Model) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldError
-
-from django.db.models import Manager, Model, QuerySet
+from django.db.models import CharField, Manager, Model, QuerySet, TextField
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.query import prefetch_related_objects
 
@@ -22,6 +21,7 @@ from sharded_orm.models.options import (
 )
 from sharded_orm.models.routes import Route, route, targets
 from sharded_orm.models.sql import ShardedQuery
+from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 
 
@@ -40,6 +40,13 @@ class ShardedQuerySet(QuerySet[Any, Any]):
     _partial = False
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
+
+    if TYPE_CHECKING:  # Django's own, which its stubs leave out.
+        _db: str | None
+        _hints: dict[str, Any]
+        _prefetch_related_lookups: tuple[Any, ...]
+
+        def _chain(self) -> Self: ...
 
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
@@ -74,7 +81,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         found = self._route()
         return found.aliases[0] if len(found.shards) == 1 else found.group
 
-    def _targets(self) -> list[scatter.Target] | None:
+    def _targets(self) -> list[Target] | None:
         """The shards to merge; None when Django's own code on :attr:`db` is right."""
         if self._pinned():
             return None
@@ -116,7 +123,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         return self._without_hints(other, super().__or__(other))
 
     def __xor__(self, other: Any) -> Any:
-        return self._without_hints(other, super().__xor__(other))
+        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc]
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # Django keeps the hints and alias of the left side, which bound that side only.
@@ -128,17 +135,28 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     # -- Reading ---------------------------------------------------------------
 
-    def _rows(self, several: list[scatter.Target]) -> Iterator[Any]:
+    def _rows(self, several: list[Target]) -> Iterator[Any]:
+        return scatter.fetch(self, several, **self._merging())
+
+    def _merging(self, *, groups: bool = True) -> dict[str, Any]:
+        """How the engine merges: what may fail, and what one shard holds alone."""
         failed: dict[str, BaseException] = {}
         self.failed_shards = failed
-        return scatter.fetch(
-            self, several, on_failure=failed.__setitem__ if self._partial else None
-        )
+        how: dict[str, Any] = {
+            "partial": self._partial,
+            "on_failure": lambda error: failed.update(error.failures),
+        }
+        key = self._options.key
+        # A key of text may be equal to another key in the database's collation only.
+        exact = key is not None and not isinstance(_target(key), CharField | TextField)
+        if groups:
+            how["local_columns"] = frozenset({key.column} if exact and key is not None else ())
+        return how
 
     def _fetch_all(self) -> None:
         if self._result_cache is None and (several := self._targets()) is not None:
             self._result_cache = list(self._rows(several))
-        super()._fetch_all()  # type: ignore[misc]
+        super()._fetch_all()
 
     def _prefetch_related_objects(self) -> None:
         # Django routes a prefetch by its first instance; rows of several shards are
@@ -156,9 +174,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
             return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]
         return self._scattered_iterator(several, chunk_size)
 
-    def _scattered_iterator(
-        self, several: list[scatter.Target], chunk_size: int | None
-    ) -> Iterator[Any]:
+    def _scattered_iterator(self, several: list[Target], chunk_size: int | None) -> Iterator[Any]:
         rows = self._rows(several)
         if not self._prefetch_related_lookups:
             yield from rows
@@ -193,12 +209,12 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     def count(self) -> int:
         if self._result_cache is None and (several := self._targets()) is not None:
-            return scatter.count(self, several)
+            return scatter.count(self, several, **self._merging())
         return super().count()
 
     def exists(self) -> bool:
         if self._result_cache is None and (several := self._targets()) is not None:
-            return scatter.exists(self, several)
+            return scatter.exists(self, several, **self._merging())
         return super().exists()
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -210,7 +226,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
                 kwargs[arg.default_alias] = arg
             except (AttributeError, TypeError):
                 raise TypeError("Complex aggregates require an alias") from None
-        return scatter.aggregate(self, several, kwargs)
+        return scatter.aggregate(self, several, kwargs, **self._merging(groups=False))
 
     def explain(self, *, format: str | None = None, **options: Any) -> str:
         several = self._targets()
@@ -227,7 +243,9 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         # query over several shards that is the group's alias, whose limits are the same.
         return super().in_bulk(id_list, field_name=field_name)
 
-    def raw(self, raw_query: str, params: Any = (), translations: Any = None, using: Any = None) -> Any:
+    def raw(
+        self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
+    ) -> Any:
         """Raw SQL on one shard: of ``using``, of the filters so far, or :exc:`ShardKeyRequired`."""
         if using is None and not self._pinned():
             found = self._route()
@@ -240,7 +258,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     # -- Writing ---------------------------------------------------------------
 
-    def _on(self, target: scatter.Target) -> Self:
+    def _on(self, target: Target) -> Self:
         """This queryset on one shard, with the query that the shard is asked."""
         clone = self._chain()
         clone.query = target.query.chain()
@@ -323,7 +341,9 @@ class ShardedQuerySet(QuerySet[Any, Any]):
             if fill is not None:
                 fill(objs)
 
-    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None) -> int:
+    def bulk_update(
+        self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
+    ) -> int:
         objs, fields = tuple(objs), tuple(fields)
         self._refuse_key(fields, "bulk_update()")
         if self._pinned() or not objs or not fields:
@@ -348,9 +368,7 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         if several is None:
             return super().update(**kwargs)
         self._result_cache = None
-        return sum(
-            super(ShardedQuerySet, self._on(target)).update(**kwargs) for target in several
-        )
+        return sum(super(ShardedQuerySet, self._on(target)).update(**kwargs) for target in several)
 
     def delete(self) -> tuple[int, dict[str, int]]:
         several = None if self.query.is_sliced or self.query.combinator else self._targets()
@@ -384,6 +402,13 @@ class ShardedQuerySet(QuerySet[Any, Any]):
                 )
 
 
+def _target(field: Any) -> Any:
+    """The field that a foreign key, or a chain of them, refers to in the end."""
+    while field.remote_field is not None:
+        field = field.target_field
+    return field
+
+
 def _take(rows: Iterator[Any], size: int) -> list[Any]:
     return list(islice(rows, size))
 
@@ -393,4 +418,3 @@ ShardedManager: Callable[[], Manager[Any]] = Manager.from_queryset(
 )
 """The manager of :class:`ShardedModel`; derive yours from it or from a
 :class:`ShardedQuerySet` with ``as_manager()``."""
-

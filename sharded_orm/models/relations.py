@@ -48,11 +48,11 @@ class _PerShard:
         )
 
 
-class ShardedForwardManyToOneDescriptor(_PerShard, ForwardManyToOneDescriptor):
+class ShardedForwardManyToOneDescriptor(_PerShard, ForwardManyToOneDescriptor):  # type: ignore[type-arg]
     """``photo.album`` and its prefetch over several shards."""
 
 
-class ShardedForwardOneToOneDescriptor(_PerShard, ForwardOneToOneDescriptor):
+class ShardedForwardOneToOneDescriptor(_PerShard, ForwardOneToOneDescriptor):  # type: ignore[type-arg]
     """The one-to-one form."""
 
 

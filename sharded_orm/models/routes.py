@@ -73,9 +73,7 @@ class Route:
         )
 
 
-def route(
-    options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter: bool
-) -> Route:
+def route(options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter: bool) -> Route:
     """The shards that ``query`` is about.
 
     No query for strategies that compute; at most one directory look-up per condition
@@ -167,7 +165,7 @@ def _splits(reader: WhereReader, where: WhereNode) -> bool:
     return any(True for _ in _key_lists(reader, where))
 
 
-def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, In]]:
+def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, Any]]:
     if where.negated or where.connector != AND:
         return
     for position, child in enumerate(where.children):

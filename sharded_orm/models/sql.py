@@ -23,7 +23,7 @@ class ShardedQuery(Query):
         options = shard_options(self.model) if self.model is not None else None
         if options is not None and not q_object.negated:
             q_object = _with_shards(options, q_object)
-        super().add_q(q_object, reuse_all)  # type: ignore[call-arg]
+        super().add_q(q_object, reuse_all)
 
 
 def _with_shards(options: ShardOptions, condition: Any) -> Any:

@@ -8,8 +8,8 @@ from django.db import models
 class Ticket(models.Model):
     """How far one sequence has come on one ticket server."""
 
-    name = models.CharField(max_length=100, primary_key=True)
-    value = models.BigIntegerField()
+    name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)
+    value: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:
         app_label = "sharded_orm"

@@ -40,7 +40,9 @@ class EmbeddedStrategy(Strategy):
             raise self.invalid(key, "64-bit ids with their shard in them")
         number = (key >> self._shift) & ((1 << self._bits) - 1)
         if number >= self.group.count:
-            raise self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
+            raise self.invalid(
+                key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}"
+            )
         return number
 
     def explain(self, key: Any) -> str:

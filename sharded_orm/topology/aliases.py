@@ -138,5 +138,3 @@ def sharded_databases(databases: Mapping[str, dict[str, Any]]) -> ShardedDatabas
     :param databases: the explicit aliases, the global database ``default`` among them.
     """
     return ShardedDatabases(databases)
-
-

@@ -11,7 +11,16 @@ from tests.photos.models import Photo
 
 ONE, NEAR, TWO, UNPLACED = 1, 3, 2, 404
 SHARD = {ONE: "photos_00003", NEAR: "photos_00003", TWO: "photos_00012"}
-DATABASES = ["default", "directory", "tickets_1", "tickets_2", "photos", "events", "archive", "pins"]
+DATABASES = [
+    "default",
+    "directory",
+    "tickets_1",
+    "tickets_2",
+    "photos",
+    "events",
+    "archive",
+    "pins",
+]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -94,7 +94,11 @@ def test_chaining_keeps_the_shard(rows: list[Photo]) -> None:
 def test_an_unplaced_key_is_empty_and_stays_unplaced(rows: list[Photo]) -> None:
     with assert_queries(0, using="photos"):
         assert list(of(UNPLACED)) == []
-        assert (of(UNPLACED).count(), of(UNPLACED).exists(), of(UNPLACED).first()) == (0, False, None)
+        assert (of(UNPLACED).count(), of(UNPLACED).exists(), of(UNPLACED).first()) == (
+            0,
+            False,
+            None,
+        )
         assert of(UNPLACED).aggregate(Max("stars")) == {"stars__max": None}
         assert of(UNPLACED).update(stars=1) == 0
         assert of(UNPLACED).delete() == (0, {})

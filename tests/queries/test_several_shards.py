@@ -30,7 +30,9 @@ def everywhere() -> Any:
     return Photo.objects.scatter()
 
 
-@pytest.mark.parametrize("queryset", [both, lambda: Photo.objects.filter(Q(user_id=ONE) | Q(user_id=TWO))])
+@pytest.mark.parametrize(
+    "queryset", [both, lambda: Photo.objects.filter(Q(user_id=ONE) | Q(user_id=TWO))]
+)
 def test_keys_on_two_shards(rows: list[Photo], queryset: Any) -> None:
     found = queryset().order_by("-posted_at")
     assert [row.title for row in found] == ["p4", "p3", "p1", "p0"]
@@ -54,7 +56,9 @@ def test_reading_methods(rows: list[Photo]) -> None:
     assert (found.count(), found.exists(), len(found)) == (4, True, 4)
     assert (found.first(), found.last()) == (rows[0], rows[4])
     assert (found.earliest("posted_at"), found.latest("posted_at")) == (rows[0], rows[4])
-    assert found.aggregate(n=Count("pk"), top=Max("stars"), mean=Avg("stars"), sum=Sum("stars")) == {
+    assert found.aggregate(
+        n=Count("pk"), top=Max("stars"), mean=Avg("stars"), sum=Sum("stars")
+    ) == {
         "n": 4,
         "top": 3,
         "mean": 1.0,

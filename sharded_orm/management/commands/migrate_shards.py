@@ -34,7 +34,9 @@ class Command(BaseCommand):
         for done, shard in enumerate(shards, 1):
             try:
                 connections[shard.alias].create_shard_database()  # type: ignore[attr-defined]
-                call_command("migrate", *target, database=shard.alias, interactive=False, verbosity=0)
+                call_command(
+                    "migrate", *target, database=shard.alias, interactive=False, verbosity=0
+                )
             except DatabaseError as exc:
                 # Each shard stands alone: one that is down must not keep the others back.
                 failed[shard.alias] = exc
@@ -66,7 +68,9 @@ class Command(BaseCommand):
         if verbosity > 1:
             self.stdout.write(f"{done}/{total} {shard.alias}")
         elif verbosity == 1 and getattr(self.stdout, "isatty", lambda: False)():
-            self.stdout.write(f"\r{done}/{total} {shard.alias}", ending="\n" if done == total else "")
+            self.stdout.write(
+                f"\r{done}/{total} {shard.alias}", ending="\n" if done == total else ""
+            )
             self.stdout.flush()
 
 

@@ -78,11 +78,17 @@ def test_a_sound_topology_has_no_problems() -> None:
 
 
 def test_two_groups_on_one_schema() -> None:
-    other = ShardGroup("users", (ShardRange(0, 3, "a"),), "modulo", database_name="photos_{shard:05d}")
-    assert any("both use schema" in p for p in problems(topology(ShardRange(0, 3, "a"), users=other)))
+    other = ShardGroup(
+        "users", (ShardRange(0, 3, "a"),), "modulo", database_name="photos_{shard:05d}"
+    )
+    assert any(
+        "both use schema" in p for p in problems(topology(ShardRange(0, 3, "a"), users=other))
+    )
     # Two names of one server are one place.
     twins = Topology({**NODES, "c": dict(NODES["a"])}, {})
-    moved = ShardGroup("users", (ShardRange(0, 3, "c"),), "modulo", database_name="photos_{shard:05d}")
+    moved = ShardGroup(
+        "users", (ShardRange(0, 3, "c"),), "modulo", database_name="photos_{shard:05d}"
+    )
     both = {"photos": ShardGroup("photos", (ShardRange(0, 3, "a"),), "modulo"), "users": moved}
     assert any("both use schema" in p for p in problems(Topology(twins.nodes, both)))
 

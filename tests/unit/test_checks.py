@@ -1,0 +1,220 @@
+"""Every check fires on the declaration it is about, with its id and a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import models
+from django.test import override_settings
+from django.test.utils import isolate_apps
+
+from sharded_orm.checks import check_models
+from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+
+
+def ids(*classes: Any) -> set[str]:
+    app_config = type("Config", (), {"get_models": staticmethod(lambda: classes)})()
+    found = check_models([app_config])
+    assert all(message.hint for message in found)
+    return {str(message.id).removeprefix("sharded_orm.") for message in found}
+
+
+class Base(ShardedModel):
+    """What every class below begins with."""
+
+    user_id = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+        app_label = "photos_app"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+
+
+def declare(body: Callable[[], type[Any]]) -> set[str]:
+    with isolate_apps("tests.photos"):
+        return ids(body())
+
+
+def test_a_good_declaration_is_silent() -> None:
+    def good() -> type[Any]:
+        class Good(Base):
+            id = TicketField(primary_key=True)
+            slug = models.CharField(max_length=20)
+            owner = models.ForeignKey(User, models.DO_NOTHING, db_constraint=False)
+
+            class Meta(Base.Meta):
+                abstract = False
+                unique_together = [("user_id", "slug")]
+
+        return Good
+
+    assert declare(good) == set()
+
+
+def test_missing_and_incomplete_shard_meta() -> None:
+    def without() -> type[Any]:
+        class Without(ShardedModel):
+            class Meta:
+                app_label = "photos_app"
+
+        return Without
+
+    def incomplete() -> type[Any]:
+        class Incomplete(Base):
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+
+        return Incomplete
+
+    assert declare(without) == {"E001"}
+    assert declare(incomplete) == {"E001"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"group": "nowhere", "shard_key": "user_id"}, {"E002", "W011"}),
+        ({"group": "photos", "shard_key": "nothing"}, {"E003"}),
+        ({"group": "photos", "shard_key": "many"}, {"E003"}),
+        ({"group": "photos", "shard_key": "maybe"}, {"E004"}),
+    ],
+)
+def test_wrong_groups_and_keys(meta: dict[str, str], expected: set[str]) -> None:
+    def wrong() -> type[Any]:
+        class Wrong(ShardedModel):
+            user_id = models.BigIntegerField()
+            maybe = models.BigIntegerField(null=True)
+            many = models.ManyToManyField("self")
+            ShardMeta = type("ShardMeta", (), meta)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Wrong
+
+    assert declare(wrong) - {"W011"} == expected - {"W011"}
+
+
+def test_uniqueness_per_shard() -> None:
+    def unique() -> type[Any]:
+        class Unique(Base):
+            email = models.CharField(max_length=20, unique=True)
+            a = models.IntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+                unique_together = [("a", "email")]
+                constraints = [models.UniqueConstraint(fields=["a"], name="only_a")]
+
+        return Unique
+
+    assert declare(unique) == {"W005", "W011"}
+
+
+def test_foreign_keys_that_leave_the_group() -> None:
+    def leaving() -> type[Any]:
+        class Leaving(Base):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(User, models.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Leaving
+
+    def from_global() -> type[Any]:
+        class Sharded(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Global(GlobalModel):
+            sharded = models.ForeignKey(Sharded, models.SET_NULL, null=True, db_constraint=False)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Global
+
+    assert declare(leaving) == {"E006", "E007"}
+    assert declare(from_global) == {"E007"}
+
+
+def test_many_to_many_across() -> None:
+    def across() -> type[Any]:
+        class Across(Base):
+            id = TicketField(primary_key=True)
+            likes = models.ManyToManyField(User)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Across
+
+    assert declare(across) == {"E008"}
+
+
+def test_composite_keys() -> None:
+    def composite(*names: str) -> Callable[[], type[Any]]:
+        def body() -> type[Any]:
+            class Composite(Base):
+                pk = models.CompositePrimaryKey(*names)
+                a = models.IntegerField()
+                b = models.IntegerField()
+
+                class Meta:
+                    app_label = "photos_app"
+
+            return Composite
+
+        return body
+
+    assert declare(composite("a", "b")) == {"E009"}
+    assert declare(composite("user_id", "a")) == set()
+
+
+def test_the_router_is_missing() -> None:
+    def good() -> type[Any]:
+        class Good(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Good
+
+    with override_settings(DATABASE_ROUTERS=[]):
+        assert declare(good) == {"E010"}
+
+
+def test_shard_meta_is_inherited_like_meta() -> None:
+    with isolate_apps("tests.photos"):
+
+        class Parent(Base):
+            class Meta:
+                app_label = "photos_app"
+
+        class Child(Parent):
+            extra = models.IntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Proxy(Parent):
+            class Meta:
+                app_label = "photos_app"
+                proxy = True
+
+        assert Parent._shard_options().group == "photos"
+        assert Child._shard_options().key is Parent._meta.get_field("user_id")
+        assert Proxy._shard_options().group == "photos"

@@ -1,0 +1,72 @@
+"""``DATABASES`` answers for every shard and iterates none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.core.handlers.base import BaseHandler
+from django.db import close_old_connections, connections, reset_queries
+from django.db.utils import ConnectionHandler
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.topology.aliases import ShardedDatabases, sharded_databases
+from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
+
+SHARDS = 4096
+DEFAULT = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+
+
+@pytest.fixture
+def many(tmp_path: object) -> Iterator[ShardedDatabases]:
+    node = {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": str(tmp_path), "PASSWORD": "s"}
+    group = ShardGroup("fleet", (ShardRange(0, SHARDS - 1, "local"),), "modulo")
+    runtime.swap(Topology({"local": node}, {"fleet": group}))
+    try:
+        yield sharded_databases({name: dict(value) for name, value in DEFAULT.items()})
+    finally:
+        runtime.swap(None)
+
+
+def test_iteration_yields_explicit_aliases_and_groups_only(many: ShardedDatabases) -> None:
+    handler = ConnectionHandler(many)
+    assert list(handler) == list(many) == list(many.keys()) == ["default", "fleet"]
+    assert len(many) == len(many.values()) == len(many.items()) == 2
+    for number in range(0, SHARDS, 7):
+        assert many[f"fleet_{number:05d}"]["NAME"].endswith(f"fleet_{number:05d}.sqlite3")
+    assert list(handler) == ["default", "fleet"]
+
+
+def test_answers_for_every_shard_and_no_other(many: ShardedDatabases) -> None:
+    assert "fleet_04095" in many
+    assert many.get("fleet_04096") is None
+    for wrong in ("fleet_04096", "fleet_1", "fleets_00001", 5):
+        assert wrong not in many
+        with pytest.raises(KeyError):
+            many[wrong]  # type: ignore[index]
+    settings = many["fleet_00001"]
+    assert settings["ATOMIC_REQUESTS"] is False
+    assert settings["TEST"]["MIRROR"] is None
+
+
+def test_a_shard_named_on_the_command_line_is_offered(many: ShardedDatabases) -> None:
+    many.expose(["migrate", "--database", "fleet_00007", "--database=fleet_00008", "--database"])
+    assert list(many) == ["default", "fleet_00007", "fleet_00008", "fleet"]
+
+
+def test_a_group_may_not_have_the_name_of_an_alias(many: ShardedDatabases) -> None:
+    many["fleet"] = {}
+    with pytest.raises(InvalidConfiguration, match="'fleet'"):
+        list(many)
+
+
+def test_what_django_does_per_request_visits_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def visited(group: ShardGroup) -> None:
+        raise AssertionError(f"all shards of {group.name} are visited")
+
+    monkeypatch.setattr(ShardGroup, "shards", visited)
+    reset_queries()
+    close_old_connections()
+    BaseHandler().make_view_atomic(lambda request: None)
+    assert "photos_00001" not in list(connections)
