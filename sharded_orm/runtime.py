@@ -170,13 +170,17 @@ def group_settings(group: ShardGroup) -> dict[str, Any]:
 
 
 def reset() -> None:
-    """Forget everything that was made from the settings."""
-    global _config, _topology, _tickets
+    """Forget everything that was made from the settings; they have changed.
+
+    A snapshot that was swapped in stays: in a test run it is what keeps the shards of
+    the test apart from the real ones.
+    """
+    global _config, _tickets
     with _lock:
         names = set(_config.topology.groups) if _config is not None else set()
-        _config = _topology = _tickets = None
+        _config = _tickets = None
         _strategies.clear()
-    if isinstance(settings.DATABASES, ShardedDatabases):
+    if isinstance(settings.DATABASES, ShardedDatabases) and _topology is None:
         settings.DATABASES._groups_changed(names)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_finished, request_started
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import TicketError, TicketServersUnavailable
 from sharded_orm.ids.base import IdGenerator
@@ -34,6 +36,7 @@ class TicketGenerator(IdGenerator):
         self._aliases = tuple(aliases)
         self._turn = itertools.count()
         self._own = threading.local()
+        self._one_writer = threading.Lock()
         request_started.connect(self._close_obsolete)
         request_finished.connect(self._close_obsolete)
 
@@ -55,39 +58,58 @@ class TicketGenerator(IdGenerator):
             except DatabaseError as exc:
                 causes[alias] = exc
                 continue
-            if last > LAST_ID:
-                raise TicketError(f"Sequence {sequence!r} on {alias!r} is exhausted at {last!r}.")
             return range(last - (count - 1) * step, last + 1, step)
         raise TicketServersUnavailable(sequence, causes) from next(iter(causes.values()))
 
     def _advance(self, alias: str, sequence: str, by: int, start: int) -> int:
         """Move the sequence forward by ``by`` and return where it stands now."""
         connection = self._connection(alias)
+        # SQLite has one writer at a time anyway, and threads that share an in-memory
+        # database (tests) are refused at once instead of waiting.
+        with self._one_writer if connection.vendor == "sqlite" else nullcontext():
+            return self._advance_on(connection, sequence, by, start)
+
+    def _advance_on(
+        self, connection: BaseDatabaseWrapper, sequence: str, by: int, start: int
+    ) -> int:
         table = connection.ops.quote_name(TABLE)
         with connection.cursor() as cursor:
+            # The bound keeps the last id below 2**63: beyond it MySQL without strict mode
+            # would repeat the last value, and SQLite turn to floating point.
+            where, values = "WHERE name = %s AND value <= %s", [by, sequence, LAST_ID - by]
             if connection.vendor == "mysql":
                 # LAST_INSERT_ID(expr) makes the new value this session's insert id, so
                 # it comes back with the statement's own answer: one round trip.
                 cursor.execute(
-                    f"UPDATE {table} SET value = LAST_INSERT_ID(value + %s) WHERE name = %s",
-                    [by, sequence],
+                    f"UPDATE {table} SET value = LAST_INSERT_ID(value + %s) {where}", values
                 )
                 if cursor.rowcount:
                     return int(cursor.lastrowid)
             else:
                 cursor.execute(
-                    f"UPDATE {table} SET value = value + %s WHERE name = %s RETURNING value",
-                    [by, sequence],
+                    f"UPDATE {table} SET value = value + %s {where} RETURNING value", values
                 )
                 if (row := cursor.fetchone()) is not None:
                     return int(row[0])
-            ignore = connection.ops.insert_statement(on_conflict=_ignore())
+            insert = connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
+            suffix = connection.ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
             cursor.execute(
-                f"{ignore} {table} (name, value) VALUES (%s, %s)"
-                + connection.ops.on_conflict_suffix_sql([], _ignore(), [], []),
-                [sequence, start],
+                f"{insert} {table} (name, value) VALUES (%s, %s) {suffix}", [sequence, start]
             )
-        return self._advance(alias, sequence, by, start)
+            begun = cursor.rowcount > 0
+            if not begun and self._is_exhausted(cursor, table, sequence, by):
+                raise TicketError(
+                    f"Sequence {sequence!r} on {connection.alias!r} is exhausted: fewer than {by!r}"
+                    f" numbers are left below {LAST_ID!r}. Continue with a new sequence."
+                )
+        return self._advance_on(connection, sequence, by, start)
+
+    def _is_exhausted(self, cursor: Any, table: str, sequence: str, by: int) -> bool:
+        # Another process may have begun the sequence between the two statements.
+        cursor.execute(
+            f"SELECT 1 FROM {table} WHERE name = %s AND value > %s", [sequence, LAST_ID - by]
+        )
+        return cursor.fetchone() is not None
 
     def _connection(self, alias: str) -> BaseDatabaseWrapper:
         own: dict[str, Any] = self._own.__dict__.setdefault("connections", {})
@@ -97,12 +119,11 @@ class TicketGenerator(IdGenerator):
             connection = own[alias] = connections.create_connection(alias)
         return connection
 
+    def close(self) -> None:
+        """Close this thread's connections; the next request opens new ones."""
+        for connection in self._own.__dict__.pop("connections", {}).values():
+            connection.close()
+
     def _close_obsolete(self, **kwargs: Any) -> None:
         for connection in self._own.__dict__.get("connections", {}).values():
             connection.close_if_unusable_or_obsolete()
-
-
-def _ignore() -> Any:
-    from django.db.models.constants import OnConflict
-
-    return OnConflict.IGNORE

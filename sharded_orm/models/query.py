@@ -19,6 +19,7 @@ from sharded_orm.models.options import (
     shard_key_required,
     shard_options,
 )
+from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routes import Route, route, targets
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.scatter import Target
@@ -160,12 +161,13 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     def _prefetch_related_objects(self) -> None:
         # Django routes a prefetch by its first instance; rows of several shards are
-        # prefetched shard by shard.
-        by_shard: dict[str | None, list[Model]] = {}
-        for instance in self._result_cache or ():
-            by_shard.setdefault(instance._state.db, []).append(instance)
-        for instances in by_shard.values():
-            prefetch_related_objects(instances, *self._prefetch_related_lookups)
+        # prefetched shard by shard, except what they refer to in the global database.
+        outside, beside = split_lookups(self.model, self._prefetch_related_lookups)
+        rows: list[Model] = self._result_cache or []
+        if outside:
+            prefetch_related_objects(rows, *outside)
+        for instances in by_alias(rows) if beside else ():
+            prefetch_related_objects(instances, *beside)
         self._prefetch_done = True
 
     def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:

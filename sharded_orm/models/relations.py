@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model
+from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
@@ -22,6 +23,23 @@ def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
     for instance in instances:
         groups.setdefault(instance._state.db, []).append(instance)
     return list(groups.values())
+
+
+def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The prefetches that begin with a foreign key to the global database, and the others."""
+    from sharded_orm.models.options import shard_options
+
+    outside: list[Any] = []
+    beside: list[Any] = []
+    for lookup in lookups:
+        path = getattr(lookup, "prefetch_through", lookup)
+        # By descriptor, as Django finds it; the name of a field may be another one's.
+        descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
+        forward = isinstance(descriptor, ForwardManyToOneDescriptor)
+        remote = descriptor.field.remote_field.model if forward else None
+        is_global = remote is not None and shard_options(remote) is None
+        (outside if is_global else beside).append(lookup)
+    return outside, beside
 
 
 class _PerShard:

@@ -38,7 +38,7 @@ class EmbeddedStrategy(Strategy):
     def locate(self, key: Any) -> int:
         if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < 1 << 63:
             raise self.invalid(key, "64-bit ids with their shard in them")
-        number = (key >> self._shift) & ((1 << self._bits) - 1)
+        number: int = (key >> self._shift) & ((1 << self._bits) - 1)
         if number >= self.group.count:
             raise self.invalid(
                 key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
-from django.db.models.expressions import Col, Expression, Value
-from django.db.models.fields.related_lookups import RelatedExact, RelatedIn
+from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
@@ -62,14 +61,10 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The shards (by number) that a condition allows, with the keys that led there.
-
-    ``keys`` is what may be split per shard: only for a plain ``__in`` or equality.
-    """
+    """The shards (by number) that a condition allows, and why."""
 
     shards: frozenset[int]
     reason: str
-    keys: tuple[Any, ...] = ()
 
 
 class WhereReader:
@@ -138,28 +133,36 @@ class WhereReader:
             # Django turns "= NULL" into IS NULL. The key of a row is never NULL.
             own = self.is_key(lookup.lhs) and lookup.lhs.alias == self._query.base_table
             return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
-        keys = self._keys(lookup)
+        compared = self._compared(lookup)
+        if compared is None:
+            return None
+        column, values = compared
+        keys = self._direct(values)
         if keys is None:
             return None
         numbers = self._locate(self._group, keys)
-        column: Col = lookup.lhs
         name = f"{column.target.model._meta.object_name}.{column.target.attname}"
         shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
         reason = f"{name} = {shown}" if len(keys) == 1 else f"{name} in ({shown})"
-        return Bound(frozenset(numbers.values()), reason, tuple(keys))
+        return Bound(frozenset(numbers.values()), reason)
 
-    def _keys(self, lookup: Any) -> list[Any] | None:
-        """The shard-key values that the lookup compares with; None when it does not."""
+    def _compared(self, lookup: Any) -> tuple[Col, Iterable[Any]] | None:
+        """The shard key's column and the values it is compared with; None without one."""
+        if isinstance(lookup.lhs, ColPairs):  # a composite primary key
+            for position, column in enumerate(lookup.lhs):
+                if self.is_key(column) and lookup.rhs_is_direct_value():
+                    rows = lookup.rhs if isinstance(lookup, In) else [lookup.rhs]
+                    prepared = column.target.get_prep_value
+                    return column, [prepared(row[position]) for row in rows]
+            return None
         if not self.is_key(lookup.lhs):
             return None
-        if isinstance(lookup, In | RelatedIn):
-            if not lookup.rhs_is_direct_value():
-                return None
-            values: Iterable[Any] = lookup.rhs
-        elif isinstance(lookup, Exact | RelatedExact):
-            values = (lookup.rhs,)
-        else:
-            return None
+        if isinstance(lookup, In):
+            return (lookup.lhs, lookup.rhs) if lookup.rhs_is_direct_value() else None
+        return lookup.lhs, (lookup.rhs,)
+
+    def _direct(self, values: Iterable[Any]) -> list[Any] | None:
+        """The values as keys, each once; None when one of them is no value."""
         keys = []
         for value in values:
             if isinstance(value, Value):
@@ -192,8 +195,7 @@ def _intersect(bounds: list[Bound]) -> Bound | None:
     if len(bounds) < 2:
         return bounds[0] if bounds else None
     shards = frozenset.intersection(*(b.shards for b in bounds))
-    narrowest = min(bounds, key=lambda b: len(b.shards))
-    return Bound(shards, " and ".join(b.reason for b in bounds), narrowest.keys)
+    return Bound(shards, " and ".join(b.reason for b in bounds))
 
 
 def _unite(bounds: list[Bound]) -> Bound:

@@ -76,6 +76,15 @@ class Comment(OnPhotos):
     text = models.TextField()
 
 
+class Vote(OnPhotos):
+    """Its composite primary key contains the shard key."""
+
+    pk = models.CompositePrimaryKey("user_id", "number")
+    user_id = models.BigIntegerField()
+    number = models.IntegerField()
+    value = models.IntegerField(default=0)
+
+
 class Event(ShardedModel):
     """Sharded by text, modulo its md5."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import prefetch_related_objects
 from django.test import TestCase
 
 import sharded_orm
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
-from tests.photos.models import Album, Comment, Person, Photo, Pin, Reading, Tag
+from tests.photos.models import Album, Comment, Person, Photo, Pin, Reading, Tag, Vote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -88,7 +88,8 @@ def test_delete_cascades_inside_the_shard(albums: list[Album], rows: list[Photo]
 
 def test_forward_and_reverse_relations(albums: list[Album], rows: list[Photo]) -> None:
     photo = Photo.objects.get(user_id=TWO, pk=rows[1].pk)
-    assert photo.album == albums[1] and photo.album._state.db == "photos_00012"
+    assert photo.album == albums[1]
+    assert photo.album._state.db == "photos_00012"
     assert photo.album.owner.username == "user2"
     assert photo.album.owner._state.db == "default"
     assert list(albums[1].photos.all()) == [photo]
@@ -233,26 +234,14 @@ def test_global_models_have_the_same_methods(placed: None) -> None:
     assert "default" in Person.objects.explain_routing()
 
 
-def test_composite_keys_that_contain_the_shard_key() -> None:
-    from django.test.utils import isolate_apps
-
-    from sharded_orm.checks import check_models
-    from sharded_orm.models import ShardedModel
-
-    with isolate_apps("tests.photos") as apps:
-
-        class Without(ShardedModel):
-            pk = models.CompositePrimaryKey("a", "b")
-            a = models.IntegerField()
-            b = models.IntegerField()
-            user_id = models.BigIntegerField()
-
-            class Meta:
-                app_label = "photos_app"
-
-            class ShardMeta:
-                group = "photos"
-                shard_key = "user_id"
-
-        errors = check_models(list(apps.get_app_configs()))
-    assert "sharded_orm.E009" in {error.id for error in errors}
+def test_composite_keys_that_contain_the_shard_key(placed: None) -> None:
+    votes = [Vote.objects.create(user_id=key, number=5) for key in (ONE, TWO)]
+    assert Vote.objects.get(pk=(TWO, 5)) == votes[1]
+    assert Vote.objects.filter(pk=(TWO, 5)).explain_routing().shards == (12,)
+    assert set(Vote.objects.filter(pk__in=[(ONE, 5), (TWO, 5)])) == set(votes)
+    votes[1].value = 9
+    votes[1].save()
+    votes[1].refresh_from_db()
+    assert votes[1].value == 9
+    assert votes[1].delete()[0] == 1
+    assert list(Vote.objects.filter(user_id__in=[ONE, TWO])) == votes[:1]

@@ -105,7 +105,8 @@ def test_bulk_create_groups_by_shard(placed: None) -> None:
     new = [Photo(user_id=[ONE, TWO, NEAR][n % 3], title=f"b{n}") for n in range(9)]
     with assert_queries(2, using="photos"):
         made = Photo.objects.bulk_create(new)
-    assert made == new and all(row.pk for row in made)
+    assert made == new
+    assert all(row.pk for row in made)
     assert len({row.pk for row in made}) == 9
     assert [row._state.db[-2:] for row in made[:3]] == ["03", "12", "03"]
     assert everywhere().count() == 9
