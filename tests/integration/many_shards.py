@@ -1,0 +1,77 @@
+"""One thread that touches every one of 4096 shards; run by ``test_many_shards``.
+
+Prints what it kept as JSON. A process of its own, because tests never drop a
+connection that the test may still look at.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+
+from django.conf import settings
+
+SHARDS, LIMIT = 4096, 200
+
+
+def main(folder: str) -> None:
+    from sharded_orm.topology.aliases import sharded_databases
+
+    node = {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": folder}
+    settings.configure(
+        INSTALLED_APPS=["sharded_orm"],
+        DATABASES=sharded_databases(
+            {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+        ),
+        DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
+        SHARDED_ORM={
+            "NODES": {"local": node},
+            "GROUPS": {
+                "fleet": {
+                    "STRATEGY": "modulo",
+                    "RANGES": [{"range": (0, SHARDS - 1), "primary": "local"}],
+                }
+            },
+            "MAX_IDLE_ALIASES": LIMIT,
+        },
+    )
+    import django
+
+    django.setup()
+    from django.db import connections, transaction
+
+    def touch(numbers: range) -> None:
+        for number in numbers:
+            connections[f"fleet_{number:05d}"]  # noqa: B018  making it is the point
+
+    tracemalloc.start()
+    touch(range(SHARDS))
+    gc.collect()
+    once, _ = tracemalloc.get_traced_memory()
+    touch(range(SHARDS))
+    gc.collect()
+    twice, _ = tracemalloc.get_traced_memory()
+
+    held = connections["fleet_00001"]
+    held.create_shard_database()
+    with transaction.atomic(using="fleet_00001"):
+        touch(range(2, SHARDS))
+        in_transaction_kept = connections["fleet_00001"] is held
+    group = connections["fleet"]
+    print(
+        json.dumps(
+            {
+                "kept": len(group.shards.wrappers),
+                "iterated": len(list(connections)),
+                "once": once,
+                "grown": twice - once,
+                "in_transaction_kept": in_transaction_kept,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
