@@ -61,6 +61,7 @@ def test_a_group_may_not_have_the_name_of_an_alias(many: ShardedDatabases) -> No
         list(many)
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_what_django_does_per_request_visits_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     def visited(group: ShardGroup) -> None:
         raise AssertionError(f"all shards of {group.name} are visited")
