@@ -26,9 +26,11 @@ class ShardedOrmConfig(AppConfig):
 
         runtime.provide_directory(DatabaseDirectory)
         runtime.validate()
-        if isinstance(settings.DATABASES, ShardedDatabases):
+        if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Django's commands offer --database only what DATABASES iterates; a shard
-            # that the command line names is one that was asked for.
+            # that the command line names is one that was asked for. (A test run makes
+            # test databases of all that it iterates, and shards are made through their
+            # group.)
             settings.DATABASES.expose(sys.argv[1:])
 
 

@@ -166,7 +166,6 @@ def group_settings(group: ShardGroup) -> dict[str, Any]:
         "GROUP": group.name,
         "ATOMIC_REQUESTS": group.atomic_requests,
         "MAX_IDLE_ALIASES": config().max_idle_aliases,
-        "MAX_IDLE_ALIASES": config().max_idle_aliases,
     }
 
 

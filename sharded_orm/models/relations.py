@@ -35,9 +35,10 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
         path = getattr(lookup, "prefetch_through", lookup)
         # By descriptor, as Django finds it; the name of a field may be another one's.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
-        forward = isinstance(descriptor, ForwardManyToOneDescriptor)
-        remote = descriptor.field.remote_field.model if forward else None
-        is_global = remote is not None and shard_options(remote) is None
+        is_global = (
+            isinstance(descriptor, ForwardManyToOneDescriptor)
+            and shard_options(descriptor.field.remote_field.model) is None
+        )
         (outside if is_global else beside).append(lookup)
     return outside, beside
 

@@ -1,0 +1,1 @@
+"""Database backends of the shards; connections belong to nodes, not to shards."""

@@ -1,0 +1,91 @@
+"""Test databases of a group: Django's test runners call these methods.
+
+What they do is in ``sharded_orm.testing``, which is imported when tests run only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.creation import BaseDatabaseCreation
+from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    from sharded_orm.testing.databases import GroupTestDatabases
+
+_IMPLEMENTATION = "sharded_orm.testing.databases.GroupTestDatabases"
+
+
+class GroupCreation(BaseDatabaseCreation):
+    """The ``creation`` of a group's alias. Its test database is all of the group's shards."""
+
+    @property
+    def _tests(self) -> GroupTestDatabases:
+        tests: GroupTestDatabases = import_string(_IMPLEMENTATION).of(self.connection)
+        return tests
+
+    def _say(self, verbosity: int, keepdb: bool, action: str, kept: str) -> None:
+        if verbosity >= 1:
+            alias = self.connection.alias
+            self.log(f"{kept if keepdb else action} test databases for shard group {alias!r}...")
+
+    def create_test_db(
+        self,
+        verbosity: int = 1,
+        autoclobber: bool = False,
+        serialize: bool = True,
+        keepdb: bool = False,
+    ) -> str:
+        """Migrate the template; the shards follow when they are used.
+
+        Leftovers of an earlier run are dropped without a question: their names are
+        those of test schemas of this group.
+        """
+        self._say(verbosity, keepdb, "Creating", "Using existing")
+        return self._tests.create(self.connection, verbosity=verbosity, keep=keepdb)
+
+    def clone_test_db(
+        self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
+    ) -> None:
+        # Workers share the template. Only leftovers are in their way.
+        self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
+        if not keepdb:
+            self._tests.drop_worker(suffix)
+
+    def setup_worker_connection(self, _worker_id: int) -> None:
+        self._tests.enter_worker(self.connection, str(_worker_id))
+
+    def destroy_test_db(
+        self,
+        old_database_name: str | None = None,
+        verbosity: int = 1,
+        keepdb: bool = False,
+        suffix: str | None = None,
+    ) -> None:
+        self._say(verbosity, keepdb, "Destroying", "Preserving")
+        if suffix is None:
+            self._tests.destroy(self.connection, keep=keepdb)
+        elif not keepdb:
+            self._tests.drop_worker(suffix)
+
+    def serialize_db_to_string(self) -> str:
+        # serialized_rollback promises the rows that migrations made. Flushing the
+        # group restores them, so there is nothing to keep.
+        return ""
+
+    def deserialize_db_from_string(self, data: str) -> None:
+        pass
+
+    def get_test_db_clone_settings(self, suffix: str) -> dict[str, Any]:
+        return self.connection.settings_dict
+
+    def set_as_test_mirror(self, primary_settings_dict: Any) -> None:
+        raise ImproperlyConfigured(
+            f"The group {self.connection.alias!r} cannot be a TEST['MIRROR']: in tests, shards have"
+            " no replicas and reads go to the primary."
+        )
+
+    def test_db_signature(self) -> tuple[str, str, str, str]:
+        # No other alias shares its test databases.
+        return ("", "", "sharded_orm", self.connection.alias)

@@ -1,0 +1,82 @@
+"""Parts of a group's connection object that must not ask a database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db.backends.base.client import BaseDatabaseClient
+from django.db.backends.base.introspection import BaseDatabaseIntrospection
+from django.db.backends.base.operations import BaseDatabaseOperations
+
+from sharded_orm.exceptions import GroupAliasError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.core.management.color import Style
+
+
+def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
+    return GroupAliasError(
+        f"The alias {alias!r} stands for all shards of the group and has no database of its own:"
+        f" it cannot {what}. Use a sharded model's manager, which routes to the shard, or name one"
+        f" shard, such as {alias + '_00000'!r}."
+    )
+
+
+class GroupConnection:
+    """What ``group_wrapper.connection`` is while it counts as connected."""
+
+    def close(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+class GroupIntrospection(BaseDatabaseIntrospection):
+    """The group's own database has no tables: there is none."""
+
+    def table_names(self, cursor: Any = None, include_views: bool = False) -> list[str]:
+        return []
+
+    def get_table_list(self, cursor: Any) -> list[Any]:
+        return []
+
+    def sequence_list(self) -> list[Any]:
+        return []
+
+
+class GroupOperations(BaseDatabaseOperations):
+    """Flushing the group flushes the shards that tests have touched."""
+
+    def sql_flush(
+        self,
+        style: Style,
+        tables: Iterable[str],
+        *,
+        reset_sequences: bool = False,
+        allow_cascade: bool = False,
+    ) -> list[str]:
+        return []
+
+    def sequence_reset_by_name_sql(self, style: Style | None, sequences: list[Any]) -> list[str]:
+        connection: Any = self.connection
+        if connection.tests is not None:
+            connection.tests.reset_sequences()
+        return []
+
+    def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
+        # Django's flush comes here also when there is nothing to execute.
+        connection: Any = self.connection
+        if connection.tests is None:
+            raise group_alias_error(connection.alias, "be flushed")
+        connection.tests.restore_touched()
+
+
+class GroupClient(BaseDatabaseClient):
+    def runshell(self, parameters: Iterable[str]) -> None:
+        raise group_alias_error(self.connection.alias, "open a shell")

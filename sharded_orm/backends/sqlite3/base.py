@@ -1,0 +1,73 @@
+"""SQLite: one file per shard, in the folder of the node.
+
+The embedded backend: no server, the same code. A shard's file is opened, never made by
+accident: see :meth:`DatabaseWrapper.create_shard_database`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.db.backends.sqlite3 import base
+
+from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.exceptions import ShardDatabaseMissing
+
+# The file of a shard is opened for reading and writing, but not created.
+_EXISTING_ONLY = "?mode=rw"
+
+
+class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
+    """Django's SQLite connection, with the life cycle of a shard."""
+
+    # Each idle wrapper that is connected holds an open file.
+    idle_limit = 128
+    # To the connection, with no cursor open: SQLite's module keeps some itself.
+    _references = 0
+
+    def get_connection_params(self) -> dict[str, Any]:
+        params: dict[str, Any] = super().get_connection_params()
+        if self.shard is not None:
+            params["database"] = Path(params["database"]).absolute().as_uri() + _EXISTING_ONLY
+        return params
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
+        try:
+            connection: sqlite3.Connection = super().get_new_connection(conn_params)
+        except sqlite3.OperationalError as exc:
+            if self.shard is None or Path(self.settings_dict["NAME"]).exists():
+                raise
+            raise ShardDatabaseMissing(
+                f"Shard {self.alias!r} has no database: there is no file"
+                f" {str(self.settings_dict['NAME'])!r} on node {self.shard.node!r}. Create it with"
+                f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
+            ) from exc
+        if self._touched is not None:
+            # Test databases are thrown away; nothing has to survive a power cut.
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA journal_mode = MEMORY")
+        self._references = sys.getrefcount(connection)
+        return connection
+
+    def create_shard_database(self) -> None:
+        """Create the file, empty, and its folder; no error when it exists."""
+        path = Path(self.settings_dict["NAME"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def prepare_database(self) -> None:
+        if self.shard is not None:
+            self.create_shard_database()
+        super().prepare_database()
+
+    @classmethod
+    def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
+        return {**settings_dict, "NAME": ":memory:"}
+
+    def is_idle(self) -> bool:
+        # A cursor with rows to come refers to the connection. Our attribute's reference
+        # takes the place of the local variable's in get_new_connection.
+        return self.connection is None or sys.getrefcount(self.connection) <= self._references

@@ -1,0 +1,258 @@
+"""The test databases of a shard group: a template, and clones of it made on demand.
+
+Django's runners reach it through the ``creation`` of the group's alias. While it is
+set up, the process's topology names test schemas instead of the configured ones, so
+nothing that asks for a shard can reach real data.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.color import no_style
+from django.core.management.sql import sql_flush
+from django.core.signals import setting_changed
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.shared import test_shards
+from sharded_orm.conf import SETTING
+from sharded_orm.exceptions import ShardDatabaseMissing
+from sharded_orm.testing.cloning import Cloner, SQLiteCloner
+from sharded_orm.testing.naming import TestNames, with_test_group, without_test_group
+from sharded_orm.topology.model import Shard, ShardGroup
+
+# The entry of the group alias's settings that tells a spawned process the names.
+_SETTING = "TEST_SHARDS"
+
+
+class GroupTestDatabases:
+    """One group's test databases in this process. :meth:`ensure` may be called by any thread."""
+
+    _instances: dict[str, GroupTestDatabases] = {}
+
+    def __init__(self, configured: ShardGroup, cloner: Cloner) -> None:
+        self.configured = configured
+        self.names = TestNames(configured.name)
+        self.keep = False
+        # Shards that a test may have written to since the last restore. Wrappers refer
+        # to this very set.
+        self.touched: set[str] = set()
+        self._cloner = cloner
+        self._loaded = False
+        # Invariant: a shard in _ready exists and had the template's tables when it
+        # was added; both change under the lock only.
+        self._ready: set[str] = set()
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, connection: Any) -> GroupTestDatabases:
+        """Those of the group that ``connection``, a group's, stands for; made at first use."""
+        name = connection.settings_dict["GROUP"]
+        if name not in cls._instances:
+            cloner = _cloner(connection.vendor)
+            cls._instances[name] = cls(runtime.config().topology.groups[name], cloner)
+        return cls._instances[name]
+
+    # ##### Set-up and tear-down, in the thread of the test runner #####
+
+    def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
+        """Make the template and switch the process to test schemas; return its name."""
+        self.keep = keep
+        on_disk = isinstance(self._cloner, SQLiteCloner)
+        self.names = TestNames(
+            self.configured.name,
+            base=connection.settings_dict["TEST"]["NAME"] or "",
+            folder=_temporary_folder() if on_disk and not keep else "",
+        )
+        connection.settings_dict[_SETTING] = {"names": self.names.to_settings(), "keep": keep}
+        self._switch(connection)
+        template = self.names.template(self.configured)
+        if not keep:
+            self._cloner.drop(self._shards())
+        self._cloner.create_template(template, keep=keep)
+        self._migrate(connection, verbosity)
+        self._load_template()
+        connection.ensure_connection()
+        return template.schema
+
+    def _migrate(self, connection: Any, verbosity: int) -> None:
+        alias = self.configured.name + runtime.TEMPLATE_SUFFIX
+        try:
+            with _migrations_disabled(connection.settings_dict["TEST"]["MIGRATE"] is False):
+                call_command(
+                    "migrate",
+                    verbosity=max(verbosity - 1, 0),
+                    interactive=False,
+                    database=alias,
+                    run_syncdb=True,
+                )
+        finally:
+            connections[alias].close()
+            del connections[alias]
+
+    def enter_worker(self, connection: Any, worker: str) -> None:
+        """Give this process, a parallel worker, shards of its own."""
+        # A spawned process has the names from the settings of its parent.
+        told = connection.settings_dict[_SETTING]
+        self.names, self.keep = TestNames(**told["names"]).for_worker(worker), told["keep"]
+        self._switch(connection)
+
+    def drop_worker(self, worker: str) -> None:
+        self._cloner.drop(self._shards(self.names.for_worker(worker)))
+
+    def destroy(self, connection: Any, *, keep: bool) -> None:
+        """Drop everything unless ``keep``, and go back to the configured topology."""
+        self._close_wrappers(connection)
+        if not keep:
+            self._cloner.drop(self._shards())
+            self._cloner.drop([self.names.template(self.configured)])
+            if self.names.folder:
+                shutil.rmtree(self.names.folder, ignore_errors=True)
+        with self._lock:
+            self._ready.clear()
+            self.touched.clear()
+            self._loaded = False
+        test_shards.pop(self.configured.name, None)
+        setting_changed.disconnect(self._settings_changed)
+        connection.settings_dict.pop(_SETTING, None)
+        runtime.swap(without_test_group(runtime.topology(), self.configured))
+
+    def _switch(self, connection: Any) -> None:
+        self._close_wrappers(connection)
+        with self._lock:
+            self._ready.clear()
+            self.touched.clear()
+        runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
+        test_shards[self.configured.name] = self
+        # After the app's own receiver, which drops the topology that we swapped in.
+        setting_changed.connect(self._settings_changed)
+        # Django keeps the group's wrapper for the length of the run, so it goes on
+        # without a limit; wrappers that other threads make have none from the start.
+        connection.shards.limit = None
+
+    def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
+        """``override_settings(SHARDED_ORM=…)`` inside a test: still no real data."""
+        if setting == SETTING and test_shards.get(self.configured.name) is self:
+            configured = runtime.config().topology.groups.get(self.configured.name)
+            if configured is not None:
+                self.configured = configured
+                runtime.swap(with_test_group(runtime.topology(), configured, self.names))
+
+    def _close_wrappers(self, connection: Any) -> None:
+        """Their settings name other schemas than from now on."""
+        connection.close()
+        for wrapper in connection.shards:
+            connection.shards.forget(wrapper)
+
+    def _shards(self, names: TestNames | None = None) -> Iterator[Shard]:
+        return (names or self.names).renamed(self.configured).shards()
+
+    # ##### While tests run, in any thread #####
+
+    def ensure(self, shards: Iterable[Shard]) -> None:
+        """Make each of ``shards`` exist."""
+        group = runtime.group(self.configured.name)
+        missing = []
+        for shard in shards:
+            if shard.schema != group.schema_name(shard.number):
+                raise _outdated(shard)
+            if shard.alias not in self._ready:
+                missing.append(shard)
+        if missing:
+            with self._lock, self._cloner.batch():
+                self._load_template()
+                for shard in missing:
+                    if shard.alias not in self._ready:
+                        self._cloner.clone(shard, keep=self.keep)
+                        self._ready.add(shard.alias)
+
+    def _load_template(self) -> None:
+        if not self._loaded:
+            self._cloner.load_template(self.names.template(self.configured))
+            self._loaded = True
+
+    def restore_touched(self) -> None:
+        """Bring every shard that was used back to the template's rows.
+
+        Called by Django's flush, after each ``TransactionTestCase``. So rows that
+        migrations made are there again, also without ``serialized_rollback``.
+        """
+        forget = getattr(runtime.strategy(self.configured.name), "forget", None)
+        if forget is not None:
+            forget()  # The directory's table was flushed as well.
+        with self._lock, self._cloner.batch():
+            touched = sorted(self.touched)
+            self.touched.clear()
+            for alias in touched:
+                wrapper: Any = connections[alias]
+                if wrapper.get_autocommit():
+                    wrapper.close()
+                    self._cloner.restore(wrapper.shard)
+                else:
+                    self.touched.add(alias)
+                    _flush(wrapper)
+
+    def reset_sequences(self) -> None:
+        """For ``reset_sequences = True`` of a ``TransactionTestCase``."""
+        group = runtime.group(self.configured.name)
+        with self._lock, self._cloner.batch():
+            numbers = (int(alias.rpartition("_")[2]) for alias in sorted(self._ready))
+            self._cloner.reset_sequences(group.shard(number) for number in numbers)
+
+
+def _flush(wrapper: Any) -> None:
+    """Delete all rows inside the transaction that is open, like Django's flush."""
+    wrapper.ops.execute_sql_flush(sql_flush(no_style(), wrapper, reset_sequences=False))
+
+
+def _cloner(vendor: str) -> Cloner:
+    if vendor == "sqlite":
+        return SQLiteCloner()
+    from sharded_orm.testing.cloning_mysql import MySQLCloner
+
+    return MySQLCloner()
+
+
+def _outdated(shard: Shard) -> ShardDatabaseMissing:
+    return ShardDatabaseMissing(
+        f"This connection object or Shard of {shard.alias!r} is older than the test databases: it"
+        f" names {shard.schema!r}. Look it up inside the test, not when a module is imported."
+    )
+
+
+def _temporary_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="sharded_orm_tests_")
+    owner = os.getpid()
+
+    def remove() -> None:
+        # When the run was interrupted; a forked worker must not do it for its parent.
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+@contextmanager
+def _migrations_disabled(disabled: bool) -> Iterator[None]:
+    """What Django does for ``TEST = {"MIGRATE": False}``."""
+    if not disabled:
+        yield
+        return
+    old = settings.MIGRATION_MODULES
+    settings.MIGRATION_MODULES = {app.label: None for app in apps.get_app_configs()}
+    try:
+        yield
+    finally:
+        settings.MIGRATION_MODULES = old

@@ -1,0 +1,129 @@
+"""Runs the test suite of a throw-away project, as its developer would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.mariadb import Address
+
+ROOT = Path(__file__).parents[3]
+PROJECT = "tests.integration.testing_support.project"
+
+
+@dataclass
+class Run:
+    """How a test run of the project ended."""
+
+    code: int
+    output: str
+    # (process, schema of shard 1, test), for each test that recorded itself.
+    recorded: list[tuple[str, str, str]]
+
+    @property
+    def count(self) -> int:
+        found = re.search(r"^Ran (\d+) tests? in|\b(\d+) passed", self.output, re.MULTILINE)
+        return int(found[1] or found[2]) if found else 0
+
+
+class Project:
+    """The project on one backend; its files are in ``folder``."""
+
+    def __init__(self, folder: Path, nodes: dict[str, dict[str, Any]] | None) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        self.nodes = nodes
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))},
+            "PROJECT_FOLDER": str(folder),
+            # A run that dies leaves its folder behind.
+            "TMPDIR": str(folder / "tmp"),
+            "DJANGO_SETTINGS_MODULE": f"{PROJECT}.settings",
+        }
+        if nodes is not None:
+            self.environment["PROJECT_NODES"] = json.dumps(nodes)
+
+    def run(self, *command: str, **environment: str) -> Run:
+        record = self.folder / "ran"
+        record.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "error::ResourceWarning", *command],
+            cwd=ROOT,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        lines = record.read_text().splitlines() if record.exists() else []
+        recorded = [tuple(line.split(" ", 2)) for line in lines]
+        return Run(done.returncode, done.stdout, recorded)  # type: ignore[arg-type]
+
+    def manage(self, *arguments: str, **environment: str) -> Run:
+        return self.run("-m", f"{PROJECT}.manage", *arguments, **environment)
+
+    def test(self, *arguments: str, **environment: str) -> Run:
+        """``manage.py test`` with all cases but those that fail on purpose."""
+        chosen = [] if "-k" in arguments else ["--exclude-tag", "fails"]
+        folder = str(Path(*PROJECT.split(".")))
+        command = ["test", "--noinput", "--pattern", "cases.py", *chosen, *arguments, folder]
+        return self.manage(*command, **environment)
+
+    def schemas(self) -> set[str]:
+        """The test schemas that exist, of shards and templates."""
+        return {path.stem for path in self.folder.glob("*/test_*.sqlite3")}
+
+    def pytest(self, *arguments: str, **environment: str) -> Run:
+        file = Path(*PROJECT.split("."), "pytest_cases.py")
+        return self.run(
+            "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(file), **environment
+        )
+
+
+class MySQLProject(Project):
+    """The project on two servers that other tests use as well."""
+
+    def __init__(self, folder: Path, addresses: list[Address]) -> None:
+        self.addresses = addresses[:2]
+        options = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": {"charset": "utf8mb4"}}
+        nodes = {
+            name: {**options, **address.django()}
+            for name, address in zip(("one", "two"), self.addresses, strict=True)
+        }
+        super().__init__(folder, nodes)
+
+    def schemas(self, *, drop: bool = False) -> set[str]:
+        import MySQLdb
+
+        found = set()
+        for address in self.addresses:
+            connection = MySQLdb.connect(**address.mysqldb())
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW DATABASES LIKE 'test\\_%'")
+                names = [name for (name,) in cursor.fetchall()]
+                ours = {n for n in names if re.match("test_(project|notes|other)_", n)}
+                for name in ours if drop else ():
+                    cursor.execute(f"DROP DATABASE `{name}`")
+            connection.close()
+            found |= {name for name in ours if not name.startswith("test_project_default")}
+        return found
+
+
+@pytest.fixture(params=["sqlite", "mysql"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    if request.param == "sqlite":
+        yield Project(tmp_path, None)
+        return
+    on_mysql = MySQLProject(tmp_path, request.getfixturevalue("mariadb_nodes"))
+    yield on_mysql
+    on_mysql.schemas(drop=True)

@@ -1,0 +1,68 @@
+"""A project whose own tests are run by the tests in the folder above.
+
+``PROJECT_FOLDER`` is where its files go; ``PROJECT_NODES`` is a JSON dict of nodes, absent
+for SQLite.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from sharded_orm.topology.aliases import sharded_databases
+
+FOLDER = os.environ["PROJECT_FOLDER"]
+
+SECRET_KEY = "project"
+USE_TZ = True
+ROOT_URLCONF = "tests.integration.testing_support.project.urls"
+STATIC_URL = "static/"
+MEDIA_URL = "media/"
+# Their rows are made anew after each flush, with other numbers.
+TEST_NON_SERIALIZED_APPS = ["django.contrib.contenttypes"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+SILENCED_SYSTEM_CHECKS = ["sharded_orm.W011"]
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "sharded_orm",
+    "tests.integration.testing_support.project.notes",
+]
+DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+
+if "PROJECT_EARLIER" in os.environ:  # as it was before somebody wrote migration 2
+    MIGRATION_MODULES = {
+        "notes": "tests.integration.testing_support.project.notes.earlier_migrations"
+    }
+
+if "PROJECT_NODES" in os.environ:
+    NODES = json.loads(os.environ["PROJECT_NODES"])
+    _default = {
+        **next(iter(NODES.values())),
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": "project_default",
+    }
+else:
+    NODES = {
+        name: {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": f"{FOLDER}/{name}"}
+        for name in ("one", "two")
+    }
+    _default = {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{FOLDER}/default.sqlite3"}
+    if "PROJECT_KEEPDB" in os.environ:
+        _default["TEST"] = {"NAME": f"{FOLDER}/test_default.sqlite3"}
+
+DATABASES = sharded_databases({"default": _default})
+SHARDED_ORM = {
+    "NODES": NODES,
+    "GROUPS": {
+        name: {
+            "STRATEGY": strategy,
+            "DATABASE_NAME": f"project_{name}_{{shard:03d}}",
+            "RANGES": [
+                {"range": (0, 3), "primary": "one", "replica": "two"},
+                {"range": (4, 7), "primary": "two"},
+            ],
+            "ATOMIC_REQUESTS": name == "notes",
+        }
+        for name, strategy in (("notes", "modulo"), ("other", "directory"))
+    },
+}

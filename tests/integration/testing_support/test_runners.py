@@ -1,0 +1,122 @@
+"""Django's test classes and runners with shards, run as a user runs them.
+
+The assertions on rows are in ``project/cases.py``: what they assert is part of what is
+tested here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from .conftest import Project
+
+# All of project/cases.py that is not meant to fail.
+CASES = 31
+
+
+def test_serially(project: Project) -> None:
+    run = project.test()
+    assert (run.code, run.count) == (0, CASES), run.output
+    assert len({process for process, _, _ in run.recorded}) == 1
+    assert all("test_project_notes_001" in schema for _, schema, _ in run.recorded)
+    assert project.schemas() == set()
+
+
+@pytest.mark.parametrize("order", ["--reverse", "--shuffle=17"])
+def test_in_other_orders(project: Project, order: str) -> None:
+    run = project.test(order)
+    assert (run.code, run.count) == (0, CASES), run.output
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_in_parallel(project: Project, method: str) -> None:
+    run = project.test("--parallel", "2", PROJECT_START_METHOD=method)
+    assert (run.code, run.count) == (0, CASES), run.output
+    of_process = {process: schema for process, schema, _ in run.recorded}
+    # Each process has shards of its own.
+    assert len(set(of_process.values())) == len(of_process) == 2
+    assert {os.path.splitext(schema)[0][-2:] for schema in of_process.values()} == {"_1", "_2"}
+    assert project.schemas() == set()
+
+
+def test_kept_databases(project: Project) -> None:
+    for arguments in ([], [], ["--parallel", "2"], ["--parallel", "2"]):
+        run = project.test("--keepdb", *arguments, PROJECT_KEEPDB="1")
+        assert (run.code, run.count) == (0, CASES), run.output
+        assert {"test_notes_template", "test_project_notes_001"} <= project.schemas()
+    assert {"test_project_notes_001_1", "test_project_notes_001_2"} <= project.schemas()
+
+
+def test_kept_shards_follow_the_template(project: Project) -> None:
+    """Shards of a run with fewer migrations are made anew from the migrated template."""
+    alone = ["--keepdb", "-k", "AfterRollsBack"]
+    first = project.test(*alone, PROJECT_KEEPDB="1", PROJECT_EARLIER="1")
+    # The row that the test expects comes with migration 2.
+    assert first.code == 1, first.output
+    assert "test_project_notes_000" in project.schemas()
+    second = project.test(*alone, PROJECT_KEEPDB="1")
+    assert (second.code, second.count) == (0, 1), second.output
+
+
+def test_dangling_references_are_found_after_a_test(project: Project) -> None:
+    run = project.test("-k", "BreaksConstraint")
+    if project.nodes is None:
+        assert run.code == 1
+        assert "has an invalid foreign key" in run.output
+    else:
+        assert run.code == 0, run.output
+
+
+def test_interrupted_run_leaves_nothing_in_the_way(project: Project) -> None:
+    project.test("-k", "Commits", PROJECT_DIES="1")
+    run = project.test("-k", "Commits")
+    assert run.code == 0, run.output
+    assert project.schemas() == set()
+
+
+def test_run_that_does_not_need_the_group(project: Project) -> None:
+    run = project.test("-k", ".Blocked.")
+    assert (run.code, run.count) == (0, 2), run.output
+    assert "shard group" not in run.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
+def test_pytest_django(project: Project, arguments: list[str]) -> None:
+    run = project.pytest(*arguments)
+    assert (run.code, run.count) == (0, 7), run.output
+    assert project.schemas() == set()
+
+
+def test_pytest_django_with_reused_databases(project: Project) -> None:
+    for _ in range(2):
+        run = project.pytest("--reuse-db")
+        assert (run.code, run.count) == (0, 7), run.output
+
+
+def test_without_migrations(project: Project) -> None:
+    run = project.pytest("--nomigrations", PROJECT_WITHOUT_MIGRATIONS="1")
+    assert (run.code, run.count) == (0, 7), run.output
+
+
+def test_statements_of_shards_are_shown_on_failure(project: Project) -> None:
+    run = project.test("-k", "Fails", "--debug-sql", "-v", "2")
+    assert run.code == 1
+    assert re.search(r"INSERT INTO .notes_note.", run.output), run.output
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["check", "--database", "notes"], "no issues"),
+        (["makemigrations", "--check"], "No changes"),
+        (["migrate", "--database", "notes"], "stands for all shards"),
+        (["flush", "--noinput", "--database", "notes"], "couldn't be flushed"),
+        (["inspectdb", "--database", "notes"], "stands for all shards"),
+        (["dbshell", "--database", "notes"], "stands for all shards"),
+    ],
+)
+def test_commands_on_the_group(project: Project, command: list[str], words: str) -> None:
+    assert words in project.manage(*command).output

@@ -1,0 +1,271 @@
+"""Shard wrappers of a thread: bounded, closed and logged through their group."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+from django.db import close_old_connections, connections, reset_queries
+from django.db.transaction import atomic
+from django.test.utils import CaptureQueriesContext
+
+from .conftest import GROUP, Shards
+
+
+@pytest.fixture
+def limit(shards: Shards) -> int:
+    shards.group.close()
+    for wrapper in shards.group.shards:
+        shards.group.shards.forget(wrapper)
+    shards.group.shards.limit = 2
+    return 2
+
+
+def kept(shards: Shards) -> list[str]:
+    return list(shards.group.shards.wrappers)
+
+
+def use(shards: Shards, number: int) -> Any:
+    with shards[number].cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return shards[number]
+
+
+def test_iteration_does_not_depend_on_the_shards_touched(shards: Shards) -> None:
+    before = list(connections)
+    for number in range(4):
+        use(shards, number)
+    assert list(connections) == before
+    assert GROUP in before
+
+
+def test_least_recently_used_wrapper_is_evicted(shards: Shards, limit: int) -> None:
+    first = use(shards, 0)
+    use(shards, 1)
+    use(shards, 0)
+    use(shards, 2)
+    assert kept(shards) == [shards.alias(0), shards.alias(2)]
+    assert shards[0] is first
+    assert not hasattr(connections._connections, shards.alias(1))  # type: ignore[attr-defined]
+
+
+def test_evicted_wrapper_is_freed(shards: Shards, limit: int) -> None:
+    reference = weakref.ref(use(shards, 0))
+    for number in (1, 2, 3):
+        use(shards, number)
+    gc.collect()
+    assert reference() is None
+
+
+def test_evicted_wrapper_that_is_held_goes_on_working(shards: Shards, limit: int) -> None:
+    held = use(shards, 0)
+    for number in (1, 2):
+        use(shards, number)
+    assert shards.alias(0) not in kept(shards)
+    with held.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM thing")
+        assert cursor.fetchone() == (0,)
+    # It is the alias's wrapper again, so it takes part in transactions.
+    assert shards[0] is held
+    assert shards.alias(0) in kept(shards)
+    with atomic(using=GROUP):
+        shards.add(0, 1)
+        assert shards.rows(0) == []
+
+
+def test_replaced_wrapper_is_a_connection_of_its_own(shards: Shards, limit: int) -> None:
+    held = use(shards, 0)
+    for number in (1, 2):
+        use(shards, number)
+    assert use(shards, 0) is not held
+    with held.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    with pytest.raises(Exception, match="replaced"), atomic(using=GROUP), held.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    held.close()
+
+
+def test_wrappers_in_a_transaction_stay(shards: Shards, limit: int) -> None:
+    with atomic(using=shards.alias(0)), atomic(using=GROUP):
+        for number in range(4):
+            shards.add(number, number)
+        assert len(kept(shards)) == 4
+    assert [shards.rows(number) for number in range(4)] == [[0], [1], [2], [3]]
+    use(shards, 3)
+    connections[shards.alias(5)].features  # noqa: B018  makes a wrapper
+    assert len(kept(shards)) == limit
+
+
+def test_wrappers_with_unread_rows_stay(shards: Shards, limit: int) -> None:
+    shards.add(0, 1)
+    shards.add(0, 2)
+    cursor = shards[0].cursor()
+    cursor.execute("SELECT value FROM thing ORDER BY value")
+    assert cursor.fetchone() == (1,)
+    for number in (1, 2, 3):
+        use(shards, number)
+    assert shards.alias(0) in kept(shards)
+    assert cursor.fetchone() == (2,)
+    cursor.close()
+    del cursor
+    for number in (1, 2, 3):
+        use(shards, number)
+    assert shards.alias(0) not in kept(shards)
+
+
+def test_wrappers_somebody_watches_stay(shards: Shards, limit: int) -> None:
+    with CaptureQueriesContext(shards[0]) as captured:
+        use(shards, 0)
+        for number in (1, 2, 3):
+            use(shards, number)
+        use(shards, 0)
+    assert len(captured) == 2
+
+
+def test_eviction_looks_at_a_few_only(shards: Shards, limit: int) -> None:
+    """A transaction over many shards must not cost the square of their number."""
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    for number in range(16):
+        shards[number].is_evictable = look
+    assert looks <= 16 * 8
+    assert len(kept(shards)) == 16
+
+
+def test_closing_and_clearing_reach_the_shards(shards: Shards) -> None:
+    shards.group.force_debug_cursor = True
+    try:
+        use(shards, 0)
+        use(shards, 1)
+    finally:
+        shards.group.force_debug_cursor = False
+    assert len(shards.group.queries_log) == 2
+    assert len(shards[0].queries_log) == len(shards[1].queries_log) == 1
+    reset_queries()
+    assert not shards.group.queries_log
+    assert not shards[0].queries_log
+    connections.close_all()
+    assert shards[0].connection is None
+    assert shards[1].connection is None
+
+
+def test_one_shards_log_does_not_hold_anothers(shards: Shards) -> None:
+    with CaptureQueriesContext(shards[0]) as captured:
+        use(shards, 0)
+        use(shards, 1)
+    assert [query["sql"] for query in captured] == ["SELECT 1"]
+
+
+def test_execute_wrappers_of_the_group_apply_to_shards(shards: Shards) -> None:
+    seen: list[str] = []
+
+    def watch(name: str) -> Any:
+        def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            seen.append(f"{name} {context['connection'].alias}")
+            return execute(sql, params, many, context)
+
+        return wrapper
+
+    with shards.group.execute_wrapper(watch("group")):
+        use(shards, 0)
+        with shards[1].execute_wrapper(watch("own")):
+            use(shards, 1)
+    use(shards, 0)
+    assert seen == ["group photos_00000", "group photos_00001", "own photos_00001"]
+
+
+def test_connections_are_closed_after_the_request(shards: Shards) -> None:
+    for number in (0, 1):
+        shards[number].settings_dict["CONN_MAX_AGE"] = number * 3600
+        shards[number].close()
+        use(shards, number)
+    close_old_connections()
+    assert shards[0].connection is None
+    assert shards[1].connection is not None
+
+
+def test_connection_that_outlives_its_age_while_not_used(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    for number in (0, 1):
+        shards[number].settings_dict["CONN_MAX_AGE"] = 60 + 60 * number
+        shards[number].close()
+        use(shards, number)
+    close_old_connections()
+    assert shards[0].connection is not None
+    now += 61
+    close_old_connections()
+    assert shards[0].connection is None
+    assert shards[1].connection is not None
+    now += 61
+    close_old_connections()
+    assert shards[1].connection is None
+
+
+def test_request_signals_visit_only_what_was_used(shards: Shards) -> None:
+    for number in range(4):
+        shards[number].settings_dict["CONN_MAX_AGE"] = None
+        use(shards, number)
+    close_old_connections()
+    visits: list[int] = []
+    for number in range(4):
+        shards[number].close_if_unusable_or_obsolete = lambda n=number: visits.append(n)
+    use(shards, 2)
+    use(shards, 2)
+    close_old_connections()
+    close_old_connections()
+    assert visits == [2]
+
+
+def test_transaction_left_open_is_closed_after_the_request(shards: Shards) -> None:
+    shards[0].set_autocommit(False)
+    shards.add(0, 1)
+    assert shards.group.open_transactions() == {shards.alias(0)}
+    close_old_connections()
+    assert shards[0].connection is None
+    shards.group.set_autocommit(False)
+    shards.add(1, 1)
+    close_old_connections()
+    assert shards.rows(0) == shards.rows(1) == []
+    shards.add(1, 2)
+    assert shards.rows(1) == [2]
+
+
+def test_each_thread_has_its_own(shards: Shards) -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            shards.add(0, 1)
+            found.extend([shards[0], shards.group])
+        finally:
+            connections.close_all()
+
+    with atomic(using=GROUP):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert found[0] is not shards[0]
+        assert found[0].group_wrapper is found[1]
+        assert found[1] is not shards.group
+    assert shards.rows(0) == [1]
+
+
+def test_copy_is_apart(shards: Shards) -> None:
+    other = shards[0].copy()
+    with atomic(using=GROUP):
+        with other.cursor() as cursor:
+            cursor.execute("INSERT INTO thing (value) VALUES (1)")
+        assert shards.rows(0) == [1]
+    other.close()
+    assert other.shard is None

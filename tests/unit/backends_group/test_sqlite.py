@@ -1,0 +1,75 @@
+"""SQLite's part: a file per shard, which exists only when it was created on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError, connections
+
+from sharded_orm.exceptions import ShardDatabaseMissing
+from sharded_orm.topology.model import Topology
+
+from .conftest import Shards
+
+
+def file_of(alias: str) -> Path:
+    return Path(connections[alias].settings_dict["NAME"])
+
+
+def test_missing_file_is_an_error_and_is_not_made(folder: Topology) -> None:
+    with pytest.raises(ShardDatabaseMissing) as caught:
+        connections["photos_00003"].cursor()
+    message = str(caught.value)
+    assert "'photos_00003'" in message
+    assert "'local_1'" in message
+    assert "manage.py migrate --database photos_00003" in message
+    assert isinstance(caught.value, OperationalError)
+    assert not file_of("photos_00003").exists()
+
+
+def test_create_shard_database(folder: Topology) -> None:
+    wrapper = connections["photos_00003"]
+    wrapper.create_shard_database()  # type: ignore[attr-defined]
+    assert file_of("photos_00003").exists()
+    with wrapper.cursor() as cursor:
+        cursor.execute("CREATE TABLE thing (value integer)")
+    wrapper.create_shard_database()  # type: ignore[attr-defined]
+    with wrapper.cursor() as cursor:
+        assert wrapper.introspection.table_names(cursor) == ["thing"]
+
+
+def test_migrate_creates_the_file(folder: Topology) -> None:
+    call_command("migrate", database="photos_00003", verbosity=0)
+    with connections["photos_00003"].cursor() as cursor:
+        tables = connections["photos_00003"].introspection.table_names(cursor)
+    assert "django_migrations" in tables
+
+
+def test_other_errors_are_not_taken_for_a_missing_file(folder: Topology) -> None:
+    path = file_of("photos_00003")
+    path.mkdir(parents=True)
+    with pytest.raises(OperationalError) as caught:
+        connections["photos_00003"].cursor()
+    assert not isinstance(caught.value, ShardDatabaseMissing)
+
+
+def test_strange_names(folder: Topology, tmp_path: Path) -> None:
+    wrapper = connections["photos_00003"]
+    wrapper.settings_dict["NAME"] = str(tmp_path / "a ?b#c%20d" / "é.sqlite3")
+    wrapper.create_shard_database()  # type: ignore[attr-defined]
+    with wrapper.cursor() as cursor:
+        cursor.execute("CREATE TABLE thing (value integer)")
+    wrapper.close()
+    assert [path.name for path in tmp_path.rglob("*.sqlite3")] == ["é.sqlite3"]
+
+
+def test_shards_are_apart(shards: Shards) -> None:
+    shards.add(0, 1)
+    assert (shards.rows(0), shards.rows(1)) == ([1], [])
+
+
+def test_open_files_are_bounded(folder: Topology) -> None:
+    group = connections["photos"]
+    assert group.shards.limit == 128  # type: ignore[attr-defined]
