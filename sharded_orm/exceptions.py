@@ -20,8 +20,7 @@
     ├── SessionStateRefused        (NotSupportedError)     session state that cannot be kept apart
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     └── TicketError
-        ├── TicketServersUnavailable (OperationalError)    no ticket server answers
-        └── UnknownSequence          (LookupError)         no such sequence on a ticket server
+        └── TicketServersUnavailable (OperationalError)    no ticket server answers
 
 Each also inherits the class that callers of Django already catch.
 """
@@ -148,7 +147,3 @@ class TicketServersUnavailable(TicketError, OperationalError):
         super().__init__(
             f"No ticket server could hand out an id of sequence {sequence!r} ({shown})."
         )
-
-
-class UnknownSequence(TicketError, LookupError):
-    """The sequence does not exist on the ticket server."""

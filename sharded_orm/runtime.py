@@ -184,12 +184,23 @@ def reset() -> None:
         settings.DATABASES._groups_changed(names)
 
 
+def shard(name: str, number: int) -> Shard:
+    """Shard ``number`` of group ``name``. Raises :exc:`UnknownShard`."""
+    try:
+        return group(name).shard(number)
+    except LookupError as exc:
+        raise UnknownShard(
+            f"{exc.args[0]} If a key was placed on it, this process has older settings than the"
+            " one that placed it: restart it with the current SHARDED_ORM."
+        ) from exc
+
+
 def locate(name: str, key: Any) -> Shard | None:
     """The shard of ``key`` in group ``name``; None while it has none. Never writes."""
     number = strategy(name).locate(key)
-    return None if number is None else group(name).shard(number)
+    return None if number is None else shard(name, number)
 
 
 def place(name: str, key: Any) -> Shard:
     """The shard of ``key``, which is given one if it has none. See :meth:`Strategy.place`."""
-    return group(name).shard(strategy(name).place(key))
+    return shard(name, strategy(name).place(key))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sharded_orm.models.routes import Route
 
 # Frames of the library and of Django are not where the query was written.
-_INSIDE = tuple(f"{Path(module.__file__).parent}{os.sep}" for module in (sharded_orm, django))
+_INSIDE = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (sharded_orm, django))
 
 
 class ScatterSignal(Signal):

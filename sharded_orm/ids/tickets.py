@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import request_finished, request_started
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
+from sharded_orm.autonomous import AutonomousConnections
 from sharded_orm.exceptions import TicketError, TicketServersUnavailable
 from sharded_orm.ids.base import IdGenerator
 
@@ -26,8 +26,8 @@ class TicketGenerator(IdGenerator):
 
     :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
 
-    A request is one statement in autocommit on a connection of its own, so that the
-    caller's transaction neither holds the sequence's row nor takes ids back. When a
+    A request is one autonomous statement: the caller's transaction neither holds the
+    sequence's row nor takes ids back. When a
     server does not answer the next one serves; :exc:`TicketServersUnavailable` names
     the causes when none does. A sequence begins at its first use.
     """
@@ -35,10 +35,8 @@ class TicketGenerator(IdGenerator):
     def __init__(self, aliases: Sequence[str]) -> None:
         self._aliases = tuple(aliases)
         self._turn = itertools.count()
-        self._own = threading.local()
+        self._connections = AutonomousConnections()
         self._one_writer = threading.Lock()
-        request_started.connect(self._close_obsolete)
-        request_finished.connect(self._close_obsolete)
 
     def take(self, sequence: str, count: int) -> range:
         if not isinstance(count, int) or count < 1:
@@ -63,7 +61,7 @@ class TicketGenerator(IdGenerator):
 
     def _advance(self, alias: str, sequence: str, by: int, start: int) -> int:
         """Move the sequence forward by ``by`` and return where it stands now."""
-        connection = self._connection(alias)
+        connection = self._connections.get(alias).connection
         # SQLite has one writer at a time anyway, and threads that share an in-memory
         # database (tests) are refused at once instead of waiting.
         with self._one_writer if connection.vendor == "sqlite" else nullcontext():
@@ -76,7 +74,8 @@ class TicketGenerator(IdGenerator):
         with connection.cursor() as cursor:
             # The bound keeps the last id below 2**63: beyond it MySQL without strict mode
             # would repeat the last value, and SQLite turn to floating point.
-            where, values = "WHERE name = %s AND value <= %s", [by, sequence, LAST_ID - by]
+            where = "WHERE name = %s AND value <= %s"
+            values: list[int | str] = [by, sequence, LAST_ID - by]
             if connection.vendor == "mysql":
                 # LAST_INSERT_ID(expr) makes the new value this session's insert id, so
                 # it comes back with the statement's own answer: one round trip.
@@ -110,20 +109,3 @@ class TicketGenerator(IdGenerator):
             f"SELECT 1 FROM {table} WHERE name = %s AND value > %s", [sequence, LAST_ID - by]
         )
         return cursor.fetchone() is not None
-
-    def _connection(self, alias: str) -> BaseDatabaseWrapper:
-        own: dict[str, Any] = self._own.__dict__.setdefault("connections", {})
-        settings = connections.settings[alias]
-        connection = own.get(alias)
-        if connection is None or connection.settings_dict["NAME"] != settings["NAME"]:
-            connection = own[alias] = connections.create_connection(alias)
-        return connection
-
-    def close(self) -> None:
-        """Close this thread's connections; the next request opens new ones."""
-        for connection in self._own.__dict__.pop("connections", {}).values():
-            connection.close()
-
-    def _close_obsolete(self, **kwargs: Any) -> None:
-        for connection in self._own.__dict__.get("connections", {}).values():
-            connection.close_if_unusable_or_obsolete()

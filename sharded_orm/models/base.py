@@ -9,6 +9,7 @@ from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models.colocation import check_colocated
 from sharded_orm.models.options import ShardOptions, describe, shard_options
 from sharded_orm.models.query import ShardedManager
 from sharded_orm.models.relations import install_descriptors
@@ -208,7 +209,15 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
 
 class GlobalQuerySet(models.QuerySet[Any, Any]):
-    """The queryset of global models, with the methods that sharded ones have (Y1)."""
+    """The queryset of global models, with the methods that sharded ones have (Y1).
+
+    A join to a sharded model raises :exc:`CrossShardRelation`.
+    """
+
+    @property
+    def db(self) -> str:
+        check_colocated(self.query, None)
+        return super().db
 
     def scatter(self, *, partial: bool = False) -> Self:
         """The same query: there is one database to ask."""

@@ -17,8 +17,10 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.options import shard_options
 
 
-def check_colocated(query: Query, group: str) -> None:
+def check_colocated(query: Query, group: str | None) -> None:
     """Raise :exc:`CrossShardRelation` if ``query`` reaches outside ``group``.
+
+    :param group: None for the global database.
 
     Costs next to nothing for a query on one table.
     """
@@ -36,19 +38,20 @@ def check_colocated(query: Query, group: str) -> None:
         check_colocated(inner, group)
 
 
-def _check_model(query: Query, model: Any, group: str, verb: str) -> None:
+def _check_model(query: Query, model: Any, group: str | None, verb: str) -> None:
     options = shard_options(model)
-    if options is not None and options.group == group:
+    if (options.group if options is not None else None) == group:
         return
     where = "in the global database" if options is None else f"in group {options.group!r}"
+    home = "global" if group is None else f"group {group!r}"
     raise CrossShardRelation(
-        f"The query on {query.get_meta().object_name} (group {group!r}) {verb} {model.__name__}, which is"
+        f"The query on {query.get_meta().object_name} ({home}) {verb} {model.__name__}, which is"
         f" {where}. One statement cannot reach both: query them one after the other"
         " (prefetch_related does), or filter by the foreign key's value instead."
     )
 
 
-def _check_select_related(query: Query, meta: Any, wanted: Any, group: str) -> None:
+def _check_select_related(query: Query, meta: Any, wanted: Any, group: str | None) -> None:
     if wanted is True:
         for field in meta.fields:
             if field.remote_field and not field.null:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
 
-from django.core.signals import request_finished, request_started
-from django.db import connections, models
+from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
+
+from sharded_orm.autonomous import AutonomousConnections
 
 BATCH = 500
 
@@ -39,24 +38,21 @@ class Placement(models.Model):
 class DatabaseDirectory:
     """Placements in the table on ``alias``; thread-safe.
 
-    Everything here is committed on its own: on the thread's connection while that
-    stands in autocommit, else on a connection beside it, which the caller's transaction
-    cannot roll back. Only inside Django's ``TestCase`` does it join the test's
-    transaction (and says "not committed"), so that tests leave nothing behind.
+    Reads and writes are autonomous statements: the caller's transaction can neither hide
+    nor roll back a placement. Inside Django's ``TestCase`` they join the test's
+    transaction and are told apart as "not committed".
     """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._own = threading.local()
-        request_started.connect(self._close_obsolete)
-        request_finished.connect(self._close_obsolete)
+        self._connections = AutonomousConnections()
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        connection, committed = self._connection()
+        connection, committed = self._connections.get(self._alias)
         return self._find(connection, committed, group, list(keys))
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        connection, committed = self._connection()
+        connection, committed = self._connections.get(self._alias)
         fields = [f for f in Placement._meta.concrete_fields if not f.primary_key]
         rows: list[models.Model] = [
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
@@ -82,20 +78,3 @@ class DatabaseDirectory:
             for key, number in query.get_compiler(connection=connection).results_iter():
                 found[key] = (number, committed)
         return found
-
-    def _connection(self) -> tuple[BaseDatabaseWrapper, bool]:
-        shared = connections[self._alias]
-        if not shared.in_atomic_block and shared.get_autocommit():
-            return shared, True
-        if any(getattr(block, "_from_testcase", False) for block in shared.atomic_blocks):
-            return shared, False
-        own = getattr(self._own, "connection", None)
-        if own is None or own.settings_dict["NAME"] != shared.settings_dict["NAME"]:
-            own = connections.create_connection(self._alias)
-            self._own.connection = own
-        return own, True
-
-    def _close_obsolete(self, **kwargs: Any) -> None:
-        own = getattr(self._own, "connection", None)
-        if own is not None:
-            own.close_if_unusable_or_obsolete()

@@ -13,14 +13,14 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.query import prefetch_related_objects
 
 from sharded_orm import runtime, scatter
-from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.options import (
     ShardOptions,
     shard_key_required,
     shard_options,
 )
 from sharded_orm.models.relations import by_alias, split_lookups
-from sharded_orm.models.routes import Route, route, targets
+from sharded_orm.models.routes import Route, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
@@ -39,6 +39,8 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     _scatters = False
     _partial = False
+    #: Where the query that runs right now was routed to: it is not routed again.
+    _running_on: str | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
 
@@ -67,6 +69,13 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         # The group's own alias says no more than "somewhere in the group".
         return self._db is not None and self._db != self._options.group
 
+    def __repr__(self) -> str:
+        # What a shell or an error page shows; it must not fail for want of a key.
+        try:
+            return super().__repr__()
+        except ShardKeyRequired as exc:
+            return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
+
     def _route(self) -> Route:
         return route(self._options, self.query, self._hints, scatter=self._scatters)
 
@@ -77,21 +86,42 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         SQL on the group's alias is refused, so whatever is not prepared for several
         shards fails closed.
         """
+        if self._running_on is not None:
+            return self._running_on
         if self._pinned():
             return str(self._db)
+        options = self._options
+        if (shard := only_shard(options, self.query)) is not None:
+            return shard.alias
         found = self._route()
         return found.aliases[0] if len(found.shards) == 1 else found.group
 
-    def _targets(self) -> list[Target] | None:
-        """The shards to merge; None when Django's own code on :attr:`db` is right."""
+    def _destination(self) -> str | list[Target]:
+        """The one alias that Django's own code is right for, or the shards to merge."""
         if self._pinned():
-            return None
+            return str(self._db)
+        options = self._options
+        if (shard := only_shard(options, self.query)) is not None:
+            return shard.alias
         found = self._route()
         if len(found.shards) == 1:
-            return None
+            return found.aliases[0]
         if len(found.shards) > 1 and self._scatters:
             scattered.announce(self.model, found)
-        return targets(self._options, self.query, found)
+        return targets(options, self.query, found)
+
+    def _targets(self) -> list[Target] | None:
+        """The shards to merge; None when Django's own code on :attr:`db` is right."""
+        where = self._destination()
+        return None if isinstance(where, str) else where
+
+    def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Django's own code on ``alias``; it asks for :attr:`db` up to three times."""
+        self._running_on = alias
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._running_on = None
 
     def explain_routing(self) -> Route:
         """Where this query would go, and why. Runs no query but the directory's.
@@ -100,9 +130,12 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         and ``reason``.
         """
         if self._pinned():
-            shard = runtime.topology().resolve(str(self._db))
-            numbers = () if shard is None else (shard.number,)
-            return Route(self._options.group, numbers, f"using({self._db!r}) names it")
+            alias, group = str(self._db), self._options.group
+            reason = f"using({alias!r}) names it"
+            shard = runtime.topology().resolve(alias)
+            if shard is None or shard.group != group:
+                return Route(group, (), reason, outside=alias)
+            return Route(group, (shard.number,), reason)
         return self._route()
 
     def scatter(self, *, partial: bool = False) -> Self:
@@ -117,7 +150,8 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     def _clone(self) -> Self:
         clone: Self = super()._clone()  # type: ignore[misc]
-        clone._scatters, clone._partial = self._scatters, self._partial
+        if self._scatters:
+            clone._scatters, clone._partial = True, self._partial
         return clone
 
     def __or__(self, other: Any) -> Any:
@@ -155,8 +189,14 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         return how
 
     def _fetch_all(self) -> None:
-        if self._result_cache is None and (several := self._targets()) is not None:
-            self._result_cache = list(self._rows(several))
+        if self._result_cache is not None:
+            super()._fetch_all()
+            return
+        where = self._destination()
+        if isinstance(where, str):
+            self._run_on(where, super()._fetch_all)
+            return
+        self._result_cache = list(self._rows(where))
         super()._fetch_all()
 
     def _prefetch_related_objects(self) -> None:
@@ -210,14 +250,20 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         return clone
 
     def count(self) -> int:
-        if self._result_cache is None and (several := self._targets()) is not None:
-            return scatter.count(self, several, **self._merging())
-        return super().count()
+        if self._result_cache is not None:
+            return super().count()
+        where = self._destination()
+        if isinstance(where, str):
+            return int(self._run_on(where, super().count))
+        return scatter.count(self, where, **self._merging())
 
     def exists(self) -> bool:
-        if self._result_cache is None and (several := self._targets()) is not None:
-            return scatter.exists(self, several, **self._merging())
-        return super().exists()
+        if self._result_cache is not None:
+            return super().exists()
+        where = self._destination()
+        if isinstance(where, str):
+            return bool(self._run_on(where, super().exists))
+        return scatter.exists(self, where, **self._merging())
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         several = self._targets()
@@ -252,8 +298,10 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         if using is None and not self._pinned():
             found = self._route()
             if len(found.shards) != 1:
-                raise shard_key_required(
-                    self._options, f"raw SQL runs on one shard, not on {len(found.shards)}"
+                raise ShardKeyRequired(
+                    f"raw() on {self.model.__name__} runs on one shard, and this query is about"
+                    f" {len(found.shards)}: filter by one key before it, or name the shard with"
+                    f" raw(…, using='{found.group}_00000')."
                 )
             using = found.aliases[0]
         return super().raw(raw_query, params, translations, using or self._db)
@@ -331,9 +379,8 @@ class ShardedQuerySet(QuerySet[Any, Any]):
         for key, obj in zip(keys, objs, strict=True):
             by_shard.setdefault(numbers[key], []).append(obj)
         self._fill_ids(objs)
-        group = runtime.group(options.group)
         for number, rows in sorted(by_shard.items()):
-            alias = group.shard(number).alias
+            alias = runtime.shard(options.group, number).alias
             super(ShardedQuerySet, self.using(alias)).bulk_create(rows, *args, **kwargs)
         return objs
 
@@ -366,11 +413,13 @@ class ShardedQuerySet(QuerySet[Any, Any]):
 
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
-        several = None if self.query.is_sliced or self.query.combinator else self._targets()
-        if several is None:
-            return super().update(**kwargs)
+        if self.query.is_sliced or self.query.combinator:
+            return super().update(**kwargs)  # Refuses it.
+        where = self._destination()
+        if isinstance(where, str):
+            return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
-        return sum(super(ShardedQuerySet, self._on(target)).update(**kwargs) for target in several)
+        return sum(super(ShardedQuerySet, self._on(target)).update(**kwargs) for target in where)
 
     def delete(self) -> tuple[int, dict[str, int]]:
         several = None if self.query.is_sliced or self.query.combinator else self._targets()

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
-from django.db.models.lookups import In
+from django.db.models.expressions import Col
+from django.db.models.lookups import Exact, In
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
@@ -24,6 +26,7 @@ from sharded_orm.models.options import (
 )
 from sharded_orm.routing.where import Bound, WhereReader
 from sharded_orm.scatter import Target
+from sharded_orm.topology.model import Shard
 
 # Where an unbounded query may go: set while Django validates one instance, whose
 # uniqueness can only be asked of its own shard.
@@ -51,18 +54,24 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
+    #: The alias that was named with ``using()``, if it is no shard of the group: where a
+    #: table stood before its model was sharded, say.
+    outside: str | None = None
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        group = runtime.group(self.group)
-        return tuple(group.shard(number).alias for number in self.shards)
+        if self.outside is not None:
+            return (self.outside,)
+        return tuple(runtime.shard(self.group, number).alias for number in self.shards)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        group = runtime.group(self.group)
-        return tuple(dict.fromkeys(group.shard(number).node for number in self.shards))
+        nodes = (runtime.shard(self.group, number).node for number in self.shards)
+        return tuple(dict.fromkeys(nodes))
 
     def __str__(self) -> str:
+        if self.outside is not None:
+            return f"{self.outside!r}, which is no shard of group {self.group!r}, because {self.reason}"
         if not self.shards:
             return f"group {self.group!r}: no shard, the result is empty ({self.reason})"
         aliases = self.aliases
@@ -96,6 +105,41 @@ def route(options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter
     if shard is not None and shard.group == options.group:
         return Route(options.group, (shard.number,), f"it validates a row of {alias!r}")
     raise shard_key_required(options, "this query does not say which shards it is about")
+
+
+# Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
+_PLAIN_KEYS = frozenset({int, str, UUID})
+
+
+def only_shard(options: ShardOptions, query: Query) -> Shard | None:
+    """The shard of a query that says no more than ``key = value AND …``; else None.
+
+    What :func:`route` would find, for the commonest queries in a fifth of its time: one
+    table, plain equalities, the key once among them. None means: ask :func:`route`.
+    """
+    where = query.where
+    if (
+        len(query.alias_map) != 1
+        or query.combinator
+        or query.annotations
+        or query.select_related
+        or where.negated
+        or where.connector != AND
+    ):
+        return None
+    key, value = options.key, None
+    for lookup in where.children:
+        if not isinstance(lookup, Exact) or type(lookup.lhs) is not Col:
+            return None
+        if lookup.lhs.target is key:
+            if value is not None:
+                return None
+            value = lookup.rhs
+            if type(value) not in _PLAIN_KEYS:
+                return None
+        elif hasattr(lookup.rhs, "resolve_expression"):
+            return None
+    return None if value is None else runtime.locate(options.group, value)
 
 
 def _bound(options: ShardOptions, query: Query) -> Bound | None:
@@ -154,8 +198,7 @@ def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
 
     A shard is asked for its own keys only where the query names them by ``__in``.
     """
-    group = runtime.group(options.group)
-    shards = [group.shard(number) for number in found.shards]
+    shards = [runtime.shard(options.group, number) for number in found.shards]
     if len(shards) < 2 or not _splits(_reader(options, query), query.where):
         return [Target(shard, query) for shard in shards]
     return [Target(shard, _own_keys(options, query, shard.number)) for shard in shards]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from django.db.models import Model, Q
 from django.db.models.sql import Query
+from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
 from sharded_orm.routing.where import OnShard
@@ -20,10 +25,56 @@ class ShardedQuery(Query):
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:
-        options = shard_options(self.model) if self.model is not None else None
-        if options is not None and not q_object.negated:
-            q_object = _with_shards(options, q_object)
+        if not q_object.negated and any(map(_mentions_instance, q_object.children)):
+            options = shard_options(self.model) if self.model is not None else None
+            if options is not None:
+                q_object = _with_shards(options, q_object)
         super().add_q(q_object, reuse_all)
+
+    def build_filter(
+        self,
+        filter_expr: Any,
+        branch_negated: bool = False,
+        current_negated: bool = False,
+        can_reuse: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # Pays for the condition on the shard key that every query has: a column of the
+        # query's own table that is equal to a plain value needs nothing of what Django's
+        # method resolves, joins and trims. The condition is made in the same way.
+        if type(filter_expr) is tuple and not branch_negated and not self.annotations:
+            name, value = filter_expr
+            if type(value) in _PLAIN and (field := _own_columns(self.model).get(name)):
+                alias = self.get_initial_alias()
+                self._lookup_joins = [alias]
+                if can_reuse is not None:
+                    can_reuse.add(alias)
+                column = self._get_col(field, field, alias)  # type: ignore[attr-defined]
+                condition = self.build_lookup(["exact"], column, value)
+                return WhereNode([condition], connector=AND), {alias}
+        return super().build_filter(
+            filter_expr, branch_negated, current_negated, can_reuse, *args, **kwargs
+        )
+
+
+_PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
+
+
+@lru_cache(maxsize=None)
+def _own_columns(model: Any) -> dict[str, Any]:
+    """The columns of the model's own table that are no relations, by name and ``pk``."""
+    if model is None:
+        return {}
+    meta = model._meta
+    own = {
+        field.name: field
+        for field in meta.concrete_fields
+        if not field.is_relation and field.model._meta.concrete_model is meta.concrete_model
+    }
+    if meta.pk.name in own:
+        own["pk"] = meta.pk
+    return own
 
 
 def _with_shards(options: ShardOptions, condition: Any) -> Any:

@@ -5,7 +5,10 @@ Nothing has to be set up: Django's ``TestCase``, ``TransactionTestCase``, ``--pa
 ``databases``::
 
     class PhotoTests(TestCase):
-        databases = {"default", "photos"}
+        databases = {"default", "photos", "tickets_1", "tickets_2"}
+
+(The ticket servers because new rows draw their ids there; the directory's alias too, if
+it is not ``default``.)
 
 Test shards are clones of a template that is migrated once per run; each is made when
 it is first used.

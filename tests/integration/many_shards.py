@@ -44,7 +44,7 @@ def main(folder: str) -> None:
 
     def touch(numbers: range) -> None:
         for number in numbers:
-            connections[f"fleet_{number:05d}"]  # noqa: B018  making it is the point
+            connections[f"fleet_{number:05d}"]
 
     tracemalloc.start()
     touch(range(SHARDS))
@@ -60,7 +60,7 @@ def main(folder: str) -> None:
         touch(range(2, SHARDS))
         in_transaction_kept = connections["fleet_00001"] is held
     group = connections["fleet"]
-    print(
+    sys.stdout.write(
         json.dumps(
             {
                 "kept": len(group.shards.wrappers),

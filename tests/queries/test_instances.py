@@ -245,3 +245,12 @@ def test_composite_keys_that_contain_the_shard_key(placed: None) -> None:
     assert votes[1].value == 9
     assert votes[1].delete()[0] == 1
     assert list(Vote.objects.filter(user_id__in=[ONE, TWO])) == votes[:1]
+
+
+def test_global_rows_do_not_join_sharded_ones(albums: list[Album]) -> None:
+    for query in (
+        Person.objects.filter(albums__title="user1"),
+        Person.objects.filter(pk__in=Album.objects.filter(title="user1").values("owner")),
+    ):
+        with pytest.raises(CrossShardRelation, match="Album"):
+            list(query)

@@ -11,7 +11,8 @@ from asgiref.sync import async_to_sync
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q
 from django.test import TestCase
 
-from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyRequired, UnknownShard
 from tests.photos.models import Comment, Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO, UNPLACED
 
@@ -236,3 +237,22 @@ def test_posted_after(rows: list[Photo]) -> None:
     recent = of(ONE).filter(posted_at__gt=START + timedelta(minutes=1)).order_by("-posted_at")[:20]
     with assert_queries(1, using="photos"):
         assert [row.title for row in recent] == ["p3"]
+
+
+def test_using_an_alias_outside_of_the_group_is_taken_at_its_word(rows: list[Photo]) -> None:
+    route = Photo.objects.using("default").explain_routing()
+    assert (route.shards, route.aliases) == ((), ("default",))
+    assert "no shard of group 'photos'" in str(route)
+    assert Photo.objects.using("photos").filter(user_id=TWO).count() == 2
+
+
+def test_repr_never_fails_for_want_of_a_key(rows: list[Photo]) -> None:
+    assert "not evaluated: Photo is sharded by 'user_id'" in repr(Photo.objects.all())
+    assert "p1" in repr(of(TWO))
+
+
+def test_a_shard_that_this_process_does_not_know(rows: list[Photo]) -> None:
+    store = runtime.strategy("photos").store  # type: ignore[attr-defined]
+    store.place("photos", {"900": 16})
+    with pytest.raises(UnknownShard, match="older settings"):
+        of(900).count()

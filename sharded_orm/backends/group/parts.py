@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
     return GroupAliasError(
         f"The alias {alias!r} stands for all shards of the group and has no database of its own:"
-        f" it cannot {what}. Use a sharded model's manager, which routes to the shard, or name one"
-        f" shard, such as {alias + '_00000'!r}."
+        f" it cannot {what}. Use a sharded model's manager, which routes to the shard; name one"
+        f" shard, such as {alias + '_00000'!r}; or migrate all of them with 'migrate_shards'."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError, call_command
@@ -81,6 +81,6 @@ def _numbers(text: str) -> list[range]:
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1
         if last < first:
-            raise ValueError(f"{part!r} is not a number or a range such as 0-511")
+            raise ArgumentTypeError(f"{part!r} is not a number or a range such as 0-511")
         ranges.append(range(first, last + 1))
     return ranges

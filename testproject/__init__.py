@@ -1,0 +1,1 @@
+"""A photo-sharing site and a film database: an example of a project with shards."""

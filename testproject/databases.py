@@ -1,0 +1,100 @@
+"""The databases of the example: SQLite files by default, MariaDB where the environment says so.
+
+``SHARDED_ORM_DEMO_DIR``
+    The folder of the SQLite files; by default ``testproject/var``.
+``SHARDED_ORM_DEMO_MYSQL``
+    MariaDB servers instead of files: a JSON list of one or two
+    ``{"host": …, "port": …, "user": …, "password": …}``. The shards are spread over them.
+``SHARDED_ORM_DEMO_PREFIX``
+    What the names of all databases on MariaDB begin with; by default ``demo_``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+#: The aliases of ``DATABASES`` beside the shards: the global database, the directory
+#: of users, and the pair of ticket servers.
+ALIASES = ("default", "directory", "tickets_1", "tickets_2")
+SHARDS = 16
+
+
+def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The explicit entries of ``DATABASES``, and ``SHARDED_ORM``.
+
+    :param folder: where SQLite files go.
+    """
+    servers = os.environ.get("SHARDED_ORM_DEMO_MYSQL")
+    if not servers:
+        return _sqlite(folder)
+    return _mysql(servers, os.environ.get("SHARDED_ORM_DEMO_PREFIX", "demo_"))
+
+
+def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    engine: dict[str, Any] = {
+        "ENGINE": "sharded_orm.backends.sqlite3",
+        "OPTIONS": {
+            # The server of the demo has several threads; one that wants to write waits.
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        },
+    }
+    databases = {alias: {**engine, "NAME": str(folder / f"{alias}.sqlite3")} for alias in ALIASES}
+    nodes = {name: {**engine, "NAME": str(folder / name)} for name in ("node_1", "node_2")}
+    return databases, _sharded_orm(nodes, prefix="")
+
+
+def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    try:
+        found = [
+            {key.upper(): value for key, value in server.items()} for server in json.loads(servers)
+        ]
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise ImproperlyConfigured(
+            "SHARDED_ORM_DEMO_MYSQL must be a JSON list of"
+            ' {"host": …, "port": …, "user": …, "password": …}'
+        ) from exc
+    if not found:
+        raise ImproperlyConfigured("SHARDED_ORM_DEMO_MYSQL names no server.")
+    engine: dict[str, Any] = {
+        "ENGINE": "sharded_orm.backends.mysql",
+        "CONN_MAX_AGE": 60,
+        "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
+    }
+    one, two = found[0], found[-1]
+    # The second ticket server is on the other node, where there is one.
+    databases = {
+        alias: {**engine, **(two if alias == "tickets_2" else one), "NAME": f"{prefix}{alias}"}
+        for alias in ALIASES
+    }
+    nodes = {"node_1": {**engine, **one}, "node_2": {**engine, **two}}
+    return databases, _sharded_orm(nodes, prefix)
+
+
+def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any]:
+    def group(name: str, strategy: str) -> dict[str, Any]:
+        return {
+            "STRATEGY": strategy,
+            "RANGES": [
+                {"range": (0, SHARDS // 2 - 1), "primary": "node_1"},
+                {"range": (SHARDS // 2, SHARDS - 1), "primary": "node_2"},
+            ],
+            "DATABASE_NAME": f"{prefix}{name}_{{shard:05d}}",
+        }
+
+    return {
+        "NODES": nodes,
+        "GROUPS": {
+            # Who owns a photo is looked up; whose rating it is can be computed.
+            "photos": group("photos", "directory"),
+            "ratings": group("ratings", "modulo"),
+        },
+        "TICKETS": ["tickets_1", "tickets_2"],
+        "DIRECTORY": "directory",
+    }

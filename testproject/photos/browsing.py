@@ -1,0 +1,127 @@
+"""The site looked at over HTTP, as a browser would: ``manage.py demo --check``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.message import Message
+from http.cookiejar import CookieJar
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
+
+from django.contrib.staticfiles.handlers import StaticFilesHandler
+from django.core.servers.basehttp import (
+    ThreadedWSGIServer,
+    WSGIRequestHandler,
+    get_internal_wsgi_application,
+)
+
+from testproject.photos.models import PhotoOwner
+from testproject.photos.preparing import ADMIN
+
+TIMEOUT = 30  # seconds
+
+
+class CheckFailed(Exception):
+    """A page is not what it should be."""
+
+
+@contextmanager
+def serving(host: str, port: int) -> Iterator[str]:
+    """Django's own server in a thread; yields its address. Port 0 is a free one."""
+
+    class Handler(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass  # What was asked is printed by the check.
+
+    server = ThreadedWSGIServer((host, port), Handler, ipv6=":" in host)
+    server.set_app(StaticFilesHandler(get_internal_wsgi_application()))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Browser:
+    """Keeps cookies and does not follow redirects."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.cookies = CookieJar()
+        self._opener = build_opener(HTTPCookieProcessor(self.cookies), _StayHere())
+
+    def open(self, path: str, form: dict[str, str] | None = None) -> tuple[int, str, Message]:
+        """Status, text and headers of the answer."""
+        request = Request(self.address + path)
+        if form is not None:
+            token = next((c.value for c in self.cookies if c.name == "csrftoken"), None)
+            request.data = urlencode({**form, "csrfmiddlewaretoken": token or ""}).encode()
+        try:
+            with self._opener.open(request, timeout=TIMEOUT) as answer:
+                return answer.status, answer.read().decode(), answer.headers
+        except HTTPError as answer:
+            with answer:
+                return answer.code, answer.read().decode(), answer.headers
+
+
+class _StayHere(HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+def browse(address: str, password: str) -> Iterator[str]:
+    """Fetch every kind of page, log in; tells what was fetched.
+
+    :raises CheckFailed: an answer is not the expected one.
+    """
+    entry = PhotoOwner.objects.select_related("owner").order_by("photo_id").first()
+    stranger = PhotoOwner.objects.exclude(owner=entry.owner).first() if entry else None
+    if entry is None or stranger is None:
+        raise CheckFailed("there is no sample content to look at")
+    photo = entry.owner.photos.select_related("album").get(pk=entry.photo_id)
+    user_page = f"/photos/{entry.owner.username}/"
+    photo_page = f"{user_page}{photo.photo_id}/"
+    pages: list[tuple[str, int, str]] = [
+        ("/", 200, "Newest photos"),
+        (user_page, 200, photo.title),
+        (f"{user_page}albums/{photo.album_id}/", 200, photo.album.title),
+        (photo_page, 200, photo.title),
+        (f"/pictures/{photo.photo_id}.svg", 200, "<svg"),
+        ("/static/photos/site.css", 200, "--accent"),
+        (f"/photo/{photo.photo_id}/", 301, photo_page),
+        ("/photos/nobody-of-that-name/", 404, "Not found"),
+        (f"{user_page}{stranger.photo_id}/", 404, "Not found"),
+        (f"/photo/{2**63}/", 404, "Not found"),
+        ("/upload/", 302, "/login/?next=/upload/"),
+        ("/admin/login/", 200, "Log in"),
+        ("/login/", 200, "Log in"),
+    ]
+    browser = Browser(address)
+    for path, status, text in pages:
+        yield _expect(browser, path, status, text)
+    form = {"username": ADMIN, "password": password, "next": "/admin/"}
+    yield _expect(browser, "/login/", 302, "/admin/", form)
+    yield _expect(browser, "/admin/", 200, "Site administration")
+    yield _expect(browser, "/upload/", 200, "Upload a photo")
+
+
+def _expect(
+    browser: Browser, path: str, status: int, text: str, form: dict[str, str] | None = None
+) -> str:
+    found, body, headers = browser.open(path, form)
+    where = headers.get("Location", "")
+    method = "GET" if form is None else "POST"
+    if found != status or text not in (where if 300 <= status < 400 else body):
+        raise CheckFailed(
+            f"{method} {path}: expected {status} with {text!r}, got {found}"
+            f"{f' to {where}' if where else ''}:\n{body[:500]}"
+        )
+    return f"{method} {path}: {found}{f' to {where}' if where else ''}"

@@ -1,0 +1,35 @@
+"""The two forms of the site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from testproject.photos.models import Album, Comment
+
+
+class CommentForm(forms.ModelForm):
+    class Meta:
+        model = Comment
+        fields = ["text"]
+        widgets = {"text": forms.Textarea(attrs={"rows": 3})}
+        labels = {"text": "Your comment"}
+
+
+class UploadForm(forms.Form):
+    """A photo without a picture: the site draws one."""
+
+    title = forms.CharField(max_length=200)
+    album = forms.ModelChoiceField(Album.objects.none(), required=False, empty_label="A new album")
+    new_album = forms.CharField(max_length=100, required=False, label="Title of the new album")
+
+    def __init__(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["album"].queryset = owner.albums.order_by("title")
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or {}
+        if not cleaned.get("album") and not cleaned.get("new_album") and not self.errors:
+            self.add_error("new_album", "Choose an album, or give the new one a title.")
+        return cleaned

@@ -1,0 +1,86 @@
+"""``manage.py demo``: the photo site from nothing, filled and served."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.contrib.staticfiles.management.commands.runserver import Command as RunServer
+from django.core.management import BaseCommand, CommandError, call_command
+
+from testproject.photos.browsing import CheckFailed, browse, serving
+from testproject.photos.preparing import ADMIN, admin_password, prepare
+
+
+class Command(BaseCommand):
+    help = (
+        "Creates the databases, makes sample content and an admin login, and serves the site until"
+        " it is interrupted. May be run again: what is there is kept."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1", help="Default: %(default)s")
+        parser.add_argument(
+            "--port", type=int, help="Default: 8000; with --check one that is free."
+        )
+        parser.add_argument(
+            "--check",
+            action="store_true",
+            help="Fetch the pages over HTTP instead of staying up; status 1 if one is wrong.",
+        )
+
+    def handle(self, **options: Any) -> None:
+        host, port = options["host"], options["port"]
+        if not {host, f"[{host}]"} & set(settings.ALLOWED_HOSTS):
+            # Whoever serves on other addresses is visited by whatever name they have.
+            settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "*"]
+        began = time.monotonic()
+        for step in prepare():
+            self._say(began, step)
+        password = admin_password()
+        if options["check"]:
+            self._check(began, host, port or 0, password)
+        else:
+            # DEBUG is off, so that pages look as on a real site; this server brings the
+            # style sheets itself.
+            call_command(
+                _Server(password, stdout=self.stdout),
+                f"[{host}]:{port or 8000}" if ":" in host else f"{host}:{port or 8000}",
+                use_ipv6=":" in host,
+                use_reloader=False,
+                insecure_serving=True,
+            )
+
+    def _check(self, began: float, host: str, port: int, password: str) -> None:
+        try:
+            with serving(host, port) as address:
+                self._say(began, f"the server is up: {address}, admin login {ADMIN} / {password}")
+                for step in browse(address, password):
+                    self._say(began, step)
+        except (CheckFailed, OSError) as exc:
+            raise CommandError(str(exc)) from exc
+        self.stdout.write(self.style.SUCCESS("The demo works."))
+
+    def _say(self, began: float, step: str) -> None:
+        self.stdout.write(f"{time.monotonic() - began:6.1f} s  {step}")
+        self.stdout.flush()
+
+
+class _Server(RunServer):
+    """Django's server, which says where to go once it listens."""
+
+    def __init__(self, password: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._password = password
+
+    def on_bind(self, server_port: int) -> None:
+        host = f"[{self.addr}]" if ":" in self.addr else self.addr
+        self.stdout.write(
+            f"\nThe photo site:  http://{host}:{server_port}/\n"
+            f"The admin:       http://{host}:{server_port}/admin/\n"
+            f"Login for both:  {ADMIN} / {self._password}\n\n"
+            "Stop it with Control-C.\n"
+        )
+        self.stdout.flush()

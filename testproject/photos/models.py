@@ -1,0 +1,98 @@
+"""What the photo site stores: users globally, all that hangs on a user on the user's shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.urls import reverse
+from django.utils.timezone import now
+
+from sharded_orm import GlobalModel, ShardedModel, TicketField
+
+
+def _user(**options: Any) -> models.ForeignKey[Any, Any]:
+    # Users are in the global database, so no shard can enforce the key.
+    return models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.DO_NOTHING, db_constraint=False, **options
+    )
+
+
+class Owned(ShardedModel):
+    """Rows that belong to a user, and are on that user's shard."""
+
+    class Meta:
+        abstract = True
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "owner"
+
+    @property
+    def shard_alias(self) -> str | None:
+        """The alias of the shard that this row was read from."""
+        return self._state.db
+
+
+class Album(Owned):
+    album_id = TicketField(primary_key=True)
+    owner = _user(related_name="albums")
+    title = models.CharField(max_length=100)
+    created_at = models.DateTimeField(default=now)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "title"], name="album_title_of_owner")
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    def get_absolute_url(self) -> str:
+        return reverse("photos:album", args=[self.owner.username, self.album_id])
+
+
+class Photo(Owned):
+    photo_id = TicketField(primary_key=True)
+    owner = _user(related_name="photos")
+    # On the owner's shard like the photo, so an ordinary foreign key.
+    album = models.ForeignKey(Album, models.CASCADE, related_name="photos")
+    title = models.CharField(max_length=200)
+    posted_at = models.DateTimeField(default=now)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["owner", "-posted_at"], name="photo_of_owner"),
+            models.Index(fields=["-posted_at"], name="photo_newest"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    def get_absolute_url(self) -> str:
+        return reverse("photos:photo", args=[self.owner.username, self.photo_id])
+
+
+class Comment(Owned):
+    """On the shard of the photo's owner, whoever wrote it: it is read with the photo."""
+
+    comment_id = TicketField(primary_key=True)
+    owner = _user(related_name="+")
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="comments")
+    author = _user(related_name="+")
+    text = models.TextField(max_length=1000)
+    posted_at = models.DateTimeField(default=now)
+
+    def __str__(self) -> str:
+        return self.text[:40]
+
+
+class PhotoOwner(GlobalModel):
+    """Photo id → user, for addresses that do not name the user (Yupoo, Y7)."""
+
+    photo_id = models.BigIntegerField(primary_key=True)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+
+    def __str__(self) -> str:
+        return f"photo {self.photo_id}"

@@ -1,0 +1,57 @@
+"""From nothing to a filled site; every step may be repeated."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.db import connections
+
+from sharded_orm import runtime
+from testproject.databases import ALIASES
+from testproject.photos import sample
+
+ADMIN = "admin"
+
+
+def prepare() -> Iterator[str]:
+    """Create and migrate all databases and make the sample content; tells each step done."""
+    for alias in ALIASES:
+        wrapper: Any = connections[alias]
+        wrapper.create_shard_database()
+        call_command("migrate", database=alias, interactive=False, verbosity=0)
+        yield f"database {alias!r} is migrated: {wrapper.settings_dict['NAME']}"
+    for name, group in runtime.topology().groups.items():
+        call_command("migrate_shards", group=name, verbosity=0, stdout=_Silence())
+        nodes = dict.fromkeys(r.primary for r in group.ranges)
+        yield f"group {name!r} is migrated: {group.count} shards on {', '.join(nodes)}"
+    made = sample.make()
+    yield (
+        f"sample content: {made.users} users, {made.photos} photos and {made.comments} comments made"
+        if made.photos
+        else "sample content: there already"
+    )
+
+
+def admin_password() -> str:
+    """A new password of the account ``admin``, which is made if it is missing."""
+    admin, _ = get_user_model().objects.get_or_create(
+        username=ADMIN, defaults={"is_staff": True, "is_superuser": True}
+    )
+    password = secrets.token_urlsafe(9)
+    admin.set_password(password)
+    admin.save(update_fields=["password"])
+    return password
+
+
+class _Silence:
+    """What ``migrate_shards`` says in the end is said by us."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

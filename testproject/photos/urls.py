@@ -1,0 +1,36 @@
+"""The addresses of the photo site."""
+
+from __future__ import annotations
+
+from django.urls import path, register_converter
+
+from testproject.photos import views
+
+
+class IdConverter:
+    """A 64-bit id. A longer number is no id, so its address is not found."""
+
+    regex = "[1-9][0-9]{0,18}"
+
+    def to_python(self, value: str) -> int:
+        number = int(value)
+        if number >= 2**63:
+            raise ValueError(value)
+        return number
+
+    def to_url(self, value: int) -> str:
+        return str(value)
+
+
+register_converter(IdConverter, "id")
+
+app_name = "photos"
+urlpatterns = [
+    path("", views.front, name="front"),
+    path("upload/", views.upload, name="upload"),
+    path("photos/<str:username>/", views.user, name="user"),
+    path("photos/<str:username>/<id:photo_id>/", views.photo, name="photo"),
+    path("photos/<str:username>/albums/<id:album_id>/", views.album, name="album"),
+    path("photo/<id:photo_id>/", views.old_photo, name="old_photo"),
+    path("pictures/<id:photo_id>.svg", views.picture, name="picture"),
+]

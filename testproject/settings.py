@@ -1,0 +1,66 @@
+"""Settings of the example. Where its databases are: see ``testproject/databases.py``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sharded_orm.topology.aliases import sharded_databases
+from testproject.databases import configure
+
+BASE_DIR = Path(__file__).resolve().parent
+FOLDER = Path(os.environ.get("SHARDED_ORM_DEMO_DIR") or BASE_DIR / "var")
+
+_databases, SHARDED_ORM = configure(FOLDER)
+DATABASES = sharded_databases(_databases)
+DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+
+# A demonstration on one's own machine: nothing is signed with it that is worth forging.
+SECRET_KEY = os.environ.get("SHARDED_ORM_DEMO_SECRET_KEY", "for-demonstration-only")
+DEBUG = os.environ.get("SHARDED_ORM_DEMO_DEBUG") == "1"
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
+
+INSTALLED_APPS = [
+    "testproject.photos",
+    "testproject.movielens",
+    "sharded_orm",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+ROOT_URLCONF = "testproject.urls"
+WSGI_APPLICATION = "testproject.wsgi.application"
+ASGI_APPLICATION = "testproject.asgi.application"
+
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "static/"
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "photos:front"
+LOGOUT_REDIRECT_URL = "photos:front"

@@ -1,0 +1,99 @@
+"""The project in ``testproject`` as its users run it: ``manage.py`` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.services.mariadb import Address
+
+ROOT = Path(__file__).parents[2]
+SITE_SETTINGS = "testproject.settings"
+TIMEOUT = 300  # seconds; far more than anything here takes
+BACKENDS = ["sqlite", "mariadb"]
+
+
+@dataclass
+class Project:
+    """One installation of the site, with databases of its own."""
+
+    backend: str
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def manage(self, *arguments: object, fails: bool = False) -> str:
+        """What ``manage.py`` printed; it must end well, or must not."""
+        done = self._run(str(ROOT / "manage.py"), *map(str, arguments))
+        assert bool(done.returncode) is fails, f"status {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def pytest(self, *arguments: object) -> str:
+        """The summary of tests of ``inside/``, run with the settings of the site."""
+        done = self._run(
+            *("-m", "pytest", f"--ds={SITE_SETTINGS}", "-p", "no:cacheprovider", "-q"),
+            *(str(Path(__file__).parent / "inside" / str(a)) for a in arguments),
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout.strip().splitlines()[-1]
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHARDED_ORM_DEMO_")}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={
+                **inherited,
+                "DJANGO_SETTINGS_MODULE": SITE_SETTINGS,
+                "SHARDED_ORM_DEMO_DIR": str(self.folder),
+                "PYTHONWARNINGS": "error",
+                **self.variables,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+        )
+
+
+@contextmanager
+def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Project]:
+    """An installation on ``backend``; what it made on shared servers is dropped."""
+    if backend == "sqlite":
+        yield Project(backend, folder)
+        return
+    nodes: list[Address] = request.getfixturevalue("mariadb_nodes")
+    prefix = f"site_{secrets.token_hex(4)}_"
+    variables = {
+        "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
+        "SHARDED_ORM_DEMO_PREFIX": prefix,
+    }
+    try:
+        yield Project(backend, folder, variables)
+    finally:
+        for node in nodes:
+            _drop(node, prefix)
+
+
+def _drop(node: Address, prefix: str) -> None:
+    import MySQLdb
+
+    connection = MySQLdb.connect(**node.mysqldb())
+    try:
+        cursor = connection.cursor()
+        cursor.execute("SHOW DATABASES")
+        # Test databases of the same installation are test_<prefix>….
+        names = [name for (name,) in cursor.fetchall() if prefix in name]
+        for name in names:
+            cursor.execute(f"DROP DATABASE `{name}`")
+    finally:
+        connection.close()

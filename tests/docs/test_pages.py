@@ -1,0 +1,74 @@
+"""The documentation against the code: examples compile, reference pages are complete."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from sharded_orm import checks, conf, exceptions
+from sharded_orm.routing.base import BUILT_IN
+from tests.docs.markdown import DOCS, ROOT, Block, blocks, pages
+
+REFERENCE = DOCS / "reference"
+PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
+ERRORS = [
+    error
+    for _, error in inspect.getmembers(exceptions, inspect.isclass)
+    if issubclass(error, exceptions.ShardedOrmError)
+]
+
+
+def read(page: str) -> str:
+    return (REFERENCE / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_examples_compile(block: Block) -> None:
+    compile(inspect.cleandoc(block.code), str(block), "exec")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    # Sphinx checks its own pages; README and CONTRIBUTING are not among them.
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_exception_is_documented(error: type[Exception]) -> None:
+    text = read("exceptions.md")
+    assert f"\n| `{error.__name__}` |" in text
+    bases = [b.__name__ for b in error.__bases__ if not issubclass(b, exceptions.ShardedOrmError)]
+    if bases != ["Exception"]:
+        shown = f" ({', '.join(bases)})" if bases else ""
+        line = next(part for part in text.splitlines() if f"─ {error.__name__} " in f"{part} ")
+        assert line.partition(error.__name__)[2].strip() == shown.strip()
+
+
+def test_every_check_is_documented() -> None:
+    ids = re.compile(r"sharded_orm\.[EW]\d{3}")
+    used = set(ids.findall(inspect.getsource(checks)))
+    assert used == set(ids.findall(read("checks.md")))
+
+
+@pytest.mark.parametrize(
+    "keys", [conf._KEYS, conf._GROUP_KEYS, conf._RANGE_KEYS, conf._NODE_KEYS], ids=len
+)
+def test_every_setting_is_documented(keys: set[str]) -> None:
+    text = read("settings.md")
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
+    assert {key for key in keys if f"`{key}`" not in rows} == set()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_strategy_and_its_options_are_documented(name: str) -> None:
+    from django.utils.module_loading import import_string
+
+    text = read("settings.md")
+    assert f'`"{name}"`' in text
+    for option in import_string(BUILT_IN[name]).option_names:
+        assert re.search(rf"^\| `{name}` \|.*`{option}`", text, re.MULTILINE), option
