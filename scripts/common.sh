@@ -1,0 +1,49 @@
+# Sourced by the scripts: a virtual environment with the project in it.
+
+python=${PYTHON:-python3}
+apt_missing=()
+
+say() { printf '== %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+check_python() {
+    command -v "$python" >/dev/null || die "$python is not installed; Python 3.11 or newer is needed"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "$("$python" --version 2>&1) is too old; set PYTHON to Python 3.11 or newer"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_missing+=(python3-venv)
+}
+
+can_apt() {
+    command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }
+}
+
+# Installs the packages in apt_missing, if there are any.
+apt_install() {
+    [ ${#apt_missing[@]} -gt 0 ] || return 0
+    can_apt || die "missing, and cannot be installed from here (Debian's names): ${apt_missing[*]}"
+    local root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo)
+    say "installing with apt: ${apt_missing[*]}"
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq -y --no-install-recommends install "${apt_missing[@]}" </dev/null >/dev/null
+}
+
+# is_installed VENV EXTRAS: whether install_project has nothing to do.
+is_installed() {
+    [ -x "$1/bin/python" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$(stamp "$1" "$2")" ]
+}
+
+stamp() {
+    printf '%s %s %s' "$PWD" "$2" "$(cat setup.cfg pyproject.toml | cksum)"
+}
+
+# install_project VENV EXTRAS
+install_project() {
+    is_installed "$1" "$2" && return
+    say "installing sharded_orm[$2] into $1"
+    # --clear: a virtual environment that was copied or half made is of no use.
+    "$python" -m venv --clear "$1"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e ".[$2]"
+    stamp "$1" "$2" >"$1/.installed"
+}

@@ -1,0 +1,65 @@
+"""Options, markers and services of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+
+from tests.services import ServiceMissing, required
+from tests.services import mariadb as mariadb_service
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_mysql = settings.SETTINGS_MODULE.endswith(".mysql")
+    dropped = [
+        item
+        for item in items
+        if (item.get_closest_marker("long") and not config.getoption("--long"))
+        or (item.get_closest_marker("mysql_settings") and not on_mysql)
+    ]
+    if dropped:
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _missing(exc: ServiceMissing) -> None:
+    """The rule for a service that is not installed: CI fails, a laptop skips."""
+    if required():
+        pytest.fail(str(exc), pytrace=False)
+    pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="session")
+def mariadb_nodes() -> Iterator[list[mariadb_service.Address]]:
+    """Two MariaDB servers, shared by the whole run: never kill them, drop what you create."""
+    running = mariadb_service.addresses_from_environment()
+    if running:
+        yield running
+        return
+    try:
+        with mariadb_service.servers(2) as started:
+            yield [server.address for server in started]
+    except ServiceMissing as exc:
+        _missing(exc)
+
+
+@pytest.fixture(scope="session")
+def mariadb(mariadb_nodes: list[mariadb_service.Address]) -> mariadb_service.Address:
+    """One MariaDB server, shared by the whole run; see ``mariadb_nodes``."""
+    return mariadb_nodes[0]
+
+
+@pytest.fixture(scope="module")
+def own_mariadb() -> Iterator[mariadb_service.MariaDBServer]:
+    """A MariaDB server of the module's own, to be killed, stopped and started at will."""
+    try:
+        with mariadb_service.MariaDBServer() as server:
+            yield server
+    except ServiceMissing as exc:
+        _missing(exc)

@@ -1,0 +1,32 @@
+"""Real servers for the tests: private, on free ports, in temporary folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+
+class ServiceMissing(RuntimeError):
+    """The program of a service is not installed."""
+
+
+def required() -> bool:
+    """True where a missing service is a failure (CI), not a reason to skip."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def find_program(service: str, *names: str) -> str:
+    """Path of the first of ``names`` that is installed.
+
+    :raises ServiceMissing: none is.
+    """
+    # Servers are often installed where only root looks.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    for name in names:
+        found = shutil.which(name, path=path)
+        if found:
+            return found
+    raise ServiceMissing(
+        f"{service} is not installed: none of {list(names)!r} is on the PATH."
+        " ./scripts/test installs what is missing on Debian."
+    )

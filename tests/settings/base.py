@@ -1,0 +1,52 @@
+"""What the settings of all test runs have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SECRET_KEY = "tests"
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "tests.urls"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "sharded_orm",
+    "tests.photos",
+    "tests.samples",
+]
+
+DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+
+GLOBAL_ALIASES = ("default", "directory", "tickets_1", "tickets_2")
+
+
+def sharded_orm(nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """``SHARDED_ORM`` with one group per strategy, each spread over the two ``nodes``."""
+    one, two = nodes
+
+    def group(strategy: str, count: int, **options: Any) -> dict[str, Any]:
+        half = count // 2
+        return {
+            "STRATEGY": strategy,
+            "STRATEGY_OPTIONS": options,
+            "RANGES": [
+                {"range": (0, half - 1), "primary": one, "replica": two},
+                {"range": (half, count - 1), "primary": two, "replica": one},
+            ],
+        }
+
+    return {
+        "NODES": nodes,
+        "GROUPS": {
+            "photos": group("directory", 16),
+            "events": group("modulo", 8),
+            "archive": group("range", 4, SIZE=1000),
+            "pins": group("embedded", 8),
+        },
+        "TICKETS": ["tickets_1", "tickets_2"],
+        "DIRECTORY": "directory",
+    }

@@ -1,0 +1,72 @@
+"""The private servers of the tests: they start, crash, come back and never stay behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services import ServiceMissing, find_program
+from tests.services.mariadb import MariaDBServer, _greets, _runs, addresses_from_environment
+
+OWNER = """
+import sys
+from tests.services.mariadb import servers
+with servers(1) as (server,):
+    print(server.pid, server._keeper.pid, server.folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_shared_servers_are_up(mariadb_nodes):
+    assert len({address.port for address in mariadb_nodes}) == 2
+    assert all(_greets(address) for address in mariadb_nodes)
+
+
+def test_a_killed_server_comes_back_with_its_data_and_port(own_mariadb: MariaDBServer):
+    address, first = own_mariadb.address, own_mariadb.pid
+    own_mariadb.kill()
+    assert not _greets(address)
+    own_mariadb.start()
+    assert _greets(address)
+    assert own_mariadb.pid != first
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_owner_dies(mariadb, how):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    server, keeper, folder = owner.stdout.readline().split()
+    # A process's descriptor becomes readable when the process ends: nothing to poll.
+    descriptor = os.pidfd_open(int(keeper))
+    try:
+        owner.send_signal(how)
+        owner.communicate()
+        assert select.select([descriptor], [], [], 20)[0], "the keeper did not end"
+    finally:
+        os.close(descriptor)
+    assert not _runs(int(server))
+    assert not Path(folder).exists()
+
+
+def test_a_missing_program_is_named():
+    with pytest.raises(ServiceMissing, match="Nonesuch is not installed: none of"):
+        find_program("Nonesuch", "nonesuchd")
+
+
+def test_addresses_travel_through_the_environment(monkeypatch):
+    monkeypatch.setenv(
+        "SHARDED_ORM_TEST_MYSQL", '[{"host": "h", "port": 1, "user": "u", "password": "p"}]'
+    )
+    (address,) = addresses_from_environment()
+    assert address.django() == {"HOST": "h", "PORT": 1, "USER": "u", "PASSWORD": "p"}

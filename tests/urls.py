@@ -1,0 +1,3 @@
+"""No URLs: tests that need some override ROOT_URLCONF."""
+
+urlpatterns: list[object] = []
