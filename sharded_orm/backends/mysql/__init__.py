@@ -1,0 +1,1 @@
+"""MySQL and MariaDB: shards are schemas, sessions are leased from the node's pool."""

@@ -1,0 +1,120 @@
+"""Django's MySQL backend with connections that belong to nodes, not to schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.mysql import base as stock
+from django.utils.asyncio import async_unsafe
+from django.utils.functional import cached_property
+
+from sharded_orm.backends.mysql.connection import VirtualConnection
+from sharded_orm.backends.mysql.creation import DatabaseCreation
+from sharded_orm.backends.mysql.cursor import LeasedCursor
+from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
+from sharded_orm.backends.mysql.node import NodePool, node_pool
+from sharded_orm.backends.mysql.node_cursor import NodeCursor
+from sharded_orm.backends.shared import ShardAliasMixin
+
+
+class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
+    """An alias of a schema on a node: a shard, or an ordinary entry of ``DATABASES``.
+
+    ``self.connection`` is a :class:`VirtualConnection`. Sessions are shared by all
+    wrappers of the process with equal connection parameters.
+    """
+
+    creation_class = DatabaseCreation
+    introspection_class = DatabaseIntrospection
+    #: Many shards of a node can be read by one statement (``UNION ALL``).
+    scatter_union = True
+
+    connection: VirtualConnection | None
+    creation: DatabaseCreation
+    _pool: NodePool | None = None
+
+    @property
+    def node_pool(self) -> NodePool:
+        """The pool of the node; made if need be, without connecting."""
+        if self._pool is None:
+            self._pool = self._pool_for(self.get_connection_params())
+        return self._pool
+
+    def _pool_for(self, conn_params: dict[str, Any]) -> NodePool:
+        params = {k: v for k, v in conn_params.items() if k not in ("database", "db")}
+        return node_pool(params, self.isolation_level, self.settings_dict, type(self))
+
+    @async_unsafe
+    def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
+        """A virtual connection; proves that the node answers, not that the schema exists."""
+        pool = self._pool = self._pool_for(conn_params)
+        schema = conn_params.get("database") or conn_params.get("db") or None
+        if schema is not None:
+            pool.prepare()
+        return VirtualConnection(pool, schema, self.alias)
+
+    def init_connection_state(self) -> None:
+        # The SETs of Django's method ran when the session was opened.
+        BaseDatabaseWrapper.init_connection_state(self)
+        if self.queries_logged and "SHARD" not in self.settings_dict:
+            # For an ordinary alias the log reads as with Django's own backend.
+            statements = self.node_pool.initial_statements(self.mysql_server_data)
+            if statements:
+                self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
+
+    @async_unsafe
+    def create_cursor(self, name: str | None = None) -> LeasedCursor:
+        assert self.connection is not None
+        return self.connection.cursor()
+
+    @contextmanager
+    def node_cursor(self) -> Iterator[NodeCursor]:
+        """A cursor of the node in autocommit, for statements that name their schemas.
+
+        Usable from any thread and apart from this alias: it sees no open transaction.
+        """
+        cursor = NodeCursor(self.node_pool)
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+    def is_idle(self) -> bool:
+        """Nothing is leased, pinned or open: closing loses nothing."""
+        if self.in_atomic_block or self.run_on_commit:
+            return False
+        return self.connection is None or self.connection.is_idle
+
+    def is_usable(self) -> bool:
+        """Whether a live session can be had; what a lost one carried is not usable.
+
+        No ping per alias: the pool polls each session, and pings what was idle over the
+        end of a request if ``CONN_HEALTH_CHECKS`` is on.
+        """
+        assert self.connection is not None
+        try:
+            self.connection.check()
+        except self.Database.Error:
+            return False
+        return True
+
+    def close_if_unusable_or_obsolete(self) -> None:
+        super().close_if_unusable_or_obsolete()
+        if self._pool is not None:
+            self._pool.close_expired(revalidate=self.settings_dict["CONN_HEALTH_CHECKS"])
+
+    @cached_property
+    def mysql_server_data(self) -> dict[str, Any]:
+        """Asked once per node and process."""
+        return self.node_pool.server_data()
+
+    def create_shard_database(self) -> None:
+        """Create this alias's schema if it does not exist."""
+        self.creation.create_schema(self.settings_dict["NAME"], if_not_exists=True)
+
+    def drop_shard_database(self) -> None:
+        """Drop this alias's schema and all its rows, if it exists."""
+        self.creation.drop_schema(self.settings_dict["NAME"])

@@ -1,0 +1,192 @@
+"""What a statement does to the session that runs it.
+
+Pure. A session is shared by all shards of a node, so what outlives a statement decides
+how it may be run. The answer errs on the safe side: what is not surely harmless ties the
+session to its owner. It reads the template, before parameters are filled in: a parameter
+becomes a literal and cannot change the kind of its statement.
+
+Not visible here: what a stored function, a trigger or a server-side setting does.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+
+class Kind(IntEnum):
+    """Ordered: everything up to WRITE leaves nothing behind but rows."""
+
+    READ = 0
+    """A plain read: may be repeated when its session turns out to be dead."""
+    WRITE = 1
+    """Changes rows or takes row locks; leaves no session state."""
+    IMPLICIT = 2
+    """Commits implicitly (DDL), or changes savepoints that are not Django's own."""
+    AFFINE = 3
+    """Reads what the previous statement left in its session, e.g. ``LAST_INSERT_ID()``."""
+    SAVEPOINT = 4
+    ROLLBACK_TO = 5
+    RELEASE = 6
+    CHECKS_OFF = 7
+    """``SET foreign_key_checks = 0``."""
+    CHECKS_ON = 8
+    STATE = 9
+    """Leaves session state behind, or may."""
+
+
+# Longer statements (bulk inserts) are seldom repeated and would fill the cache.
+_CACHED_LENGTH = 2000
+_CACHE_SIZE = 2048
+
+SEVERAL_STATEMENTS = "several statements"
+_READS = frozenset(["SELECT", "SHOW", "EXPLAIN", "DESCRIBE", "DESC", "VALUES", "HELP"])
+_WRITES = frozenset(
+    ["INSERT", "UPDATE", "DELETE", "REPLACE", "WITH", "DO", "LOAD", "TABLE", "KILL"]
+)
+_DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR", "CHECK",
+                  "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
+
+_FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
+# Needs a look at the text with literals and comments taken out.
+_SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
+# Parts of names whose presence decides nothing yet, but is cheap to search for.
+_SUSPICIOUS_NAMES = (
+    "_LOCK",
+    "LAST",
+    "FOUND_ROWS",
+    "ROW_COUNT",
+    "WARNING",
+    "ERRORS",
+    "PREVIOUS",
+    "@@",
+)
+_PIN_FUNCTION = re.compile(r"\b(GET_LOCK|RELEASE_LOCK|RELEASE_ALL_LOCKS)\b")
+_AFFINE = re.compile(
+    r"\bLAST_INSERT_ID\s*\(\s*\)|\bFOUND_ROWS\b|\bROW_COUNT\s*\(|^SHOW\s+(COUNT|WARNINGS|ERRORS)\b"
+    r"|\bLASTVAL\s*\(|\bPREVIOUS\s+VALUE\b"
+    r"|@@(SESSION\.)?(LAST_INSERT_ID|IDENTITY|INSERT_ID|WARNING_COUNT|ERROR_COUNT)\b"
+)
+_INSERT_ID = re.compile(r"LAST_INSERT_ID|IDENTITY|@@(SESSION\.)?INSERT_ID")
+_LOCKING_READ = re.compile(r"\bFOR\s+UPDATE\b|\bLOCK\s+IN\s+SHARE\b|\bFOR\s+SHARE\b|\bINTO\b|\bNEXTVAL\b"
+                           r"|\bNEXT\s+VALUE\b")  # fmt: skip
+_LITERALS_AND_COMMENTS = re.compile(
+    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`"  # quoted
+    r"|(/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)",  # comment
+    re.DOTALL,
+)
+# As BaseDatabaseWrapper.savepoint() names them: they nest, and no name is used twice.
+_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) (`s\d+_x\d+`)$")
+_OTHER_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK\s+(WORK\s+)?TO|RELEASE\s+SAVEPOINT)\s")
+_CHECKS = re.compile(
+    r"SET\s+(?:SESSION\s+|@@SESSION\.|@@)?FOREIGN_KEY_CHECKS\s*:?=\s*(0|1|OFF|ON)[\s;]*$"
+)
+_TEMPORARY = re.compile(r"(CREATE|DROP)\s+(OR\s+REPLACE\s+)?TEMPORARY\b")
+_ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b")
+_LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
+_HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
+
+
+def classify(sql: str | bytes | bytearray) -> Kind:
+    """The :class:`Kind` of ``sql``. Short templates are remembered."""
+    if type(sql) is not str:
+        sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
+    return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
+
+
+def savepoint_name(sql: str) -> str:
+    """The savepoint of a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
+    match = _SAVEPOINT.match(sql.strip())
+    assert match is not None
+    return match[2]
+
+
+def reads_insert_id(sql: str | bytes | bytearray) -> bool:
+    """Whether a statement of kind AFFINE reads the id of an earlier insert."""
+    text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+    return _INSERT_ID.search(text.upper()) is not None
+
+
+def reason(sql: str | bytes | bytearray) -> str:
+    """Why a STATE statement ties its session, for logs: no literals, no values."""
+    text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+    bare = _bare(text)
+    if bare is None:
+        # Escapes or executable comments: there may be more than one.
+        return SEVERAL_STATEMENTS
+    upper = bare.upper()
+    if function := _PIN_FUNCTION.search(upper):
+        return function[1]
+    if ";" in bare.rstrip("; \t\r\n"):
+        return SEVERAL_STATEMENTS
+    word = _FIRST_WORD.match(upper)
+    name = word[1] if word else "?"
+    return f"{name} with user variable" if name in _READS or name in _WRITES else name
+
+
+def _bare(sql: str) -> str | None:
+    """``sql`` with literals and quoted names as ``?`` and no comments; None if unsure."""
+    if "\\" in sql or "/*!" in sql or "/*M!" in sql:
+        # Escapes depend on the SQL mode; executable comments are code.
+        return None
+    bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
+    return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
+
+
+def _classify(sql: str) -> Kind:
+    text = sql.strip()
+    # Django's own savepoints are quoted, so they are looked at before quotes are removed.
+    if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
+        return (
+            {"S": Kind.SAVEPOINT, "R": Kind.RELEASE}[match[1][0]]
+            if match[1] != ("ROLLBACK TO SAVEPOINT")
+            else Kind.ROLLBACK_TO
+        )
+    upper = text.upper()
+    if upper.startswith("SET"):
+        if checks := _CHECKS.match(upper):
+            return Kind.CHECKS_OFF if checks[1] in ("0", "OFF") else Kind.CHECKS_ON
+        return Kind.STATE
+    if any(mark in text for mark in _SUSPICIOUS_TEXT):
+        bare = _bare(text)
+        if bare is None:
+            return Kind.STATE
+        bare = bare.rstrip("; \t\r\n").lstrip()
+        if ";" in bare:
+            return Kind.STATE
+        upper = bare.upper()
+    word = _FIRST_WORD.match(upper)
+    if word is None:
+        return Kind.STATE
+    return _by_word(word[1], upper)
+
+
+def _by_word(word: str, upper: str) -> Kind:
+    if word == "ANALYZE":
+        # MariaDB's ANALYZE <statement> runs the statement; ANALYZE TABLE commits.
+        word = "CREATE" if _ANALYZE_TABLE.match(upper) else "UPDATE"
+    elif word == "LOAD" and not _LOAD_ROWS.match(upper):
+        return Kind.STATE
+    elif word in ("SAVEPOINT", "ROLLBACK", "RELEASE"):
+        return Kind.IMPLICIT if _OTHER_SAVEPOINT.match(upper) else Kind.STATE
+    if word in _DDL:
+        if _TEMPORARY.match(upper) or "@" in _HOST_OR_SYSTEM.sub("", upper):
+            return Kind.STATE
+        return Kind.IMPLICIT
+    read = word in _READS
+    if not read and word not in _WRITES:
+        return Kind.STATE
+    if "@" in upper.replace("@@", ""):
+        return Kind.STATE
+    if any(name in upper for name in _SUSPICIOUS_NAMES):
+        if _PIN_FUNCTION.search(upper):
+            return Kind.STATE
+        if _AFFINE.search(upper):
+            return Kind.AFFINE
+    if read and word in ("SELECT", "VALUES") and _LOCKING_READ.search(upper):
+        return Kind.WRITE
+    return Kind.READ if read else Kind.WRITE
+
+
+_cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)

@@ -1,0 +1,400 @@
+"""The connection of one alias: leases a session of the node when there is work.
+
+A session is held for one statement in autocommit, from the first statement of a
+transaction to its end, and while results are pending. Inside a transaction the session
+stands in ``autocommit=0``, exactly as Django's own backend has it, so implicit commits
+and deadlocks mean the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from MySQLdb import InterfaceError, MySQLError, OperationalError
+
+from sharded_orm.backends.mysql.driver import DriverFace
+from sharded_orm.backends.mysql.session import Session, is_lost
+from sharded_orm.backends.mysql.traces import FORGET_ID
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.cursor import LeasedCursor
+    from sharded_orm.backends.mysql.node import NodePool
+
+logger = logging.getLogger("sharded_orm.backends")
+
+_BEGIN = b"SET autocommit=0"
+_END = {"COMMIT": (b"COMMIT", b"SET autocommit=1"), "ROLLBACK": (b"ROLLBACK", b"SET autocommit=1")}
+_LOST = 2006
+
+
+class Mode(IntEnum):
+    FREE = 0
+    """Autocommit; nothing is held between statements."""
+    TRANSACTION = 1
+    """Autocommit is off; a session is held from the first statement on."""
+    HELD = 2
+    """Autocommit, on a session that is held: foreign key checks are off, or executemany."""
+    PINNED = 3
+    """A statement left session state: the session is this alias's own until close()."""
+    LOST = 4
+    """What the held session carried is gone with it."""
+    CLOSED = 5
+
+
+class VirtualConnection(DriverFace):
+    """Stands for a connection to one schema of a node. Not thread-safe, as Django's.
+
+    :param schema: None for no schema at all; then the session is never shared.
+    :param alias: for logs.
+    """
+
+    __slots__ = (
+        "alias", "autocommitted", "batch", "begun", "checks_off", "inserted_on", "last", "mode", "open_cursors", "pending",
+        "pool", "schema", "session", "touched", "use",
+    )  # fmt: skip
+
+    def __init__(self, pool: NodePool, schema: str | None, alias: str = "") -> None:
+        self.pool = pool
+        self.schema = schema
+        self.alias = alias
+        self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
+        self.session: Session | None = None
+        self.last: Session | None = None
+        #: Where our last insert that had an id was.
+        self.inserted_on: Session | None = None
+        self.mode = Mode.FREE
+        self.autocommitted = True
+        self.checks_off = False
+        #: Several statements are to run on one session.
+        self.batch = False
+        #: The held session stands in autocommit=0 on our behalf.
+        self.begun = False
+        #: Savepoint statements that wait for the next statement to take them along.
+        self.pending: list[bytes] = []
+        #: Something in this transaction may have removed savepoints behind our back.
+        self.touched = False
+        #: Cursors with results that are still to be read.
+        self.open_cursors: list[weakref.ref[LeasedCursor]] = []
+        if schema is None:
+            self.session = pool.lease_new()
+            self.mode = Mode.PINNED
+
+    def __repr__(self) -> str:
+        return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
+
+    def __del__(self) -> None:
+        # Dropped without close(), as when a thread ends: its session must not stay leased.
+        session = getattr(self, "session", None)
+        if session is not None:
+            self.pool.discard(session)
+
+    # --- what DatabaseWrapper asks of a connection -----------------------------------
+
+    def cursor(self, cursorclass: type | None = None) -> LeasedCursor:
+        from sharded_orm.backends.mysql.cursor import leased
+
+        return leased(cursorclass or self.pool.cursorclass)(self)
+
+    def get_autocommit(self) -> bool:
+        if self.mode is Mode.PINNED:
+            return bool(self._held().autocommits())
+        return self.autocommitted
+
+    def autocommit(self, on: bool) -> None:
+        """Switch autocommit; switching it on commits what is open, as on the server."""
+        on = bool(on)
+        mode = self.mode
+        if mode is Mode.PINNED:
+            with self._watching() as session:
+                session.raw.autocommit(on)
+            self.autocommitted = on
+            return
+        if mode is Mode.CLOSED or (mode is Mode.LOST and on):
+            raise self._gone()
+        if on == self.autocommitted:
+            return
+        if on:
+            self._end("COMMIT")
+        self.autocommitted = on
+        self.settle()
+
+    def commit(self) -> None:
+        if self.mode >= Mode.PINNED:
+            with self._watching() as session:
+                session.raw.commit()
+        else:
+            self._end("COMMIT")
+
+    def rollback(self) -> None:
+        """Roll back. If the session was lost, the server has done so already."""
+        if self.mode is Mode.PINNED:
+            with self._watching() as session:
+                session.raw.rollback()
+        elif self.mode is Mode.LOST and self.begun:
+            self._forget_transaction()
+            self.checks_off = False
+            self.mode = Mode.TRANSACTION
+            self.settle()
+        elif self.mode >= Mode.LOST:
+            raise self._gone()
+        else:
+            self._end("ROLLBACK")
+
+    def close(self) -> None:
+        """Give the session back if it is clean, else close it. Repeatable."""
+        for reference in self.open_cursors[:]:
+            if (cursor := reference()) is not None:
+                cursor.abandon()
+        session, self.session = self.session, None
+        clean = self.mode <= Mode.HELD and not self.begun and not self.checks_off
+        self._forget_transaction()
+        self.mode = Mode.CLOSED
+        if session is not None:
+            if clean:
+                self.pool.release(session)
+            else:
+                self.pool.discard(session)
+
+    def check(self) -> None:
+        """Raise if the held session is gone or, with none held, if none can be had.
+
+        :raises MySQLdb.Error: then.
+        """
+        if self.mode >= Mode.LOST:
+            raise self._gone()
+        if self.session is None:
+            self.pool.release(self.pool.lease())
+        elif self.session.poll(0):
+            raise self._lose(_gone_away())
+        else:
+            with self._watching() as session:
+                session.raw.ping()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is leased, pinned or remembered for the server."""
+        return self.session is None and not self.open_cursors and self.mode in _RESTING
+
+    @property
+    def closed(self) -> bool:
+        return self.mode is Mode.CLOSED
+
+    # --- what LeasedCursor asks for ---------------------------------------------------
+
+    def enter(self) -> tuple[Session, list[bytes]]:
+        """The held session and what must go before the next statement on it."""
+        mode = self.mode
+        if mode >= Mode.PINNED:
+            return self._held(), []
+        session = self.session
+        if session is None:
+            session = self.session = self.pool.lease()
+            session.last = self
+            self.last = session
+        prefix = [] if session.schema == self.schema else [self.use]
+        if mode is Mode.TRANSACTION:
+            if not self.begun:
+                prefix.append(_BEGIN)
+            prefix += self.pending
+        session.schema = None
+        return session, prefix
+
+    def left(self, prefix: list[bytes], done: int) -> None:
+        """``done`` statements of the prefix that :meth:`enter` gave were executed."""
+        executed = prefix[:done]
+        if not self.begun and _BEGIN in executed:
+            self.begun = True
+        if self.pending and self.begun:
+            del self.pending[: sum(not self._is_ours(part) for part in executed)]
+
+    def _is_ours(self, part: bytes) -> bool:
+        return part is self.use or part is _BEGIN or part is FORGET_ID
+
+    def failed(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
+        """A statement on the held session failed."""
+        session = self.session
+        if not sent or session is None:
+            self.settle()
+            return
+        done = getattr(exc, "prefix_done", len(prefix))
+        self.left(prefix, done)
+        self.touched = True
+        if session.is_in_order(exc):
+            self.settle()
+        else:
+            self._lose(exc)
+
+    def pin(self, why: str) -> Session:
+        """Tie a session to this connection until close(); it then behaves as a stock one."""
+        if self.mode >= Mode.PINNED:
+            return self._held()
+        session, prefix = self.enter()
+        try:
+            if prefix:
+                session.run(*prefix)
+        except BaseException as exc:
+            self.failed(exc, [], sent=True)
+            raise
+        self.left(prefix, len(prefix))
+        session.last = None
+        self.mode = Mode.PINNED
+        stats = self.pool.stats
+        stats.pins += 1
+        stats.pin_reasons[why] = stats.pin_reasons.get(why, 0) + 1
+        logger.info(
+            "Alias %r keeps a connection of node %r for itself until it is closed: %s"
+            " leaves state in the session.", self.alias, self.pool.name, why,
+        )  # fmt: skip
+        return session
+
+    def unpin(self, why: str) -> None:
+        """The statement that :meth:`pin` was for did nothing: share the session again."""
+        if self.mode is Mode.PINNED:
+            stats = self.pool.stats
+            stats.pins -= 1
+            stats.pin_reasons[why] -= 1
+            self.mode = Mode.HELD
+            self.settle()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep one session over several statements of an autocommit connection."""
+        if self.mode <= Mode.HELD and self.session is None:
+            self.session = self.pool.lease()
+            self.session.last = self
+            self.last = self.session
+        self.batch = True
+        self.settle()
+        try:
+            yield
+        finally:
+            self.batch = False
+            self.settle()
+
+    def set_checks(self, off: bool) -> None:
+        """Foreign key checks were switched on the held session."""
+        self.checks_off = off
+        if self.mode is Mode.LOST:
+            self.mode = Mode.HELD
+        self.settle()
+
+    # --- inside -------------------------------------------------------------------------
+
+    @contextmanager
+    def any_session(self) -> Iterator[Session]:
+        """The held session, or one for the length of the block; its state must not change."""
+        if self.mode >= Mode.LOST:
+            raise self._gone()
+        if self.session is not None:
+            with self._watching() as session:
+                yield session
+            return
+        session = self.pool.lease()
+        try:
+            yield session
+        except BaseException as exc:
+            if isinstance(exc, MySQLError) and is_lost(exc):
+                self.pool.discard(session)
+            else:
+                self.pool.release(session)
+            raise
+        self.pool.release(session)
+
+    @contextmanager
+    def _watching(self) -> Iterator[Session]:
+        """Use the held session; if it breaks, what it carried is lost."""
+        session = self._held()
+        try:
+            yield session
+        except MySQLError as exc:
+            if is_lost(exc):
+                self._lose(exc)
+            raise
+
+    def _held(self) -> Session:
+        if self.session is None or self.mode >= Mode.LOST:
+            raise self._gone()
+        return self.session
+
+    def _end(self, how: str) -> None:
+        """COMMIT or ROLLBACK on the server if anything reached it."""
+        if self.mode >= Mode.LOST:
+            raise self._gone()
+        session = self.session
+        if session is not None and self.begun:
+            schema, session.schema = session.schema, None
+            try:
+                session.run(*_END[how])
+            except BaseException as exc:
+                # A failed COMMIT leaves the transaction to a rollback; anything less
+                # clear than a server's error makes the session unusable.
+                if is_lost(exc) or how == "ROLLBACK":
+                    self._lose(exc)
+                raise
+            session.schema = schema
+        self._forget_transaction()
+        self.settle()
+
+    def _forget_transaction(self) -> None:
+        self.begun = False
+        self.touched = False
+        self.pending.clear()
+
+    def settle(self) -> None:
+        """Back to the mode that the flags ask for; a session nobody needs is released."""
+        if self.mode > Mode.HELD:
+            return
+        if not self.autocommitted:
+            self.mode = Mode.TRANSACTION
+        elif self.checks_off or self.batch:
+            self.mode = Mode.HELD
+        else:
+            self.mode = Mode.FREE
+        if self.begun or self.checks_off or self.batch:
+            return
+        session, self.session = self.session, None
+        if session is not None:
+            self.give_back(session)
+
+    def give_back(self, session: Session) -> None:
+        if session.autocommits() and not session.more_results():
+            self.pool.release(session)
+        else:
+            self.pool.discard(session)
+
+    def _lose(self, exc: BaseException) -> BaseException:
+        session, self.session = self.session, None
+        if session is not None:
+            self.pool.discard(session)
+        carried = self.begun or self.checks_off or self.mode is Mode.PINNED
+        if self.mode is Mode.PINNED:
+            # Not to be healed by a rollback: the state is gone until close().
+            self.begun = False
+        if carried:
+            self.mode = Mode.LOST
+            logger.warning(
+                "Alias %r lost its connection to node %r, and what it held with it: %s",
+                self.alias, self.pool.name, exc,
+            )  # fmt: skip
+        return exc
+
+    def _gone(self) -> MySQLError:
+        if self.mode is Mode.CLOSED:
+            return InterfaceError(0, f"the connection of alias {self.alias!r} is closed")
+        return OperationalError(
+            _LOST,
+            f"the connection that alias {self.alias!r} held was lost with its transaction or"
+            " session state; roll back or close it",
+        )
+
+
+_RESTING = (Mode.FREE, Mode.CLOSED)
+
+
+def _gone_away() -> MySQLError:
+    return OperationalError(_LOST, "Server has gone away")

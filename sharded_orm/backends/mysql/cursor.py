@@ -1,0 +1,426 @@
+"""Cursors that lease a session for as long as they need it.
+
+They take the place of both the driver's cursor and the wrapper that Django puts around
+it: one Python layer less on the hot path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from django.db import IntegrityError
+from MySQLdb import MySQLError, OperationalError, ProgrammingError
+from MySQLdb.cursors import Cursor, CursorStoreResultMixIn
+
+from sharded_orm.backends.mysql import savepoints, traces
+from sharded_orm.backends.mysql.classify import SEVERAL_STATEMENTS, Kind, classify, reason
+from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
+from sharded_orm.backends.mysql.session import Session, is_syntax_error
+
+# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
+_INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
+# A read that ran for longer (seconds) before its session was lost may have been killed for
+# that very reason; it is not repeated.
+RETRY_WITHIN = 1.0
+_OUT_OF_SYNC = 2014
+
+# Statements that may insert without saying so in their last result.
+_MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
+_READ, _WRITE, _IMPLICIT, _AFFINE = Kind.READ, Kind.WRITE, Kind.IMPLICIT, Kind.AFFINE
+_SAVEPOINT, _RELEASE = Kind.SAVEPOINT, Kind.RELEASE
+_CHECKS_OFF, _CHECKS_ON, _STATE = Kind.CHECKS_OFF, Kind.CHECKS_ON, Kind.STATE
+_FREE, _TRANSACTION, _PINNED, _LOST = Mode.FREE, Mode.TRANSACTION, Mode.PINNED, Mode.LOST
+
+
+class LeaseMixin:
+    """Put before a cursor class of the driver; :func:`leased` makes the combinations."""
+
+    connection: VirtualConnection | None
+    #: Whether all rows are on the client when execute() returns.
+    stores = True
+    _session: Session | None = None
+    _kept: weakref.ref[Any] | None = None
+
+    def __init__(self, connection: VirtualConnection) -> None:
+        self.connection = connection
+        self.description: Any = None
+        self.rowcount: Any = 0
+        self.arraysize = 1
+        self.lastrowid: Any = None
+        self.rownumber: Any = None
+        self.warning_count = 0
+        self._executed: Any = None
+        self._result: Any = None
+        self._rows: Any = None
+        # The session on which results of this cursor are pending, or a statement runs.
+        self._session: Session | None = None
+        # Our entry in connection.open_cursors, if the session was leased for us alone.
+        self._kept: weakref.ref[Any] | None = None
+        self._kind: Kind | None = None
+
+    # --- execute ------------------------------------------------------------------------
+
+    def execute(self, query: Any, args: Any = None) -> Any:
+        """Run one statement.
+
+        :raises django.db.IntegrityError: for the codes that Django maps so.
+        """
+        connection = self.connection
+        if connection is None:
+            raise ProgrammingError("cursor closed")
+        if self._session is not None:
+            self._discard()
+        kind = self._kind
+        if kind is None:
+            kind = classify(query)
+        try:
+            if kind <= _AFFINE and connection.mode is _FREE:
+                return self._run_free(connection, kind, query, args)
+            return self._run_held(connection, kind, query, args)
+        except OperationalError as exc:
+            if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
+                raise IntegrityError(*exc.args)  # noqa: B904  # as Django: implicit context
+            raise
+
+    def _run_free(self, connection: VirtualConnection, kind: Kind, query: Any, args: Any) -> Any:
+        """Autocommit: lease, run, give back. A read may be repeated once."""
+        pool = connection.pool
+        session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
+        session.last = connection
+        connection.last = session
+        retry = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+        while True:
+            try:
+                statement = session.bind(query, args)
+            except BaseException:
+                pool.release(session)
+                raise
+            schema = connection.schema
+            stands = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
+            # Unknown until everything has succeeded: an error, or an exception thrown
+            # into this thread, leaves it so.
+            session.schema = None
+            try:
+                if stands:
+                    session.stored = False
+                    session.query(statement)
+                else:
+                    session.send((connection.use,), statement)
+                self._take(session)
+            except BaseException as exc:
+                if session.is_in_order(exc):
+                    pool.release(session)
+                    raise
+                pool.discard(session)
+                if not retry or time.monotonic() > retry or not isinstance(exc, MySQLError):
+                    raise
+                retry = 0.0
+                pool.stats.retries += 1
+                session = pool.lease()
+                session.last = connection
+                connection.last = session
+                continue
+            break
+        if kind:
+            if kind is not _IMPLICIT:
+                session.schema = schema
+            if self.lastrowid:
+                session.inserter = connection
+                connection.inserted_on = session
+        else:
+            session.schema = schema
+        self._executed = statement
+        if session.more_results() or not session.autocommits() or self._result is not None:
+            self._keep(connection, session)
+        else:
+            pool.release(session)
+        return self.rowcount
+
+    def _run_held(self, connection: VirtualConnection, kind: Kind, query: Any, args: Any) -> Any:
+        """On the session that the connection holds, or will hold from here on."""
+        mode = connection.mode
+        why = ""
+        if mode >= _LOST:
+            if kind is _CHECKS_ON and connection.checks_off and not connection.begun:
+                # The session without checks is gone: they are on again.
+                connection.set_checks(off=False)
+                return self._nothing(query)
+            connection.enter()
+        if mode is not _PINNED:
+            if kind >= _SAVEPOINT:
+                if kind <= _RELEASE:
+                    if mode is _TRANSACTION and savepoints.defer(
+                        connection.pending, kind, str(query),
+                        surely_there=connection.begun and not connection.touched,
+                    ):  # fmt: skip
+                        return self._nothing(query)
+                elif kind is _STATE or (
+                    kind is _CHECKS_ON and not connection.checks_off and connection.pool.sets_checks
+                ):
+                    why = reason(query)
+                    connection.pin(why)
+                elif kind is _CHECKS_OFF and mode is _FREE:
+                    connection.mode = Mode.HELD
+            elif kind is _AFFINE and connection.session is None and traces.is_show(query):
+                # Nothing has run on a held session yet: the traces are on the last one.
+                session = connection.session = traces.lease(connection, query)
+                session.last = connection
+        prefix: list[bytes] = []
+        sent = False
+        try:
+            session, prefix = connection.enter()
+            if kind is _AFFINE and traces.is_show(query):
+                # Whatever went before it would empty the list that it shows.
+                prefix = []
+            elif kind is _AFFINE and traces.must_forget(connection, session, query):
+                prefix = [traces.FORGET_ID, *prefix]
+            statement = session.bind(query, args)
+            if session.busy:
+                raise ProgrammingError(
+                    _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
+                )
+            sent = True
+            if prefix:
+                session.send(prefix, statement)
+            else:
+                session.stored = False
+                session.query(statement)
+            self._take(session)
+        except BaseException as exc:
+            connection.failed(exc, prefix, sent)
+            if why and is_syntax_error(exc) and why != SEVERAL_STATEMENTS:
+                connection.unpin(why)
+            raise
+        self._executed = statement
+        if kind and (self.lastrowid or (kind is _STATE and reason(query) in _MAY_INSERT)):
+            session.inserter = connection
+            connection.inserted_on = session
+        elif kind is _AFFINE and prefix[:1] == [traces.FORGET_ID]:
+            session.inserter = None
+        if connection.mode is not _PINNED:
+            connection.left(prefix, len(prefix))
+            if kind < _IMPLICIT:
+                session.schema = connection.schema
+            else:
+                connection.touched = True
+            if kind is _CHECKS_OFF or kind is _CHECKS_ON:
+                connection.set_checks(kind is _CHECKS_OFF)
+            elif mode is _FREE:
+                connection.settle()
+        if session.more_results() or self._result is not None:
+            self._session = session
+            session.busy = True
+        return self.rowcount
+
+    def _take(self, session: Session) -> None:
+        """Fetch the result of the statement that was sent."""
+        self._session = session
+        try:
+            self._do_get_result(session.raw)  # type: ignore[attr-defined]
+            session.stored = self.stores
+            self._post_get_result()  # type: ignore[attr-defined]
+        finally:
+            self._session = None
+
+    def _nothing(self, query: Any) -> int:
+        """What a statement that the server need not see yet returns."""
+        self.description = None
+        self._rows = ()
+        self.rownumber = 0
+        self.rowcount = 0
+        self.lastrowid = 0
+        self._executed = query.encode() if isinstance(query, str) else query
+        return 0
+
+    # --- pending results ------------------------------------------------------------------
+
+    def _keep(self, connection: VirtualConnection, session: Session) -> None:
+        self._session = session
+        self._kept = weakref.ref(self)
+        connection.open_cursors.append(self._kept)
+
+    def _give_back(self, session: Session, *, broken: bool = False) -> None:
+        """The session is no longer needed for results; the connection may hold it still."""
+        self._session = None
+        session.busy = False
+        kept, self._kept = self._kept, None
+        connection = self.connection
+        if connection is None or kept is None:
+            return
+        connection.open_cursors.remove(kept)
+        if broken:
+            connection.pool.discard(session)
+        else:
+            connection.give_back(session)
+
+    def abandon(self) -> None:
+        """Forget pending results and close the session they would come from."""
+        if self._session is not None:
+            self._give_back(self._session, broken=True)
+
+    def _discard(self) -> None:
+        self.description = None
+        self._rows = None
+        self.rownumber = None
+        result, self._result = self._result, None
+        session = self._session
+        if session is None:
+            return
+        try:
+            if result is not None:
+                result.discard()
+            session.drain()
+        except BaseException:
+            self.abandon()
+            raise
+        self._give_back(session)
+
+    def close(self) -> None:
+        """Close the cursor; unread results are dropped."""
+        if self.connection is None:
+            return
+        try:
+            if self._session is not None or self._rows is not None:
+                self._discard()
+        finally:
+            self.connection = None
+            self._result = None
+
+    def nextset(self) -> int | None:
+        """Go to the next result; None if there is none."""
+        if self._executed:
+            self.fetchall()  # type: ignore[attr-defined]
+        session = self._session
+        if session is None:
+            return None
+        if session.next_result() == -1:
+            # The last result was read: the session is free, the rows of the cursor stay.
+            self._give_back(session)
+            return None
+        try:
+            self._take(session)
+        finally:
+            self._session = session
+        return 1
+
+    def __del__(self) -> None:
+        # Dropped with results pending: nobody will read them any more.
+        if self._kept is not None:
+            self.abandon()
+        elif self._session is not None:
+            # The connection goes on with this session: read what is in its way.
+            with contextlib.suppress(MySQLError):
+                self._discard()
+
+    # --- several statements -----------------------------------------------------------------
+
+    def executemany(self, query: Any, args: Any) -> Any:
+        """As ``MySQLdb``: inserts in batches, anything else one by one; on one session."""
+        connection = self.connection
+        if connection is None:
+            raise ProgrammingError("cursor closed")
+        self._kind = classify(query)
+        try:
+            with connection.holding():
+                return super().executemany(query, args)  # type: ignore[misc]
+        finally:
+            self._kind = None
+
+    def callproc(self, procname: Any, args: Any = ()) -> Any:
+        """Call a procedure. It may do anything to its session, so it gets one for itself."""
+        connection = self.connection
+        if connection is None:
+            raise ProgrammingError("cursor closed")
+        if self._session is not None:
+            self._discard()
+        try:
+            connection.pin("CALL")
+            return super().callproc(procname, args)  # type: ignore[misc]
+        except OperationalError as exc:
+            if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
+                raise IntegrityError(*exc.args)  # noqa: B904
+            raise
+
+    def _query(self, statement: bytes) -> Any:
+        # Of callproc() only: execute() goes its own way.
+        connection = self.connection
+        assert connection is not None
+        session, prefix = connection.enter()
+        try:
+            session.stored = False
+            session.query(statement)
+            self._take(session)
+        except BaseException as exc:
+            connection.failed(exc, prefix, sent=True)
+            raise
+        self._executed = statement
+        session.inserter = connection
+        connection.inserted_on = session
+        if session.more_results():
+            self._session = session
+            session.busy = True
+        return self.rowcount
+
+    def mogrify(self, query: Any, args: Any = None) -> str:
+        """The statement as it would be sent."""
+        with self._encoder() as session:
+            return session.bind(query, args).decode(session.raw.encoding)
+
+    def _mogrify(self, query: Any, args: Any = None) -> bytes:
+        with self._encoder() as session:
+            return session.bind(query, args)
+
+    def _encoder(self) -> Any:
+        if self.connection is None:
+            raise ProgrammingError("cursor closed")
+        return self.connection.any_session()
+
+    def _get_db(self) -> Any:
+        if self.connection is None:
+            raise ProgrammingError("cursor closed")
+        if self._session is not None:
+            return self._session.raw
+        with self.connection.any_session() as session:
+            return session.raw
+
+
+class LeasedCursor(LeaseMixin, Cursor):  # type: ignore[misc]
+    """The default: rows are tuples and are all on the client."""
+
+    def _take(self, session: Session) -> None:
+        result = session.store_result()
+        session.stored = True
+        try:
+            if result is None:
+                self.description = self.description_flags = None
+                self._rows = ()
+            else:
+                self.description = result.describe()
+                self.description_flags = result.field_flags()
+                self._rows = result.fetch_row(0, 0)
+            self.rowcount = session.affected_rows()
+            self.lastrowid = session.insert_id()
+            self.warning_count = session.warning_count()
+            self.rownumber = 0
+        finally:
+            # Freeing a result locks its session (mysqlclient 2.3): it must not outlive the
+            # lease, not even in a traceback, or another thread finds its session in use.
+            result = None
+
+    description_flags: Any = None
+
+
+@cache
+def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
+    """The leasing variant of a cursor class of the driver."""
+    if cursorclass is Cursor:
+        return LeasedCursor
+    if issubclass(cursorclass, LeaseMixin):
+        return cursorclass  # type: ignore[return-value]
+    stores = issubclass(cursorclass, CursorStoreResultMixIn)
+    return type(f"Leased{cursorclass.__name__}", (LeaseMixin, cursorclass), {"stores": stores})

@@ -1,0 +1,36 @@
+"""Introspection that looks at one schema of the many that a node holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.backends.mysql import introspection as stock
+
+# Django joins on the schema of the other table, so the server opens the tables of every
+# schema: 199 ms with 1351 schemas, 0.2 ms when both sides are constants.
+_EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
+_THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
+
+
+class _OneSchemaCursor:
+    """A cursor that restricts Django's query for constraints to the current schema."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, sql: str, params: Any = None) -> Any:
+        return self._cursor.execute(sql.replace(_EVERY_SCHEMA, _THIS_SCHEMA), params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+class DatabaseIntrospection(stock.DatabaseIntrospection):
+    """As Django's, at a cost that does not grow with the number of shards."""
+
+    def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
+        constraints: dict[str, Any] = super().get_constraints(
+            _OneSchemaCursor(cursor),  # type: ignore[arg-type]
+            table_name,
+        )
+        return constraints

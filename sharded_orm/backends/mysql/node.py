@@ -1,0 +1,134 @@
+"""The pool of one node, and how its sessions are made."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from MySQLdb import cursors
+
+from sharded_orm.backends.mysql.session import Session, connect
+from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
+from sharded_orm.backends.signals import session_opened
+
+# Asked once per node and process. As django.db.backends.mysql.base.DatabaseWrapper.
+_SERVER_QUERY = b"""
+    SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
+           @@lower_case_table_names,
+           CONVERT_TZ('2001-01-01 01:00:00', 'UTC', 'UTC') IS NOT NULL
+"""
+
+
+class NodePool(SessionPool[Session]):
+    """The sessions of one server, with one set of connection parameters.
+
+    :param params: of ``MySQLdb.connect``, without a schema.
+    :param isolation_level: of every session, None for the server's default.
+    :param sender: the wrapper class, for :data:`session_opened`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        isolation_level: str | None,
+        sender: type | None,
+        max_age: float | None = None,
+        **bounds: Any,
+    ) -> None:
+        super().__init__(name, self._connect, max_age, **bounds)
+        self.params = dict(params)
+        self.params["autocommit"] = True
+        self.cursorclass: type = self.params.pop("cursorclass", cursors.Cursor)
+        #: Whether sessions start with foreign key checks as the user set them.
+        self.sets_checks = "foreign_key_checks" in str(self.params.get("init_command")).lower()
+        self._isolation_level = isolation_level
+        self._sender = sender
+        self._server_data: dict[str, Any] | None = None
+
+    def server_data(self) -> dict[str, Any]:
+        """What Django wants to know of the server; asked when the first session opens."""
+        if self._server_data is None:
+            self.release(self.lease())
+        assert self._server_data is not None
+        return self._server_data
+
+    def initial_statements(self, data: Mapping[str, Any]) -> list[str]:
+        """The ``SET`` statements that Django runs on each connection."""
+        statements = []
+        if data["sql_auto_is_null"]:
+            statements.append("SET SQL_AUTO_IS_NULL = 0")
+        if self._isolation_level:
+            statements.append(
+                f"SET SESSION TRANSACTION ISOLATION LEVEL {self._isolation_level.upper()}"
+            )
+        return statements
+
+    def _connect(self) -> Session:
+        session = connect(self.params)
+        try:
+            data = self._server_data
+            if data is None:
+                data = self._server_data = self._ask_server(session)
+            if statements := self.initial_statements(data):
+                session.run(*(statement.encode() for statement in statements))
+            session_opened.send(sender=self._sender, session=session.raw, pool=self)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @staticmethod
+    def _ask_server(session: Session) -> dict[str, Any]:
+        row = session.fetch_one(_SERVER_QUERY)
+        return {
+            "version": row[0],
+            "sql_mode": row[1],
+            "default_storage_engine": row[2],
+            "sql_auto_is_null": bool(row[3]),
+            "lower_case_table_names": bool(row[4]),
+            "has_zoneinfo_database": bool(row[5]),
+        }
+
+
+class BoundedNodePool(NodePool, BoundedPool[Session]):
+    """A :class:`NodePool` with at most ``maximum`` sessions in use."""
+
+
+def node_pool(
+    params: Mapping[str, Any],
+    isolation_level: str | None,
+    settings: Mapping[str, Any],
+    sender: type | None,
+) -> NodePool:
+    """The process's pool for these parameters; aliases with equal ones share it."""
+    bounds: Mapping[str, Any] = settings.get("POOL") or {}
+    max_age = settings.get("CONN_MAX_AGE", 0)
+    key = (_frozen(params), isolation_level, max_age, _frozen(bounds))
+    name = str(params.get("unix_socket") or f"{params.get('host', '')}:{params.get('port', 3306)}")
+
+    def make() -> NodePool:
+        if bounds.get("MAX") is None:
+            return NodePool(name, params, isolation_level, sender, max_age)
+        return BoundedNodePool(
+            name, params, isolation_level, sender, max_age,
+            maximum=bounds["MAX"], timeout=bounds.get("TIMEOUT", DEFAULT_TIMEOUT),
+        )  # fmt: skip
+
+    pool = get_pool(key, make)
+    assert isinstance(pool, NodePool)
+    return pool
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, Mapping):
+        if any(not isinstance(key, str) for key in value):
+            return id(value)  # the driver's converters: one shared dict
+        return tuple(sorted((key, _frozen(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return (type(value), tuple(_frozen(item) for item in value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value  # type: ignore[no-any-return]
