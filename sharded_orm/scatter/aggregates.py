@@ -1,0 +1,199 @@
+"""``aggregate()`` over many shards: one row of partial aggregates from each."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from django.db.models import Avg, Count, Sum
+from django.db.models.functions import Coalesce
+from django.db.models.sql.where import WhereNode
+
+from sharded_orm.scatter.compile import Options
+from sharded_orm.scatter.execute import Executor, Failures
+from sharded_orm.scatter.merge import merged
+from sharded_orm.scatter.partials import quotient, total_of
+from sharded_orm.scatter.plan import Target, make_plan
+from sharded_orm.scatter.refusals import refuse
+
+if TYPE_CHECKING:
+    from django.db.models.sql.query import Query
+
+_CHUNK_SIZE = 2000
+
+
+class _Resolved(Exception):
+    """Raised out of Django's get_aggregation() when the query is ready to be compiled."""
+
+    def __init__(self, elide_empty: bool) -> None:
+        self.elide_empty = elide_empty
+
+
+class _Alias:
+    """Stands for the alias in get_aggregation(); it looks at it only for a subquery."""
+
+    def __bool__(self) -> NoReturn:
+        raise refuse(
+            "an aggregate over slices, distinct rows, groups or subqueries",
+            "aggregate the plain queryset, or compute with its rows in Python",
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A query whose annotations are the aggregates wanted, resolved by Django."""
+
+    query: Query
+    elide_empty: bool
+
+
+def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
+    """What Django would run for ``aggregates``. Raises as Django for wrong ones."""
+    query = query.clone()
+
+    def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
+        raise _Resolved(elide_empty)
+
+    query.get_compiler = ready
+    try:
+        query.get_aggregation(_Alias(), dict(aggregates))
+    except _Resolved as found:
+        del query.get_compiler
+        return Summary(query, found.elide_empty)
+    return Summary(query, True)  # There are no aggregates.
+
+
+def aggregate(
+    targets: Sequence[Target],
+    query: Query,
+    aggregates: Mapping[str, Any],
+    failures: Failures,
+) -> dict[str, Any]:
+    """The values of ``aggregates``, of the types that one database would give."""
+    if not aggregates:
+        return {}
+    made: dict[int, Summary] = {}
+    asked: list[tuple[Target, Summary]] = []
+    for target in targets:
+        key = id(target.query)
+        if key not in made:
+            made[key] = summary(target.query, aggregates)
+        asked.append((target, made[key]))
+    model = asked[0][1] if asked else summary(query, aggregates)
+    expressions = dict(model.query.annotation_select)
+    distinct = {alias for alias, e in expressions.items() if _is_distinct(e)}
+
+    found: dict[str, Any] = {}
+    plain = [alias for alias in expressions if alias not in distinct]
+    if plain:
+        found.update(_plain(asked, expressions, plain, failures))
+    for alias in distinct:
+        found[alias] = _distinct(asked, alias, expressions[alias], failures)
+    return {alias: found[alias] for alias in expressions}
+
+
+def _bare(expression: Any) -> Any:
+    if type(expression) is Coalesce:
+        return expression.get_source_expressions()[0]
+    return expression
+
+
+def _is_distinct(expression: Any) -> bool:
+    return bool(getattr(_bare(expression), "distinct", False))
+
+
+def _masked(asked: Sequence[tuple[Target, Summary]], change: Any) -> list[Target]:
+    changed: dict[int, Query] = {}
+    found = []
+    for target, made in asked:
+        key = id(made.query)
+        if key not in changed:
+            changed[key] = change(made.query)
+        found.append(Target(target.shard, changed[key]))
+    return found
+
+
+def _plain(
+    asked: Sequence[tuple[Target, Summary]],
+    expressions: Mapping[str, Any],
+    aliases: Sequence[str],
+    failures: Failures,
+) -> dict[str, Any]:
+    def only(query: Query) -> Query:
+        query = query.clone()
+        query.annotations = {alias: query.annotations[alias] for alias in aliases}
+        query.set_annotation_mask(aliases)
+        query.clear_ordering(force=True)
+        query.clear_limits()
+        query.select_related = False
+        return query
+
+    options = Options(summary=True, elide_empty=all(made.elide_empty for _, made in asked))
+    plan = make_plan(_masked(asked, only), options)
+    executor = Executor(plan, failures, _CHUNK_SIZE)
+    rows = list(merged(plan, executor))
+    wanted = [expressions[alias] for alias in aliases]
+    if plan.template is None or not rows:
+        return dict(zip(aliases, map(_of_nothing, wanted), strict=True))
+    compiler = plan.template.compiler
+    row = rows[0][: plan.template.width]
+    converters = compiler.get_converters(wanted)
+    (values,) = compiler.apply_converters([row], converters)
+    return dict(zip(aliases, values, strict=True))
+
+
+def _of_nothing(expression: Any) -> Any:
+    value = expression.empty_result_set_value
+    if value is NotImplemented:
+        raise refuse(
+            f"the aggregate {type(expression).__name__} of no rows", "give a plain default"
+        )
+    return value
+
+
+def _distinct(
+    asked: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
+) -> Any:
+    """An aggregate of distinct values: the values of all shards are read and told apart."""
+    aggregate = _bare(expression)
+    if type(aggregate) not in (Count, Sum, Avg):
+        raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
+
+    def values(query: Query) -> Query:
+        own = _bare(query.annotations[alias])
+        *sources, condition = own.get_source_expressions()
+        if len(sources) != 1:
+            raise refuse("a distinct aggregate of several expressions", "use one")
+        query = query.clone()
+        query.annotations = {alias: sources[0]}
+        query.set_annotation_mask([alias])
+        query.clear_ordering(force=True)
+        query.clear_limits()
+        query.select_related = False
+        query.distinct = True
+        if condition is not None:
+            query.where = WhereNode([query.where, condition])
+        return query
+
+    plan = make_plan(_masked(asked, values), Options())
+    executor = Executor(plan, failures, _CHUNK_SIZE)
+    found = (row[0] for row in merged(plan, executor))
+    total, count = total_of(value for value in found if value is not None)
+    if type(aggregate) is Count:
+        return count
+    if not count or plan.template is None:
+        return _of_nothing(expression)
+    compiler = plan.template.compiler
+    exact = compiler.connection.vendor == "mysql"
+    if type(aggregate) is Avg:
+        total = quotient(decimal.Decimal(total) if exact and type(total) is int else total, count)
+    (value,) = _converted(compiler, expression, total)
+    return value
+
+
+def _converted(compiler: Any, expression: Any, value: Any) -> Iterator[Any]:
+    converters = compiler.get_converters([expression])
+    ((converted,),) = compiler.apply_converters([[value]], converters)
+    yield converted

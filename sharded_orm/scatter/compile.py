@@ -1,0 +1,427 @@
+"""One query compiled once, as a template that every shard's branch is made from.
+
+The SQL comes from Django's own compiler, with three changes made by subclassing it:
+tables are qualified by a mark that stands for the shard's schema, the keys of the order
+and of the groups travel along as extra columns, and what cannot be merged is refused
+while it is compiled, wherever in the query it stands.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import EmptyResultSet, FullResultSet
+from django.db.models.aggregates import Aggregate
+from django.db.models.expressions import (
+    Col,
+    ColPairs,
+    ExpressionWrapper,
+    OrderBy,
+    RawSQL,
+    Ref,
+    Window,
+)
+from django.db.models.functions import Random
+from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.datastructures import BaseTable, Join
+from django.db.models.sql.where import ExtraWhere, WhereNode
+
+from sharded_orm.scatter.keys import Column, OrderKey, column_of
+from sharded_orm.scatter.partials import Partial, partial_of
+from sharded_orm.scatter.refusals import refuse
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.query import Query
+
+# Stand in the SQL for the shard's schema, its index among the targets, and the keys of the
+# second phase. Drawn anew by every process: no identifier or literal can contain them.
+_NONCE = secrets.token_hex(8)
+SCHEMA_MARK = f"`{_NONCE}schema`"
+PK_MARK = f"`{_NONCE}pk`"
+SHARD_MARK = f"`{_NONCE}shard`"
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """SQL with marks, and what its columns mean. Immutable: shared by all its branches."""
+
+    sql: str
+    params: tuple[Any, ...]
+    compiler: Any
+    # How many of the columns the queryset asked for; the others are ours.
+    width: int
+    columns: tuple[Column, ...]
+    order: tuple[OrderKey, ...] = ()
+    # Columns that tell the rows of a DISTINCT, or the groups of a GROUP BY, apart.
+    distinct: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    partials: tuple[Partial, ...] = ()
+    # Whether rows of several shards have to be merged into one group.
+    merges_groups: bool = False
+    pk: int | None = None
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """The columns whose values are compared in Python."""
+        found = {key.column for key in self.order}
+        found.update(self.distinct, self.groups)
+        for partial in self.partials:
+            found.update(partial.compared)
+        return tuple(sorted(found))
+
+
+@dataclass
+class Options:
+    """What the scatter wants of a branch beyond Django's SQL."""
+
+    # Rows of a branch that can matter: offset + limit; None is all of them.
+    limit: int | None = None
+    # The second phase reads by primary key: no order is needed, the keys are appended.
+    by_pk: bool = False
+    # Give the primary key as a column of its own.
+    with_pk: bool = False
+    # Every group lies on one shard: the shard key is one of its columns.
+    local_columns: frozenset[str] = field(default_factory=frozenset)
+    # Only whether there is a row is asked: groups need no merge.
+    existence: bool = False
+    # One row of aggregates is asked; where there can be no rows, it may be left out.
+    summary: bool = False
+    elide_empty: bool = True
+    # Not the rows are wanted but how many a branch has.
+    counted: bool = False
+
+
+def compile_query(
+    query: Query, wrapper: BaseDatabaseWrapper, options: Options, *, qualify: bool
+) -> Template:
+    """``query`` for any shard of the node that ``wrapper`` stands for.
+
+    ``query`` is not changed. Raises ``EmptyResultSet`` when it can have no rows and
+    :exc:`ScatterNotSupported` when its results cannot be merged exactly.
+    """
+    query = query.clone()
+    query.clear_limits()
+    if options.by_pk:
+        query.where = WhereNode([query.where, _PkAmong(query)])
+        query.clear_ordering(force=True)
+    facade = _Facade(wrapper, qualify=qualify)
+    compiler = facade.root_compiler(query, options)
+    sql, params = compiler.as_sql(with_col_aliases=options.counted)
+    if options.counted:
+        sql = _count_sql(sql, qualify)
+    if options.limit is not None and not compiler.merges_groups:
+        sql += f" LIMIT {options.limit:d}"
+    return Template(
+        sql=sql,
+        params=tuple(params),
+        compiler=compiler,
+        width=compiler.col_count,
+        columns=tuple(compiler.columns),
+        order=tuple(compiler.order_keys),
+        distinct=tuple(compiler.distinct_columns),
+        groups=tuple(compiler.group_columns),
+        partials=tuple(compiler.partials),
+        merges_groups=compiler.merges_groups,
+        pk=compiler.pk_column,
+    )
+
+
+def _count_sql(sql: str, qualify: bool) -> str:
+    if not qualify:
+        return f"SELECT COUNT(*) FROM ({sql}) counted"
+    return f"SELECT COUNT(*), {SHARD_MARK} FROM ({sql}) counted"
+
+
+class _Facade:
+    """A shard's wrapper as the compiler sees it: its ``ops`` give our compilers.
+
+    A shallow copy, so that nothing of it is seen by other queries of the thread and the
+    ordinary path pays nothing. It is never connected.
+    """
+
+    def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
+        # Cached by the wrapper, or the copy would connect in order to know it.
+        getattr(wrapper, "mysql_server_data", None)
+        self.connection = copy.copy(wrapper)
+        self.connection.ops = copy.copy(wrapper.ops)
+        self._ops = wrapper.ops
+        self._qualify = qualify
+        self._mixins: tuple[type, ...] = (_Qualified, _Checked) if qualify else (_Checked,)
+        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]
+
+    def compiler(self, name: str) -> type:
+        base = self._ops.compiler(name)
+        return _subclass(self._mixins, base)
+
+    def root_compiler(self, query: Query, options: Options) -> Any:
+        base = self._ops.compiler("SQLCompiler")
+        compiler = _subclass((_Root, *self._mixins), base)(query, self.connection, None)
+        compiler.options = options
+        compiler.marks_rows = self._qualify
+        compiler.elide_empty = options.elide_empty
+        return compiler
+
+
+_subclasses: dict[tuple[type, ...], type] = {}
+
+
+def _subclass(mixins: tuple[type, ...], base: type) -> type:
+    key = (*mixins, base)
+    found = _subclasses.get(key)
+    if found is None:
+        found = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
+    return found
+
+
+class _Checked(SQLCompiler):
+    """Refuses what would read another shard, or differ from shard to shard."""
+
+    def compile(self, node: Any) -> Any:
+        if isinstance(node, RawSQL | ExtraWhere):
+            raise refuse(
+                "raw SQL in the query (RawSQL, extra())",
+                "write it with expressions, or ask one shard",
+            )
+        if isinstance(node, Window):
+            raise refuse("a window function", "compute it in Python, or ask one shard")
+        return super().compile(node)
+
+
+class _Qualified(SQLCompiler):
+    """Puts the schema mark in front of every table."""
+
+    def compile(self, node: Any) -> Any:
+        sql, params = super().compile(node)
+        if isinstance(node, BaseTable):
+            return f"{SCHEMA_MARK}.{sql}", params
+        if isinstance(node, Join):
+            quoted = self.quote_name_unless_alias(node.table_name)
+            before = f"{node.join_type} {quoted}"
+            if not sql.startswith(before):
+                raise refuse(f"the join {sql!r}", "ask one shard")
+            return f"{node.join_type} {SCHEMA_MARK}.{quoted}{sql[len(before) :]}", params
+        return sql, params
+
+
+class _PkAmong:
+    """The condition of the second phase. Its parameters are the last of the statement."""
+
+    contains_aggregate = False
+    contains_over_clause = False
+    conditional = True
+
+    def __init__(self, query: Query) -> None:
+        self.col = query.model._meta.pk.get_col(query.get_initial_alias())
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        sql, params = compiler.compile(self.col)
+        return f"{sql} IN ({PK_MARK})", params
+
+
+class _Root(SQLCompiler):
+    """The outermost compiler of a branch: adds the columns that the merge needs."""
+
+    options: Options
+    marks_rows: bool
+    _group_expressions: Sequence[Any] = ()
+
+    def pre_sql_setup(self, with_col_aliases: bool = False) -> Any:
+        self.columns: list[Column] = []
+        self.order_keys: list[OrderKey] = []
+        self.distinct_columns: list[int] = []
+        self.group_columns: list[int] = []
+        self.partials: list[Partial] = []
+        self.pk_column: int | None = None
+        self.merges_groups = False
+        self._group_expressions = ()
+
+        extra, order_by, group_by = super().pre_sql_setup(with_col_aliases)
+        if self.qualify:
+            raise refuse("a filter on a window function", "filter in Python, or ask one shard")
+        grouped = self.query.group_by is not None
+        # As Django does: Meta.ordering does not apply to groups.
+        ordered = [] if grouped and self._meta_ordering else list(order_by)
+        self._added: list[Any] = list(extra)
+        self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
+        self.columns = self._select_columns(extra)
+
+        if self.options.summary:
+            self.merges_groups = True
+            for index, (expression, _, _) in enumerate(self.select):
+                self._add_partial(index, expression)
+        elif grouped and not self.options.existence:
+            self._set_up_groups()
+        elif grouped and self.having and not self._groups_are_local():
+            raise self._refuse_having()
+        if self.query.distinct and not self._has_pk(range(len(self.columns))):
+            if self.merges_groups:
+                raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
+            self.distinct_columns = list(range(len(self.columns)))
+        for resolved, (sql, _, _) in ordered:
+            self._add_order_key(resolved, sql)
+        if self.options.with_pk:
+            self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
+        # The branches of a union are put in order together, outside; inside only the rows
+        # that a LIMIT chooses need it. A statement of its own must come in order.
+        keep_order = (
+            self.options.limit is not None or not self.marks_rows
+        ) and not self.merges_groups
+        if self.marks_rows and not self.options.counted:
+            # Last, because ORDER BY and GROUP BY may name columns by their position.
+            self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
+        return self._added, (ordered if keep_order else []), group_by
+
+    @property
+    def _base_alias(self) -> str:
+        return self.query.get_initial_alias()
+
+    def _select_columns(self, extra: Sequence[Any]) -> list[Column]:
+        columns: list[Column] = []
+        for expression, _, _ in [*self.select, *extra]:
+            if isinstance(expression, OrderBy):  # what DISTINCT adds for its order
+                expression = expression.expression
+            parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
+            columns += [column_of(part) for part in parts]
+        if len(columns) != len(self.select) + len(extra):
+            # A composite primary key is one expression and several columns.
+            self._sql = []
+            for expression, sql, _ in [*self.select, *extra]:
+                if isinstance(expression, ColPairs):
+                    self._sql += [_hashable(self.compile(c)) for c in expression.get_cols()]
+                else:
+                    self._sql.append(_hashable(sql))
+            self.col_count = len(columns) - len(extra)
+        return columns
+
+    def _column(self, expression: Any) -> int:
+        """The index of the column that holds ``expression``; one is added if need be."""
+        while isinstance(expression, Ref):
+            expression = expression.get_source_expressions()[0]
+        sql = self.compile(expression)
+        key = _hashable(sql)
+        if key in self._sql:
+            return self._sql.index(key)
+        if self.query.distinct:
+            raise refuse("distinct() with this order", "order by columns that are selected")
+        alias = f"__scatter{len(self.columns)}"
+        self._added.append((expression, expression.select_format(self, *sql), alias))
+        self._sql.append(key)
+        self.columns.append(column_of(expression))
+        return len(self.columns) - 1
+
+    def _add_order_key(self, order: OrderBy, sql: str) -> None:
+        expression = order.expression
+        while isinstance(expression, Ref):
+            expression = expression.get_source_expressions()[0]
+        if any(isinstance(part, Random) for part in _parts(expression)):
+            raise refuse("random order", "choose random rows in Python, or ask one shard")
+        if isinstance(expression, ColPairs):
+            parts = expression.get_cols()
+        else:
+            parts = [expression]
+        for part in parts:
+            column = self._column(part)
+            if self.merges_groups:
+                self._check_group_column(column, part)
+            self.order_keys.append(
+                OrderKey(
+                    column,
+                    descending=order.descending,
+                    nulls_first=True
+                    if order.nulls_first
+                    else False
+                    if order.nulls_last
+                    else not order.descending,
+                )
+            )
+
+    # -- groups
+
+    def collapse_group_by(self, expressions: Any, having: Any) -> Any:
+        self._group_expressions = super().collapse_group_by(expressions, having)
+        return self._group_expressions
+
+    def _has_pk(self, columns: Any) -> bool:
+        """Whether the primary key is among ``columns``: then no two shards share a row."""
+        pks = {f.column for f in self.query.model._meta.pk_fields}
+        found = {
+            c.name
+            for c in (self.columns[i] for i in columns)
+            if c.alias == self._base_alias and c.name in pks
+        }
+        return found == pks
+
+    def _groups_are_local(self) -> bool:
+        """Whether every group lies on one shard: it names the row or the shard key."""
+        pks = {f.column for f in self.query.model._meta.pk_fields}
+        names = {
+            expression.target.column
+            for expression in self._group_expressions
+            if isinstance(expression, Col) and expression.alias == self._base_alias
+        }
+        local = self.options.local_columns
+        return pks <= names or bool(local and local <= names)
+
+    def _refuse_having(self) -> Exception:
+        return refuse(
+            "a filter on an aggregate of groups that span shards",
+            "group by the shard key or the primary key, or filter the result in Python",
+        )
+
+    def _set_up_groups(self) -> None:
+        if self._groups_are_local():
+            return
+        if self.having:
+            raise self._refuse_having()
+        self.merges_groups = True
+        for expression in self._group_expressions:
+            try:
+                column = self._column(expression)
+            except (EmptyResultSet, FullResultSet):
+                continue
+            if column not in self.group_columns:
+                self.group_columns.append(column)
+        for index, (expression, _, _) in enumerate(self.select):
+            if getattr(expression, "contains_aggregate", False):
+                self._add_partial(index, expression)
+            elif any(getattr(part, "subquery", False) for part in _parts(expression)):
+                raise refuse("a subquery selected with groups", "group by plain columns")
+
+    def _add_partial(self, index: int, expression: Any) -> None:
+        self.partials.append(partial_of(index, expression, self._column, self.connection.vendor))
+
+    def _check_group_column(self, column: int, expression: Any) -> None:
+        if column in self.group_columns or any(p.column == column for p in self.partials):
+            return
+        if getattr(expression, "contains_aggregate", False):
+            self._add_partial(column, expression)
+            return
+        raise refuse(
+            "groups ordered by an expression that is neither a group's column nor an aggregate",
+            "annotate the expression and group by it",
+        )
+
+
+def _parts(expression: Any) -> list[Any]:
+    """``expression`` and all its sources, those of subqueries excepted."""
+    found, todo = [], [expression]
+    while todo:
+        part = todo.pop()
+        if part is None:
+            continue
+        found.append(part)
+        if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
+            continue
+        if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
+            todo += part.get_source_expressions()
+    return found
+
+
+def _hashable(sql: Any) -> tuple[str, tuple[Any, ...]]:
+    text, params = sql
+    return text, tuple(map(repr, params))

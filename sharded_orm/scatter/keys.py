@@ -1,0 +1,330 @@
+"""Comparing raw values as their database compares them.
+
+Rows of several shards are merged by the values that the database sent, before any
+converter. Numbers and dates compare alike everywhere; text does not:
+
+* SQLite compares UTF-8 bytes unless a column names another collation (refused);
+* MariaDB and MySQL compare by a collation, so the ``WEIGHT_STRING`` of the text travels
+  along, with the weight of a blank and the collation's name. A ``PAD SPACE`` collation
+  compares as if the shorter text went on with blanks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.core.exceptions import FieldError
+from django.db import models
+from django.db.models.expressions import Col
+from django.db.models.functions import Collate
+
+from sharded_orm.scatter.refusals import refuse
+
+Row = Sequence[Any]
+
+# Servers sort by the first max_sort_length (1024) bytes of a text, some of them as
+# characters and some as weights. A character has at least 2 bytes of weight to 4 of its
+# own, so texts that differ within this many bytes of weight are ordered alike by all.
+_SURELY_SORTED = 512
+
+# Collations whose weight strings compare like the texts: one level of weights.
+_CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
+_SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
+
+_PLAIN_FIELDS = (
+    models.IntegerField,
+    models.AutoField,
+    models.FloatField,
+    models.DecimalField,
+    models.BooleanField,
+    models.DateField,
+    models.TimeField,
+    models.DurationField,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a branch, as far as comparing its values goes."""
+
+    # The table alias and column name, when the column is just that.
+    alias: str | None
+    name: str | None
+    # "plain": compares in Python as in any database; "uuid"; "text": anything else.
+    kind: str
+    # A collation that the query or the field names; None is the table's own.
+    collation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderKey:
+    """A column of ORDER BY, with the place of its NULLs spelled out."""
+
+    column: int
+    descending: bool
+    nulls_first: bool
+
+
+def column_of(expression: Any) -> Column:
+    """What is known of the values of ``expression``."""
+    try:
+        output = expression.output_field
+    except (AttributeError, FieldError):
+        output = None
+    while getattr(output, "remote_field", None) and getattr(output, "target_field", None):
+        output = output.target_field
+    if isinstance(output, _PLAIN_FIELDS):
+        kind = "plain"
+    elif isinstance(output, models.UUIDField):
+        kind = "uuid"
+    else:
+        kind = "text"
+    collation = _collation_of(expression)
+    if isinstance(expression, Col):
+        return Column(expression.alias, expression.target.column, kind, collation)
+    return Column(None, None, kind, collation)
+
+
+def _collation_of(expression: Any) -> str | None:
+    todo = [expression]
+    while todo:
+        part = todo.pop()
+        if part is None:
+            continue
+        if isinstance(part, Collate):
+            return str(part.collation)
+        if isinstance(part, Col):
+            field = part.target
+            while getattr(field, "remote_field", None) and getattr(field, "target_field", None):
+                field = field.target_field
+            collation = getattr(field, "db_collation", None)
+            if collation:
+                return str(collation)
+        elif hasattr(part, "get_source_expressions"):
+            todo += part.get_source_expressions()
+    return None
+
+
+class Text:
+    """A text by its weights; refuses to decide where a server's sort would not look."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: bytes) -> None:
+        self.weight = weight
+
+    def __hash__(self) -> int:
+        return hash(self.weight)
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Text)
+        return self.weight == other.weight
+
+    def __lt__(self, other: Text) -> bool:
+        mine, theirs = self.weight, other.weight
+        if (
+            len(mine) > _SURELY_SORTED
+            and len(theirs) > _SURELY_SORTED
+            and mine[:_SURELY_SORTED] == theirs[:_SURELY_SORTED]
+            and mine != theirs
+        ):
+            raise refuse(
+                "an order by texts that differ only after their first 128 characters,"
+                " which the server's sort cuts off",
+                "order by Left(field, 100), or by another column",
+            )
+        return mine < theirs
+
+
+class PaddedText(Text):
+    """A text of a ``PAD SPACE`` collation: it goes on with blanks for ever."""
+
+    __slots__ = ("pad",)
+
+    def __init__(self, weight: bytes, pad: bytes) -> None:
+        size = len(pad)
+        end = len(weight)
+        while end >= size and weight[end - size : end] == pad:
+            end -= size
+        self.weight = weight[:end]
+        self.pad = pad
+
+    __hash__ = Text.__hash__
+
+    def __lt__(self, other: Text) -> bool:
+        mine, theirs = self.weight, other.weight
+        missing = len(theirs) - len(mine)
+        if missing > 0:
+            mine += self.pad * (missing // len(self.pad) + 1)
+        elif missing < 0:
+            theirs += self.pad * (-missing // len(self.pad) + 1)
+        return Text.__lt__(Text(mine), Text(theirs))
+
+
+class _Reversed:
+    """Turns an order round."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Reversed)
+        return bool(self.value == other.value)
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.value < self.value)
+
+
+class Comparison:
+    """How the values of some columns compare on one kind of database.
+
+    ``weighted`` are the columns whose weights travel along; :meth:`normal` gives a value
+    with the ``==``, ``hash`` and ``<`` of the database.
+    """
+
+    def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
+        self.columns = columns
+        # A row is its columns, then its shard's index, then the weights.
+        self.shard = len(columns)
+        self.compared = tuple(compared)
+        self.weighted: tuple[int, ...] = ()
+
+    def normal(self, row: Row, column: int) -> Any:
+        """The value of ``column``, comparable; None for NULL."""
+        raise NotImplementedError
+
+    def ordered(self, row: Row, column: int) -> Any:
+        """As :meth:`normal`, for an order."""
+        return self.normal(row, column)
+
+    def identity(self, columns: Sequence[int]) -> Callable[[Row], tuple[Any, ...]]:
+        """A function of a row that is equal for rows the database takes for equal."""
+        normal = self.normal
+        return lambda row: tuple([normal(row, column) for column in columns])
+
+    def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
+        """A sort key of rows. Ties go by shard, so that merging is deterministic."""
+
+        def key(row: Row) -> tuple[Any, ...]:
+            parts: list[Any] = []
+            for order in keys:
+                value = self.ordered(row, order.column)
+                if value is None:
+                    parts += (not order.nulls_first, 0)
+                else:
+                    parts.append(order.nulls_first)
+                    parts.append(_Reversed(value) if order.descending else value)
+            parts.append(row[self.shard])
+            return tuple(parts)
+
+        return key
+
+    def carry(self, column: int, source: Row, target: list[Any]) -> None:
+        """Copy a value, with its weights, from one row to another."""
+        target[column] = source[column]
+
+
+class SQLiteComparison(Comparison):
+    """NULL, numbers, text, blobs: values compare by storage class, then by value."""
+
+    def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
+        super().__init__(columns, compared)
+        for index in self.compared:
+            collation = columns[index].collation
+            if collation and collation.upper() != "BINARY":
+                raise refuse(
+                    f"text compared by the collation {collation!r}",
+                    "use Collate(field, 'BINARY'), or ask one shard",
+                )
+
+    def normal(self, row: Row, column: int) -> Any:
+        value = row[column]
+        if value is None:
+            return None
+        if isinstance(value, int | float | Decimal):
+            return (1, value)
+        if isinstance(value, str):
+            return (2, value)
+        if isinstance(value, bytes):
+            return (3, value)
+        if isinstance(value, datetime.date | datetime.time):
+            # Parsed by the driver; this is the text that SQLite compares.
+            return (2, str(value))
+        raise refuse(
+            f"a comparison of values of type {type(value).__name__!r}", "ask one shard"
+        )
+
+
+class MySQLComparison(Comparison):
+    """Text by its weights; everything else as Python compares it."""
+
+    def __init__(
+        self, columns: Sequence[Column], compared: Iterable[int], *, native_uuid: bool
+    ) -> None:
+        super().__init__(columns, compared)
+        self.native_uuid = native_uuid
+        weighted = []
+        for index in self.compared:
+            kind = columns[index].kind
+            if kind == "text" or (kind == "uuid" and not native_uuid):
+                weighted.append(index)
+        self.weighted = tuple(weighted)
+        first = len(columns) + 1
+        self._weights: Mapping[int, int] = {
+            column: first + 3 * place for place, column in enumerate(weighted)
+        }
+
+    def normal(self, row: Row, column: int) -> Any:
+        value = row[column]
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return self._text(row, column, value)
+        if isinstance(value, bytes):
+            return Text(value)
+        return value
+
+    def _text(self, row: Row, column: int, value: str) -> Any:
+        place = self._weights.get(column)
+        if place is None:
+            if self.columns[column].kind == "uuid":
+                return value
+            raise refuse(
+                f"a comparison of the text {value!r} where a number or date was expected",
+                "name the expression's output_field",
+            )
+        weight, pad, collation = row[place : place + 3]
+        if isinstance(weight, str):
+            weight = weight.encode("latin1")
+        if collation == "binary":
+            return Text(value.encode())
+        if not collation.startswith(_CHARSETS) or _SEVERAL_LEVELS.search(collation):
+            raise refuse(
+                f"text compared by the collation {collation!r}",
+                "use Collate(field, ...) with a collation of one level, such as utf8mb4_bin",
+            )
+        if "_nopad_" in collation or "_0900_" in collation:
+            return Text(weight)
+        return PaddedText(weight, pad)
+
+    def ordered(self, row: Row, column: int) -> Any:
+        if self.native_uuid and self.columns[column].kind == "uuid":
+            return uuid_order(row[column])
+        return self.normal(row, column)
+
+    def carry(self, column: int, source: Row, target: list[Any]) -> None:
+        super().carry(column, source, target)
+        place = self._weights.get(column)
+        if place is not None:
+            target[place : place + 3] = source[place : place + 3]
+
+
+def uuid_order(value: str | None) -> Any:
+    raise refuse("an order by a native UUID", "order by Cast(field, CharField())")

@@ -1,0 +1,72 @@
+"""Streams of rows made into one: ordered, distinct, grouped, cut."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from sharded_orm.scatter.partials import Merger
+
+if TYPE_CHECKING:
+    from sharded_orm.scatter.execute import Executor
+    from sharded_orm.scatter.keys import Comparison, Row
+    from sharded_orm.scatter.plan import Plan
+
+
+def merged(plan: Plan, executor: Executor) -> Iterator[Row]:
+    """All rows of ``plan`` in the order of one database, before OFFSET and LIMIT."""
+    template = plan.template
+    if template is None:
+        return iter(())
+    comparison = plan.comparison
+    if template.merges_groups:
+        return iter(_groups(plan, executor.chained()))
+    rows: Iterator[Row]
+    if template.order:
+        rows = heapq.merge(*executor.streams(), key=comparison.order(template.order))
+    else:
+        rows = executor.chained()
+    if template.distinct:
+        rows = _distinct(rows, comparison, template.distinct)
+    return rows
+
+
+def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
+    """OFFSET and LIMIT."""
+    return islice(rows, low, high)
+
+
+def _distinct(
+    rows: Iterable[Row], comparison: Comparison, columns: Sequence[int]
+) -> Iterator[Row]:
+    identity = comparison.identity(columns)
+    seen: set[tuple[Any, ...]] = set()
+    for row in rows:
+        key = identity(row)
+        if key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _groups(plan: Plan, rows: Iterable[Row]) -> list[Row]:
+    """The groups of all shards; all of them are held in memory."""
+    template, comparison = plan.template, plan.comparison
+    assert template is not None
+    identity = comparison.identity(template.groups)
+    merger = Merger(template.partials, comparison)
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        key = identity(row)
+        whole = groups.get(key)
+        if whole is None:
+            groups[key] = list(row)
+        else:
+            merger.add(whole, row)
+    found = list(groups.values())
+    for whole in found:
+        merger.finish(whole)
+    if template.order:
+        found.sort(key=comparison.order(template.order))
+    return list(found)

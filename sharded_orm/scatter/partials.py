@@ -1,0 +1,149 @@
+"""Aggregates taken apart: what each shard computes, and how the parts become the whole."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Avg, Count, Max, Min, Sum
+from django.db.models.fields import DurationField
+from django.db.models.functions import Coalesce
+
+from sharded_orm.scatter.keys import Comparison, Row
+from sharded_orm.scatter.refusals import refuse
+
+# What the server adds to the scale of a quotient: MariaDB's div_precision_increment.
+_QUOTIENT_SCALE = 4
+_EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """An aggregate of the select list, in column ``column``.
+
+    ``parts`` are the columns of what it is merged from: itself for count, sum, min and
+    max, sum and count for avg. Where the whole is NULL, the column's own value stands:
+    that is the default of ``Sum(..., default=0)``.
+    """
+
+    column: int
+    kind: str
+    parts: tuple[int, ...]
+    duration: bool = False
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        return self.parts if self.kind in ("min", "max") else ()
+
+
+def partial_of(
+    column: int, expression: Any, add_column: Callable[[Any], int], vendor: str
+) -> Partial:
+    """The partial aggregate of ``expression``; ``add_column`` selects another expression."""
+    aggregate = expression
+    if type(aggregate) is Coalesce:
+        aggregate, *defaults = aggregate.get_source_expressions()
+        if any(d.contains_aggregate or d.contains_column_references for d in defaults):
+            raise _refuse(expression)
+    kind = type(aggregate)
+    if kind not in (Count, Sum, Min, Max, Avg):
+        raise _refuse(expression)
+    if aggregate.distinct:
+        raise refuse(
+            f"{kind.__name__}(distinct=True) over groups that span shards",
+            "group by the shard key, or aggregate values(...).distinct() in Python",
+        )
+    own = aggregate is expression
+    if kind is not Avg:
+        part = column if own else add_column(aggregate)
+        return Partial(column, kind.__name__.lower(), (part,))
+    sources = [s for s in aggregate.get_source_expressions()[:-1]]
+    total = Sum(*sources, filter=aggregate.filter)
+    count = Count(*sources, filter=aggregate.filter)
+    # Django casts the average to a whole number there, and leaves it a float elsewhere.
+    duration = vendor == "mysql" and isinstance(aggregate.output_field, DurationField)
+    return Partial(column, "avg", (add_column(total), add_column(count)), duration)
+
+
+def _refuse(expression: Any) -> Exception:
+    return refuse(
+        f"the aggregate {type(expression).__name__}",
+        "use Count, Sum, Avg, Min and Max as they are, and compute with their results in Python",
+    )
+
+
+class Merger:
+    """Merges the rows of one group. ``partials`` say what becomes of their columns."""
+
+    def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
+        self._partials = partials
+        self._comparison = comparison
+
+    def add(self, whole: list[Any], row: Row) -> None:
+        """Add a shard's row to the group's."""
+        seen: set[int] = set()
+        for partial in self._partials:
+            for part in partial.parts:
+                if part in seen:
+                    continue
+                seen.add(part)
+                if partial.kind in ("min", "max"):
+                    self._extreme(partial.kind, part, whole, row)
+                else:
+                    whole[part] = _sum(whole[part], row[part])
+
+    def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
+        if row[part] is None:
+            return
+        if whole[part] is not None:
+            new = self._comparison.ordered(row, part)
+            old = self._comparison.ordered(whole, part)
+            if not (new < old if kind == "min" else old < new):
+                return
+        self._comparison.carry(part, row, whole)
+
+    def finish(self, whole: list[Any]) -> None:
+        """Put the aggregates in their columns."""
+        for partial in self._partials:
+            target = partial.column
+            if partial.kind == "avg":
+                total, count = (whole[part] for part in partial.parts)
+                if count:
+                    whole[target] = quotient(total, count, duration=partial.duration)
+                continue
+            (part,) = partial.parts
+            value = whole[part]
+            if part != partial.column and value is not None:
+                whole[target] = value
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, Decimal) and isinstance(other, Decimal):
+        return _EXACT.add(one, other)
+    return one + other
+
+
+def total_of(values: Iterable[Any]) -> tuple[Any, int]:
+    """The sum and the number of ``values``; numbers only matter for the sum."""
+    total, count = None, 0
+    for value in values:
+        count += 1
+        if isinstance(value, int | float | Decimal):
+            total = _sum(total, value)
+    return total, count
+
+
+def quotient(total: Any, count: int, *, duration: bool = False) -> Any:
+    """``AVG`` as the database computes it: decimals are exact with four places more."""
+    if duration:
+        value = _EXACT.divide(Decimal(total), count)
+        return int(value.to_integral_value(decimal.ROUND_HALF_UP))
+    if not isinstance(total, Decimal):
+        return float(total) / count
+    scale = -int(total.as_tuple().exponent) + _QUOTIENT_SCALE
+    return _EXACT.quantize(_EXACT.divide(total, count), Decimal(1).scaleb(-scale))

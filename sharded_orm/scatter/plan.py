@@ -1,0 +1,239 @@
+"""Which statements a scatter sends where: branches, batches, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections
+
+from sharded_orm.scatter.compile import (
+    PK_MARK,
+    SCHEMA_MARK,
+    SHARD_MARK,
+    Options,
+    Template,
+    compile_query,
+)
+from sharded_orm.scatter.keys import (
+    Comparison,
+    MySQLComparison,
+    OrderKey,
+    SQLiteComparison,
+)
+from sharded_orm.scatter.refusals import refuse
+
+if TYPE_CHECKING:
+    from django.db.models.sql.query import Query
+
+    from sharded_orm.topology.model import Shard
+
+# Branches of one UNION ALL. The cost of a statement grows faster than linearly above
+# some 2048 branches; 256 keep a batch short and let a failing one be asked again.
+BATCH = 256
+# Parameters of one statement: an __in of thousands of keys is repeated in every branch.
+MAX_PARAMETERS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A shard to ask, and the query to ask it: the queryset's own, or its share of it."""
+
+    shard: Shard
+    query: Query
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A target compiled. ``index`` is its place among the targets and marks its rows."""
+
+    index: int
+    shard: Shard
+    template: Template
+    pks: tuple[Any, ...] | None = None
+
+    @property
+    def params(self) -> tuple[Any, ...]:
+        return self.template.params if self.pks is None else (*self.template.params, *self.pks)
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """One statement: branches of one node, sent on a connection of the node or of a shard."""
+
+    node: str
+    branches: tuple[Branch, ...]
+    # The alias whose own connection must be used: its transaction has rows of its own.
+    alias: str | None
+    union: bool
+    outer: Outer
+
+    def sql(self, branches: Sequence[Branch] | None = None) -> tuple[str, list[Any]]:
+        """The statement for ``branches`` (all of them by default) and its parameters."""
+        branches = self.branches if branches is None else branches
+        if not self.union:
+            (branch,) = branches
+            return _fill(branch, None), list(branch.params)
+        params: list[Any] = []
+        parts = []
+        for branch in branches:
+            parts.append(f"({_fill(branch, _quote(branch.shard.schema))})")
+            params += branch.params
+        return self.outer.sql(" UNION ALL ".join(parts)), params
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What the server does with the rows of a union: order, cut, weigh."""
+
+    columns: int
+    weighted: tuple[int, ...] = ()
+    order: tuple[OrderKey, ...] = ()
+    limit: int | None = None
+
+    def sql(self, union: str) -> str:
+        if not self.weighted and not self.order and self.limit is None:
+            return union
+        names = ", ".join([*(f"c{i}" for i in range(self.columns)), "s"])
+        selected = [names]
+        for column in self.weighted:
+            name = f"c{column}"
+            selected.append(
+                f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
+                f" COLLATION({name})"
+            )
+        # Only WITH can name the columns. It stands inside, because a statement that begins
+        # with it may write, and the backend repeats only reads on a session that was dead.
+        sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
+        if self.order:
+            sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
+        if self.limit is not None:
+            sql += f" LIMIT {self.limit:d}"
+        return sql
+
+
+def _order_sql(key: OrderKey) -> str:
+    name = f"c{key.column}"
+    natural = not key.descending  # NULLs come first in an ascending order
+    nulls = "" if key.nulls_first == natural else f"{name} IS {'NOT ' * key.nulls_first}NULL, "
+    return f"{nulls}{name} {'DESC' if key.descending else 'ASC'}"
+
+
+def _quote(schema: str) -> str:
+    quoted = "`" + schema.replace("`", "``") + "`"
+    return quoted.replace("%", "%%")
+
+
+def _fill(branch: Branch, schema: str | None) -> str:
+    sql = branch.template.sql
+    if schema is not None:
+        sql = sql.replace(SCHEMA_MARK, schema).replace(SHARD_MARK, str(branch.index))
+    if branch.pks is not None:
+        sql = sql.replace(PK_MARK, ", ".join(["%s"] * len(branch.pks)))
+    return sql
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The statements of one phase, in the order of the shards, and how rows compare."""
+
+    statements: tuple[Statement, ...]
+    comparison: Comparison
+    template: Template | None
+    shards: Mapping[int, Shard]
+
+    @property
+    def union(self) -> bool:
+        return any(statement.union for statement in self.statements)
+
+
+def make_plan(
+    targets: Sequence[Target],
+    options: Options,
+    *,
+    pks: Mapping[int, Sequence[Any]] | None = None,
+) -> Plan:
+    """The plan of asking ``targets``.
+
+    With ``pks`` only the targets it names are asked, for those rows. Every query is
+    compiled once for each node. Queries that can have no rows are not sent.
+    """
+    branches: dict[str, list[Branch]] = {}
+    compiled: dict[tuple[int, str], Template | None] = {}
+    for index, target in enumerate(targets):
+        if pks is not None and index not in pks:
+            continue
+        place = (id(target.query), target.shard.node)
+        if place not in compiled:
+            compiled[place] = _compile(target, options)
+        template = compiled[place]
+        if template is not None:
+            keys = tuple(pks[index]) if pks is not None else None
+            branches.setdefault(target.shard.node, []).append(
+                Branch(index, target.shard, template, keys)
+            )
+    shards = {i: target.shard for i, target in enumerate(targets)}
+    first = next((b[0] for b in branches.values()), None)
+    if first is None:
+        return Plan((), Comparison((), ()), None, shards)
+    comparison = _comparison(first)
+    outer = _outer(first.template, comparison, options) if not options.counted else Outer(1)
+    statements: list[Statement] = []
+    for node, asked in branches.items():
+        statements += _statements(node, asked, outer)
+    statements.sort(key=lambda statement: statement.branches[0].index)
+    return Plan(tuple(statements), comparison, first.template, shards)
+
+
+def _outer(template: Template, comparison: Comparison, options: Options) -> Outer:
+    width, weighted = len(template.columns), comparison.weighted
+    if template.merges_groups:
+        return Outer(width, weighted)
+    # Rows that are equal on two shards count once, so the server must not cut yet.
+    limit = None if template.distinct else options.limit
+    return Outer(width, weighted, template.order, limit)
+
+
+def _compile(target: Target, options: Options) -> Template | None:
+    wrapper = connections[target.shard.alias]
+    try:
+        return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
+    except EmptyResultSet:
+        return None
+
+
+def _comparison(branch: Branch) -> Comparison:
+    template = branch.template
+    connection = template.compiler.connection
+    if connection.vendor == "sqlite":
+        return SQLiteComparison(template.columns, template.compared)
+    if connection.vendor == "mysql":
+        native = bool(connection.features.has_native_uuid_field)
+        return MySQLComparison(template.columns, template.compared, native_uuid=native)
+    raise refuse(f"the database {connection.vendor!r}", "ask one shard")
+
+
+def _statements(node: str, branches: Iterable[Branch], outer: Outer) -> Iterable[Statement]:
+    branches = list(branches)
+    shard = branches[0].shard
+    if not connections[shard.alias].scatter_union:
+        for branch in branches:
+            yield Statement(node, (branch,), branch.shard.alias, False, outer)
+        return
+    own = connections[shard.group].open_transactions()
+    batch: list[Branch] = []
+    params = 0
+    for branch in branches:
+        if branch.shard.alias in own:
+            yield Statement(node, (branch,), branch.shard.alias, True, outer)
+            continue
+        count = len(branch.params)
+        if batch and (len(batch) >= BATCH or params + count > MAX_PARAMETERS):
+            yield Statement(node, tuple(batch), None, True, outer)
+            batch, params = [], 0
+        batch.append(branch)
+        params += count
+    if batch:
+        yield Statement(node, tuple(batch), None, True, outer)

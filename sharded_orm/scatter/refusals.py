@@ -1,0 +1,34 @@
+"""What scatter refuses, in one voice: the feature, then the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sharded_orm.exceptions import ScatterNotSupported
+
+if TYPE_CHECKING:
+    from django.db.models.sql.query import Query
+
+
+def refuse(feature: str, remedy: str) -> ScatterNotSupported:
+    """The error to raise: results over several shards could differ from one database's."""
+    return ScatterNotSupported(
+        f"A query of several shards cannot have {feature}: its merged result might not be that"
+        f" of one database. Remedy: {remedy}."
+    )
+
+
+def check(query: Query) -> None:
+    """Raise :exc:`ScatterNotSupported` for what can be told without compiling ``query``."""
+    if query.combinator:
+        raise refuse(
+            f"{query.combinator}()", "combine with Q objects and |, or combine lists in Python"
+        )
+    if query.select_for_update:
+        raise refuse(
+            "select_for_update()", "lock rows of one shard, in a transaction on that shard"
+        )
+    if query.distinct_fields:
+        raise refuse("distinct() on fields", "use values(*fields).distinct()")
+    if query.extra or query.extra_order_by or query.extra_tables:
+        raise refuse("extra()", "write it with expressions, or ask one shard")

@@ -1,0 +1,73 @@
+"""Raw rows made into what the queryset yields, by the queryset's own iterable class."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from django.db.models.query import ModelIterable
+
+from sharded_orm.scatter.refusals import refuse
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from sharded_orm.scatter.keys import Row
+    from sharded_orm.scatter.plan import Plan
+
+
+def objects(queryset: QuerySet[Any], plan: Plan, rows: Iterable[Row]) -> Iterator[Any]:
+    """What ``queryset`` yields for ``rows``, one for one and in their order.
+
+    An instance knows its database, so every shard gets an iterable of its own, which is
+    fed the shard's rows one at a time. Other iterables know no database: one serves all.
+    """
+    template = plan.template
+    if template is None:
+        return
+    width, marker = template.width, len(template.columns)
+    first = next(iter(plan.statements)).branches[0].shard.alias
+    if not issubclass(queryset._iterable_class, ModelIterable):
+        feed = ([row[:width]] for row in rows)
+        yield from _iterable(queryset, template.compiler, first, feed)
+        return
+    feeds: dict[int, tuple[deque[list[Row]], Iterator[Any]]] = {}
+    for row in rows:
+        index = row[marker]
+        pair = feeds.get(index)
+        if pair is None:
+            queue: deque[list[Row]] = deque()
+            alias = plan.shards[index].alias
+            pair = feeds[index] = (
+                queue,
+                iter(_iterable(queryset, template.compiler, alias, _drain(queue))),
+            )
+        queue, made = pair
+        queue.append([row[:width]])
+        yield next(made)
+
+
+def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
+    while True:
+        if not queue:
+            raise refuse(
+                "an iterable class that reads ahead of what it yields",
+                "use one that makes one object of each row",
+            )
+        yield queue.popleft()
+
+
+def _iterable(
+    queryset: QuerySet[Any], compiler: Any, alias: str, results: Iterator[list[Row]]
+) -> Iterator[Any]:
+    prepared = copy.copy(compiler)
+    prepared.execute_sql = lambda *args, **kwargs: results
+    query = compiler.query.clone()
+    query.get_compiler = lambda *args, **kwargs: prepared
+    made = queryset._clone()
+    made._query = query
+    made._db = alias
+    made._result_cache = None
+    return iter(queryset._iterable_class(made))

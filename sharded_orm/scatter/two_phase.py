@@ -1,0 +1,96 @@
+"""The first rows of many shards: the keys first, then the rows of the winners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sharded_orm.scatter.compile import Options
+from sharded_orm.scatter.execute import Executor, Failures
+from sharded_orm.scatter.merge import cut, merged
+from sharded_orm.scatter.plan import Plan, Target, make_plan
+
+if TYPE_CHECKING:
+    from django.db.models.sql.query import Query
+
+    from sharded_orm.scatter.keys import Row
+
+# More winners than this are not worth a second statement with their keys.
+MOST = 1000
+# Nor are so few candidates.
+FEWEST_CANDIDATES = 100
+
+
+def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
+    """Whether the primary key tells the rows of ``query`` apart and reading twice pays."""
+    return (
+        union
+        and limit is not None
+        and 0 < limit <= MOST
+        and len(targets) * limit >= FEWEST_CANDIDATES
+        and not query.distinct
+        and query.group_by is None
+        and query.model is not None
+        and len(query.model._meta.pk_fields) == 1
+        and _selects_much(query)
+        and all(
+            join.join_type is None or join.join_field.many_to_one or join.join_field.one_to_one
+            for alias, join in query.alias_map.items()
+            if query.alias_refcount[alias]
+        )
+    )
+
+
+def _selects_much(query: Query) -> bool:
+    if query.default_cols:
+        return True
+    return len(query.select) + len(query.annotation_select) > 4
+
+
+def fetch(
+    query: Query,
+    targets: Sequence[Target],
+    options: Options,
+    failures: Failures,
+    low: int,
+) -> tuple[Plan, list[Row]] | None:
+    """The rows from ``low`` to the limit of ``options``, complete and in order.
+
+    None when a winner was gone by the second phase (deleted, changed, or dropped by a
+    join of ``select_related`` only): then one phase has to do it.
+    """
+    # One query for all the targets that share one: it is compiled once.
+    queries = {id(t.query): t.query for t in targets}
+    slim = {key: _keys_query(query) for key, query in queries.items()}
+    keys = [Target(target.shard, slim[id(target.query)]) for target in targets]
+    limit = options.limit
+    first = make_plan(
+        keys, Options(limit=limit, with_pk=True, local_columns=options.local_columns)
+    )
+    if first.template is None:
+        return first, []
+    pk = first.template.pk
+    assert pk is not None
+    marker = len(first.template.columns)
+    rows = merged(first, Executor(first, failures, 2000))
+    winners = [(row[marker], row[pk]) for row in cut(rows, low, limit)]
+    pks: dict[int, list[Any]] = {}
+    for index, value in winners:
+        pks.setdefault(index, []).append(value)
+    second = make_plan(targets, Options(by_pk=True, with_pk=True), pks=pks)
+    if second.template is None:
+        return second, []
+    pk = second.template.pk
+    assert pk is not None
+    marker = len(second.template.columns)
+    found = {(row[marker], row[pk]): row for row in Executor(second, failures, 2000).chained()}
+    if any(w not in found for w in winners) and not failures.causes:
+        return None
+    return second, [found[w] for w in winners if w in found]
+
+
+def _keys_query(query: Query) -> Query:
+    keys = query.clone()
+    keys.clear_select_clause()
+    keys.select = (query.model._meta.pk.get_col(keys.get_initial_alias()),)
+    return keys
