@@ -14,6 +14,9 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E009``  a composite primary key with the key of a generator
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
 ``sharded_orm.W011``  an automatic primary key, unique on its shard only
+``sharded_orm.E012``  one table with two shard keys: a child's or proxy's differs
+``sharded_orm.E013``  a default manager whose querysets do not route themselves
+``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
 ==================  ==========================================================
 """
 
@@ -26,11 +29,12 @@ from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import FieldDoesNotExist
-from django.db import models
+from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.query import ShardedQuerySet
 
 ROUTER = "sharded_orm.routers.ShardRouter"
 
@@ -51,6 +55,8 @@ def check_models(
                 continue
             declared.add(model)
             found += _uniqueness(model)
+            found += _inheritance(model)
+            found += _manager(model)
         found += _relations(model)
     if declared and ROUTER not in settings.DATABASE_ROUTERS:
         found.append(
@@ -61,6 +67,31 @@ def check_models(
             )
         )
     return found
+
+
+@checks.register(checks.Tags.models)
+def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
+    """SQLite has one writer per file: a transaction locks out what must not wait for it."""
+    config = runtime.config()
+    directory = any(g.strategy == "directory" for g in config.topology.groups.values())
+    default = settings.DATABASES[DEFAULT_DB_ALIAS]
+    if not str(default.get("ENGINE")).endswith("sqlite3"):
+        return []
+    return [
+        checks.Warning(
+            f"{key} names {alias!r}, the SQLite file of the global database. Inside atomic() that"
+            " has written to it, a new key or id waits for this very transaction and fails with"
+            " 'database is locked'.",
+            hint=f"Give {key} a file of its own: another alias in DATABASES.",
+            id="sharded_orm.W014",
+        )
+        for key, aliases in (
+            ("TICKETS", config.tickets),
+            ("DIRECTORY", (config.directory,) if directory else ()),
+        )
+        for alias in aliases
+        if settings.DATABASES[alias].get("NAME") == default.get("NAME")
+    ]
 
 
 def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:
@@ -145,6 +176,39 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             obj=model,
             id="sharded_orm.W011",
         )
+
+
+def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    own = shard_options(model)
+    others = [*model._meta.parents, model._meta.concrete_model]
+    for other in others:
+        if other in (model, None) or not issubclass(other, ShardedModel):
+            continue
+        theirs = shard_options(other)
+        if own is None or theirs is None or (own.group, own.key) == (theirs.group, theirs.key):
+            continue
+        yield checks.Error(
+            f"{model.__name__} has another ShardMeta than {other.__name__}, whose table holds"
+            " its rows, too: they would be on a shard where the other key does not find them.",
+            hint=f"Leave out its ShardMeta, which it inherits from {other.__name__}.",
+            obj=model,
+            id="sharded_orm.E012",
+        )
+        return
+
+
+def _manager(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    manager = model._default_manager
+    queryset = getattr(manager, "_queryset_class", ShardedQuerySet)
+    if issubclass(queryset, ShardedQuerySet):
+        return
+    yield checks.Error(
+        f"The default manager {manager.name!r} makes querysets of {queryset.__name__}, which do"
+        " not route themselves: relations that span shards would lose rows.",
+        hint="Derive it from ShardedManager, or its queryset from ShardedQuerySet.",
+        obj=model,
+        id="sharded_orm.E013",
+    )
 
 
 def _only_per_shard(what: str, obj: Any, hint: str) -> checks.CheckMessage:

@@ -7,8 +7,10 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Model
 
+from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.options import shard_key_required, shard_options
+from sharded_orm.models.options import ShardOptions, shard_key_required, shard_options
+from sharded_orm.topology.model import Shard
 
 
 def atomic(
@@ -43,11 +45,19 @@ def atomic(
         names = {options.key.name, options.key.attname}
         if len(key) != 1 or not names.issuperset(key):
             raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
-        instance = cls(**key)
-    else:
-        instance = model
-    if not isinstance(model, type) and not model._state.adding and model._state.db:
+        alias = _place(options, *key.values()).alias
+    elif not model._state.adding and model._state.db:
         alias = str(model._state.db)
     else:
-        alias = options.place(instance).alias
+        alias = options.place(model).alias
     return transaction.atomic(using=alias, savepoint=savepoint, durable=durable)
+
+
+def _place(options: ShardOptions, value: Any) -> Shard:
+    key = options.key
+    assert key is not None
+    if type(value) is int or type(value) is str:
+        return runtime.place(options.group, key.get_prep_value(value))
+    # A related instance, whose field tells the key, or None, which is refused.
+    name = key.name if isinstance(value, Model) else key.attname
+    return options.place(options.model(**{name: value}))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.colocation import check_colocated
-from sharded_orm.models.options import ShardOptions, describe, shard_options
+from sharded_orm.models.options import ShardOptions, describe, shard_key_required, shard_options
 from sharded_orm.models.query import ShardedManager
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
@@ -135,6 +136,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> bool:
         # Overrides Model._save_table: a row whose id is drawn here is new, so the
         # UPDATE that Django tries first could only miss.
+        if raw:
+            # A fixture: Django's deserializer calls Model.save_base itself, past ours.
+            self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
         return bool(
@@ -159,13 +163,17 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return bool(
                 super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )
-        values = [value for value in values if value[0] is not key]
+        others = [value for value in values if value[0] is not key]
         same_key = base_qs
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
-        updated = bool(
-            super()._do_update(same_key, using, pk_val, values, update_fields, forced_update)
-        )
+        if values and not others:
+            # The key alone, which Django would take for updated without asking.
+            updated = bool(same_key.filter(pk=pk_val).exists())
+        else:
+            updated = bool(
+                super()._do_update(same_key, using, pk_val, others, update_fields, forced_update)
+            )
         if not updated and not self._state.adding and base_qs.filter(pk=pk_val).exists():
             raise ShardKeyChanged(
                 f"The row with pk={pk_val!r} on {using!r} has another {key.name} than"
@@ -174,7 +182,61 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             )
         return updated
 
+    # -- Reading ---------------------------------------------------------------
+
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
+        # A queryset that is handed in needs no key: this row tells its shard.
+        alias = self._state.db
+        if from_queryset is not None and using is None and from_queryset._db is None:
+            using = alias if runtime.topology().resolve(str(alias)) is not None else None
+        super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
+
+    def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
+        # Overrides Model's, which asks this row's shard: the rows there are neither those
+        # of this key nor those of all keys.
+        options = self._shard_options()
+        key = options.key
+        if key is not None and getattr(self, key.attname) not in (
+            kwargs.get(key.attname),
+            getattr(kwargs.get(key.name), "pk", kwargs.get(key.name)),
+        ):
+            name = f"get_{'next' if is_next else 'previous'}_by_{field.name}"
+            raise shard_key_required(
+                options, f"{name}() compares rows of one key: pass {key.name}= of this row"
+            )
+        return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]
+
     # -- Validation ------------------------------------------------------------
+
+    def clean_fields(self, exclude: Any = None) -> None:
+        # Overrides Model.clean_fields: foreign keys inside the group are looked up on this
+        # row's shard. A row without a shard can have no row beside it.
+        excluded, alone = set(exclude or ()), []
+        options = self._shard_options()
+        if self._validation_alias() is None:
+            alone = [
+                field
+                for field in self._meta.fields
+                if isinstance(field, models.ForeignKey)
+                and field.name not in excluded
+                and not field.remote_field.parent_link
+                and getattr(self, field.attname) not in field.empty_values
+                and (other := shard_options(field.remote_field.model)) is not None
+                and other.group == options.group
+            ]
+        errors: dict[str, Any] = {}
+        try:
+            super().clean_fields(exclude=excluded.union(field.name for field in alone))
+        except ValidationError as exc:
+            errors = exc.update_error_dict(errors)
+        key = options.key
+        if key is not None and key.name not in errors and getattr(self, key.attname) is not None:
+            for field in alone:
+                errors[field.name] = [_does_not_exist(field, getattr(self, field.attname))]
+        if errors:
+            raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
         # Overrides Model._perform_unique_checks: unique on this row's shard. The checks
@@ -197,6 +259,20 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # the key of a row that is only being validated.
         if self._validation_alias() is not None:
             super().validate_constraints(exclude)
+            return
+        # Without a shard nothing can be a duplicate; what a row says of itself is checked
+        # all the same, by any shard: it reads no table.
+        errors: dict[str, Any] = {}
+        using = runtime.shard(self._shard_options().group, 0).alias
+        for model, constraints in self.get_constraints():
+            for constraint in constraints:
+                if isinstance(constraint, models.CheckConstraint):
+                    try:
+                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined]
+                    except ValidationError as exc:
+                        errors = exc.update_error_dict(errors)
+        if errors:
+            raise ValidationError(errors)
 
     def _validation_alias(self) -> str | None:
         options = self._shard_options()
@@ -204,8 +280,25 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return str(self._state.db)
         if options.key is None or getattr(self, options.key.attname) is None:
             return None
-        shard = options.locate(self)
+        try:
+            shard = options.locate(self)
+        except (TypeError, ValueError, ValidationError):
+            return None  # No key at all: the validation of its field says so.
         return shard.alias if shard is not None else None
+
+
+def _does_not_exist(field: Any, value: Any) -> ValidationError:
+    """What ForeignKey.validate raises."""
+    return ValidationError(
+        field.error_messages["invalid"],
+        code="invalid",
+        params={
+            "model": field.remote_field.model._meta.verbose_name,
+            "pk": value,
+            "field": field.remote_field.field_name,
+            "value": value,
+        },
+    )
 
 
 class GlobalQuerySet(models.QuerySet[Any, Any]):

@@ -12,10 +12,17 @@ from typing import Any
 
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
+from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
+    ManyToManyDescriptor,
+    ReverseManyToOneDescriptor,
+    ReverseOneToOneDescriptor,
 )
+from django.utils.functional import cached_property
+
+from sharded_orm.exceptions import ShardKeyChanged
 
 
 def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
@@ -44,17 +51,21 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
 
 
 class _PerShard:
-    """Prefetches shard by shard, and matches rows on the shard as well as the value."""
+    """Prefetches shard by shard, and matches rows on the shard as well as the value.
+
+    The list may span shards wherever Django made it: below rows of the global database,
+    or by ``prefetch_related_objects``. Ids that count per shard repeat on every shard.
+    """
 
     get_queryset: Callable[..., Any]
 
-    def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        from sharded_orm.models.options import shard_options
+    def _stays_on_shard(self) -> bool:
+        return True
 
+    def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]
-        remote = self.field.remote_field.model  # type: ignore[attr-defined]
         groups = by_alias(instances)
-        if shard_options(remote) is None or len(groups) < 2:
+        if len(groups) < 2 or not self._stays_on_shard():
             return fetch(instances, querysets)
         parts = [fetch(group, querysets) for group in groups]
         _, rel_attr, instance_attr, *rest = parts[0]
@@ -67,24 +78,99 @@ class _PerShard:
         )
 
 
-class ShardedForwardManyToOneDescriptor(_PerShard, ForwardManyToOneDescriptor):  # type: ignore[type-arg]
+class _Forward(_PerShard):
+    field: Any
+
+    def _stays_on_shard(self) -> bool:
+        from sharded_orm.models.options import shard_options
+
+        return shard_options(self.field.remote_field.model) is not None
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if value is not None and not instance._state.adding:
+            self._refuse_other_key(instance, value)
+        super().__set__(instance, value)  # type: ignore[misc]
+
+    def _refuse_other_key(self, instance: Any, value: Any) -> None:
+        # save() refuses it as well, but ``person.albums.add(album)`` does not save: it
+        # updates the column by a plain query.
+        from sharded_orm.models.options import describe, shard_options
+
+        options = shard_options(type(instance))
+        name = self.field.attname
+        if options is None or options.key is not self.field or name not in instance.__dict__:
+            return
+        target: Any = self.field.target_field  # type: ignore[union-attr]
+        key = getattr(value, target.attname, None)
+        if key != instance.__dict__[name]:
+            raise ShardKeyChanged(
+                f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
+                f" cannot be given {key!r}. The key of a row never changes: create the row under"
+                " the new key and delete this one."
+            )
+
+
+class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]
     """``photo.album`` and its prefetch over several shards."""
 
 
-class ShardedForwardOneToOneDescriptor(_PerShard, ForwardOneToOneDescriptor):  # type: ignore[type-arg]
+class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]
     """The one-to-one form."""
 
 
+class ShardedReverseOneToOneDescriptor(_PerShard, ReverseOneToOneDescriptor):  # type: ignore[type-arg]
+    """The same from the other side of a one-to-one."""
+
+
+class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]
+    """``album.photos`` and its prefetch over several shards."""
+
+    @cached_property
+    def related_manager_cls(self) -> Any:
+        return _per_shard_manager(super().related_manager_cls)
+
+
+class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]
+    """``photo.tags`` and its prefetch over several shards; both sides."""
+
+    @cached_property
+    def related_manager_cls(self) -> Any:
+        return _per_shard_manager(super().related_manager_cls)
+
+
+def _per_shard_manager(manager: type[Any]) -> type[Any]:
+    return type(manager.__name__, (_PerShard, manager), {})
+
+
+_FORWARD: dict[type, type] = {
+    ForwardManyToOneDescriptor: ShardedForwardManyToOneDescriptor,
+    ForwardOneToOneDescriptor: ShardedForwardOneToOneDescriptor,
+}
+
+
 def install_descriptors(model: type[Model]) -> None:
-    """Give the foreign keys of a sharded model the descriptors above."""
-    replacements: dict[type, type] = {
-        ForwardManyToOneDescriptor: ShardedForwardManyToOneDescriptor,
-        ForwardOneToOneDescriptor: ShardedForwardOneToOneDescriptor,
-    }
-    for field in model._meta.local_fields:
+    """Give both sides of a sharded model's relations the descriptors above."""
+    own: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
+    for field in own:
         if field.remote_field is None:
             continue
         descriptor = model.__dict__.get(field.name)
-        replacement = replacements.get(type(descriptor))
-        if replacement is not None:
-            setattr(model, field.name, replacement(field))
+        if type(descriptor) in _FORWARD:
+            setattr(model, field.name, _FORWARD[type(descriptor)](field))
+        elif type(descriptor) is ManyToManyDescriptor:
+            setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
+        # Django installs the other side when both models are there; so do we, after it.
+        lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
+
+
+def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
+    accessor = field.remote_field.get_accessor_name()
+    if accessor is None or not getattr(related, "_is_sharded", False):
+        return
+    descriptor = related.__dict__.get(accessor)
+    if type(descriptor) is ReverseOneToOneDescriptor:
+        setattr(related, accessor, ShardedReverseOneToOneDescriptor(descriptor.related))
+    elif type(descriptor) is ReverseManyToOneDescriptor:
+        setattr(related, accessor, ShardedReverseManyToOneDescriptor(descriptor.rel))
+    elif type(descriptor) is ManyToManyDescriptor:
+        setattr(related, accessor, ShardedManyToManyDescriptor(descriptor.rel, reverse=True))

@@ -119,7 +119,7 @@ def only_shard(options: ShardOptions, query: Query) -> Shard | None:
     """
     where = query.where
     if (
-        len(query.alias_map) != 1
+        _joins(query)
         or query.combinator
         or query.annotations
         or query.select_related
@@ -140,6 +140,13 @@ def only_shard(options: ShardOptions, query: Query) -> Shard | None:
         elif hasattr(lookup.rhs, "resolve_expression"):
             return None
     return None if value is None else runtime.locate(options.group, value)
+
+
+def _joins(query: Query) -> bool:
+    # A join that Django has trimmed (album_id=) stays in the map, unreferenced.
+    return len(query.alias_map) > 1 and any(
+        query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
+    )
 
 
 def _bound(options: ShardOptions, query: Query) -> Bound | None:

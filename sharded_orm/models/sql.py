@@ -51,7 +51,7 @@ class ShardedQuery(Query):
                 if can_reuse is not None:
                     can_reuse.add(alias)
                 column = self._get_col(field, field, alias)  # type: ignore[attr-defined]
-                condition = self.build_lookup(["exact"], column, value)
+                condition: Any = self.build_lookup(["exact"], column, value)
                 return WhereNode([condition], connector=AND), {alias}
         return super().build_filter(
             filter_expr, branch_negated, current_negated, can_reuse, *args, **kwargs
@@ -61,7 +61,7 @@ class ShardedQuery(Query):
 _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=1024)
 def _own_columns(model: Any) -> dict[str, Any]:
     """The columns of the model's own table that are no relations, by name and ``pk``."""
     if model is None:

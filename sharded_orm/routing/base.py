@@ -60,6 +60,8 @@ class Strategy(ABC):
 
     def place(self, key: Any) -> int:
         """The shard of ``key``; gives it one when it has none. Safe to call at the same time."""
+        if not self.places and (number := self.locate(key)) is not None:
+            return number
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
@@ -76,6 +78,17 @@ class Strategy(ABC):
             f"{key!r} ({type(key).__name__}) cannot be a shard key of group {self.group.name!r}:"
             f" its strategy {self.group.strategy!r} takes {expected}."
         )
+
+
+def encoded(key: str, strategy: Strategy) -> bytes:
+    """``key`` as UTF-8. A lone surrogate has no such form, and no database would store it.
+
+    :raises InvalidShardKey: it cannot be encoded.
+    """
+    try:
+        return key.encode()
+    except UnicodeEncodeError as exc:
+        raise strategy.invalid(key, "text that UTF-8 can encode") from exc
 
 
 def make_strategy(group: ShardGroup) -> Strategy:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration, NoOpenShard
-from sharded_orm.routing.base import Strategy
+from sharded_orm.routing.base import Strategy, encoded
 from sharded_orm.topology.model import ShardGroup
 
 #: What is stored as it stands; anything else by digest, so that no collation of the
@@ -71,6 +71,10 @@ class DirectoryStrategy(Strategy):
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
         texts = {self._text(key): key for key in keys}
         return self._find(texts) if texts else {}
+
+    def place(self, key: Any) -> int:
+        known = self._known.get(self._text(key))
+        return known if known is not None else super().place(key)
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         texts = {self._text(key): key for key in keys}
@@ -143,4 +147,4 @@ class DirectoryStrategy(Strategy):
             raise self.invalid(key, "integers, text and UUIDs")
         if _PLAIN.fullmatch(text):
             return text
-        return f"#{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"#{hashlib.sha256(encoded(text, self)).hexdigest()}"

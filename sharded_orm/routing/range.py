@@ -29,16 +29,19 @@ class RangeStrategy(Strategy):
             )
         if "SIZE" in options:
             size = options["SIZE"]
-            if not isinstance(size, int) or size < 1:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
             self._bounds: tuple[Any, ...] = tuple(n * size for n in range(group.count + 1))
             self._open_ended = False
         else:
-            self._bounds = tuple(options["BOUNDS"])
             self._open_ended = True
-            ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
+            try:
+                self._bounds = tuple(options["BOUNDS"])
+                ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
+            except TypeError:  # No list at all, or of what cannot be compared.
+                self._bounds, ascending = (options["BOUNDS"],), False
             if len(self._bounds) != group.count or not ascending:
                 raise InvalidConfiguration(
                     [

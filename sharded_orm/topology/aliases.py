@@ -7,6 +7,7 @@ explicit aliases and one alias per shard group, and *answers* for every shard.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
@@ -33,6 +34,10 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+# Held while group aliases are added: the first requests of two threads may come at once.
+_adding = threading.RLock()
+
+
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of ``settings`` with Django's defaults for an entry of ``DATABASES``."""
     full = {**_DEFAULTS, **settings}
@@ -55,16 +60,23 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         # SHARDED_ORM may stand below DATABASES in the settings module, so the groups
         # are added at first use, when Django's settings are complete.
         if not self._groups_added:
-            from sharded_orm import runtime
-
-            for name, group in runtime.topology().groups.items():
-                if super().__contains__(name):
-                    raise InvalidConfiguration(
-                        [f"group {name!r} has the name of an entry of DATABASES; rename one"]
-                    )
-                self[name] = complete(runtime.group_settings(group))
-            self._groups_added = True
+            with _adding:
+                if not self._groups_added:
+                    self._add_groups()
         return self
+
+    def _add_groups(self) -> None:
+        from sharded_orm import runtime
+
+        groups = runtime.topology().groups
+        taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
+        if taken:
+            raise InvalidConfiguration(
+                f"group {name!r} has the name of an entry of DATABASES; rename one"
+                for name in taken
+            )
+        self.update({name: complete(runtime.group_settings(g)) for name, g in groups.items()})
+        self._groups_added = True
 
     def _groups_changed(self, names: set[str]) -> None:
         """Forget the group aliases (``runtime.reset``: settings were overridden)."""

@@ -79,8 +79,18 @@ class ShardGroup:
 
     def shard(self, number: int) -> Shard:
         """Shard ``number``; ``LookupError`` when there is none."""
-        where = self.range_of(number)
-        return Shard(self.name, number, where.primary, where.replica, self.schema_name(number))
+        found = self._made.get(number)
+        if found is None:
+            where = self.range_of(number)
+            found = self._made[number] = Shard(
+                self.name, number, where.primary, where.replica, self.schema_name(number)
+            )
+        return found
+
+    @cached_property
+    def _made(self) -> dict[int, Shard]:
+        # Every query asks for its shard, and formatting its schema's name is most of the work.
+        return {}
 
     def shards(self) -> Iterator[Shard]:
         """All shards in order. The only place that visits every shard: ask for it."""

@@ -29,7 +29,13 @@ class Project:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                **inherited,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                # Both streams go into one pipe and are wanted in order, as in a terminal.
+                "PYTHONUNBUFFERED": "1",
+            },
             input=given,
             text=True,
             encoding="utf-8",

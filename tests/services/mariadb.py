@@ -101,6 +101,9 @@ class MariaDBServer:
         install = find_program("MariaDB", "mariadb-install-db", "mysql_install_db")
         self.folder = Path(tempfile.mkdtemp(prefix="mariadb-"))
         self.address = Address("127.0.0.1", _free_port(), "tester", secrets.token_hex(8))
+        # A server that starts deletes the temporary tables in its folder for them, of
+        # whatever server they are; one that loses its own may crash.
+        self._tmp = self.folder / "tmp"
         self.pid: int | None = None
         with contextlib.ExitStack() as on_error:
             on_error.callback(shutil.rmtree, self.folder, ignore_errors=True)
@@ -121,6 +124,7 @@ class MariaDBServer:
         self.start(wait=False)
 
     def _install(self, program: str) -> None:
+        self._tmp.mkdir()
         # --no-defaults: the configuration of the machine must not matter.
         made = subprocess.run(
             [
@@ -131,6 +135,7 @@ class MariaDBServer:
                 f"--datadir={self.folder / 'data'}",
                 *_as_root(),
             ],
+            env={**os.environ, "TMPDIR": str(self._tmp)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,6 +155,7 @@ class MariaDBServer:
             "socket": str(self.folder / "socket"),
             "pid-file": str(self.folder / "pid"),
             "init-file": str(self.folder / "init.sql"),
+            "tmpdir": str(self._tmp),
             "bind-address": self.address.host,
             "port": str(self.address.port),
         }

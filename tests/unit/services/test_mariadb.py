@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -35,6 +36,17 @@ def test_a_killed_server_comes_back_with_its_data_and_port(own_mariadb: MariaDBS
     own_mariadb.start()
     assert _greets(address)
     assert own_mariadb.pid != first
+
+
+def test_temporary_tables_are_in_its_own_folder(own_mariadb: MariaDBServer):
+    # Any server that starts deletes those it finds in its folder for them.
+    driver = pytest.importorskip("MySQLdb")
+    own_mariadb.wait_ready()
+    with contextlib.closing(driver.connect(**own_mariadb.address.mysqldb())) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT @@tmpdir")
+        ((folder,),) = cursor.fetchall()
+    assert own_mariadb.folder in Path(folder).parents
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,79 @@
+"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
+
+Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
+COMMAND``) or starts a private one. The exit code tells whether it ran, not how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from tests.benchmarks.report import Line, show
+from tests.benchmarks.site import Site, configure, new_prefix
+from tests.benchmarks.timing import Rounds
+from tests.services import mariadb
+
+Subject = Callable[[Site, Rounds], Iterator[Line]]
+
+
+def subjects() -> dict[str, Subject]:
+    """All subjects in the order of the table. Imports the models, so Django must be set up."""
+    from tests.benchmarks import connecting, reading, scattering, signals, writing
+
+    return {
+        "get": reading.get_staying,
+        "alternating": reading.get_alternating,
+        "filter": reading.filter_page,
+        "bulk_create": writing.bulk_create,
+        "scatter": scattering.top_rows,
+        "update": writing.atomic_update,
+        "signals": signals.request_signals,
+        "connections": connecting.connections_held,
+    }
+
+
+NAMES = (
+    "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME",
+                        help=f"one of {', '.join(NAMES)}; may be repeated")  # fmt: skip
+    parser.add_argument("--rounds", type=int, metavar="N", help="turns per figure (default 40)")
+    parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
+    options = parser.parse_args()
+    rounds = Rounds(options.rounds or (8 if options.quick else 40), 0.2 if options.quick else 1.0)
+    with contextlib.ExitStack() as stack:
+        running = mariadb.addresses_from_environment()
+        if not running:
+            running = [server.address for server in stack.enter_context(mariadb.servers(1))]
+        site = Site(running[0], new_prefix(), 64 if options.quick else 512)
+        configure(site.address, site.prefix, site.shards)
+        print(show(run(site, rounds, options.only or NAMES)))
+
+
+def run(site: Site, rounds: Rounds, names: list[str] | tuple[str, ...]) -> list[Line]:
+    lines: list[Line] = []
+    began = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"{time.monotonic() - began:5.0f}s {text}", file=sys.stderr, flush=True)
+
+    progress(f"making {site.shards} shards")
+    with site.made():
+        for name, subject in subjects().items():
+            if name in names:
+                progress(name)
+                lines += subject(site, rounds)
+    progress("done")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

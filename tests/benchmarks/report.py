@@ -1,0 +1,72 @@
+"""The table that a run prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.benchmarks.timing import Measured
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table. ``reached`` is None for a line that is told for comparison only."""
+
+    what: str
+    against: str
+    measured: str
+    to_reach: str = ""
+    reached: bool | None = None
+    detail: str = ""
+
+
+def at_most(limit: float, what: str, against: str, found: Measured, *, goal: bool = True) -> Line:
+    """A line about time: ours / stock must not exceed ``limit``."""
+    return Line(
+        what,
+        against,
+        f"{found.ratio:.2f}x",
+        f"<= {limit:.2f}x" if goal else "",
+        found.ratio <= limit if goal else None,
+        _detail(found),
+    )
+
+
+def at_least(limit: float, what: str, against: str, found: Measured) -> Line:
+    """A line about speed: stock / ours must reach ``limit``."""
+    speed = 1 / found.ratio
+    return Line(what, against, f"{speed:.2f}x", f">= {limit:.2f}x", speed >= limit, _detail(found))
+
+
+def _detail(found: Measured) -> str:
+    low, high = found.spread
+    return (
+        f"{_seconds(found.ours)} / {_seconds(found.stock)}, quartiles of ours/stock"
+        f" {low:.2f}-{high:.2f}"
+    )
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def show(lines: Sequence[Line]) -> str:
+    """The lines as a table of plain text."""
+    head = ("what", "against", "measured", "to reach", "reached?", "ours / stock")
+    cells = [head] + [
+        (
+            line.what,
+            line.against,
+            line.measured,
+            line.to_reach,
+            {True: "yes", False: "NO", None: ""}[line.reached],
+            line.detail,
+        )
+        for line in lines
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    rows = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([rows[0], "-|-".join("-" * width for width in widths), *rows[1:]])

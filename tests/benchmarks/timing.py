@@ -1,0 +1,91 @@
+"""Two ways of doing the same, in turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+Work = Callable[[], object]
+# Turns of each side in a round of many short calls.
+_TURNS = 12
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often to measure. ``scale`` below 1 makes a quick run of rough figures."""
+
+    count: int
+    scale: float = 1.0
+
+    def of(self, count: int) -> int:
+        """Repetitions in a round, at least one."""
+        return max(1, int(count * self.scale))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over the rounds: the ratio ours / stock of a round, and seconds per call."""
+
+    ratio: float
+    ours: float
+    stock: float
+    spread: tuple[float, float]
+    """The quartiles of the ratio."""
+
+
+def compare(
+    ours: Work,
+    stock: Work,
+    rounds: Rounds,
+    *,
+    number: int = 1,
+    before: Work | None = None,
+) -> Measured:
+    """Time ``number`` calls of ``ours`` and of ``stock`` in each round, in short turns.
+
+    Who goes first alternates, and a ratio is made of neighbours in time, so a machine
+    that slows down for a while slows both.
+
+    :param before: runs untimed before each turn.
+    """
+    for work in (ours, stock):  # connections, caches, imports
+        _time(work, 1, before)
+    turns = _TURNS if number >= _TURNS else 1
+    calls = max(1, rounds.of(number) // turns)
+    pairs: list[tuple[float, float]] = []
+    gc.disable()
+    try:
+        for _ in range(rounds.count):
+            gc.collect()
+            seconds = {ours: 0.0, stock: 0.0}
+            for turn in range(turns):
+                for work in (ours, stock) if (turn + len(pairs)) % 2 else (stock, ours):
+                    seconds[work] += _time(work, calls, before)
+            pairs.append((seconds[ours] / turns / calls, seconds[stock] / turns / calls))
+    finally:
+        gc.enable()
+    return summary(pairs)
+
+
+def summary(pairs: list[tuple[float, float]]) -> Measured:
+    """Of seconds (ours, stock), one pair for each round."""
+    ratios = [ours / stock for ours, stock in pairs]
+    low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    return Measured(
+        median(ratios),
+        median(ours for ours, _ in pairs),
+        median(stock for _, stock in pairs),
+        (low, high),
+    )
+
+
+def _time(work: Work, number: int, before: Work | None) -> float:
+    if before is not None:
+        before()
+    began = time.perf_counter()
+    for _ in range(number):
+        work()
+    return time.perf_counter() - began
