@@ -5,12 +5,16 @@ Placements and ids must outlive a rollback of the caller and must not wait for i
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, NamedTuple
 
 from django.core.signals import request_finished, request_started
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+# Connections that a fork copied into this process; kept, so that nothing finalises them.
+_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
@@ -43,13 +47,23 @@ class AutonomousConnections:
             return Autonomous(shared, False)
         own = self._of_thread()
         connection = own.get(alias)
+        if connection is not None and connection.errors_occurred:
+            # Nobody else knows of it: close_old_connections() of a worker does not reach it.
+            connection.close_if_unusable_or_obsolete()
         # A test database is another one under the same alias.
         if connection is None or connection.settings_dict["NAME"] != shared.settings_dict["NAME"]:
             connection = own[alias] = connections.create_connection(alias)
         return Autonomous(connection, True)
 
     def _of_thread(self) -> dict[str, BaseDatabaseWrapper]:
-        own: dict[str, BaseDatabaseWrapper] = self._own.__dict__.setdefault("connections", {})
+        state = self._own.__dict__
+        if state.get("pid") != os.getpid():
+            if "connections" in state:
+                # The parent's sessions: to use, close or finalise them here would speak
+                # into its conversations, and give one id to two processes.
+                _of_parents.append(state["connections"])
+            state["connections"], state["pid"] = {}, os.getpid()
+        own: dict[str, BaseDatabaseWrapper] = state["connections"]
         return own
 
     def _close_obsolete(self, **kwargs: Any) -> None:

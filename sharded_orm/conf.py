@@ -6,6 +6,8 @@ module gets live objects from there.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ _NODE_KEYS = {
     "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT",
 }  # fmt: skip
+_TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
 
 
@@ -88,15 +91,24 @@ def _nodes(raw: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, node in raw.items():
         where = f"node {name!r}: "
-        nodes[name] = node if isinstance(node, Mapping) else {}
+        if not isinstance(name, str):
+            found.append(f"{where}its name must be text")
+            continue
+        nodes[name] = {}
         if not isinstance(node, Mapping):
-            found.append(f"{where}must be a dict like an entry of DATABASES, not {node!r}")
+            # By its type only: it may be a URL with a password.
+            found.append(
+                f"{where}must be a dict like an entry of DATABASES, not {type(node).__name__}"
+            )
             continue
         found += _unknown_keys(where, node, _NODE_KEYS)
+        wrong = [key for key in ("OPTIONS", "TEST") if not isinstance(node.get(key, {}), Mapping)]
+        found += [f"{where}{key} must be a dict" for key in wrong]
+        nodes[name] = {key: value for key, value in node.items() if key not in wrong}
         engine = node.get("ENGINE")
         # An engine of one's own is welcome when it derives from one of ours;
         # Django's stock engines open a connection per shard.
-        if not engine or str(engine).startswith("django.db.backends."):
+        if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
             found.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
         elif engine == _ENGINES[1] and not node.get("NAME"):
             found.append(f"{where}NAME must be the folder that holds the shard files")
@@ -117,6 +129,11 @@ def _groups(raw: Any, found: list[str]) -> dict[str, ShardGroup]:
         if not isinstance(name, str) or not isinstance(group, Mapping):
             found.append(f"{where}must be a name and a dict, not {group!r}")
             continue
+        if _TAKEN_NAMES.search(name):
+            found.append(
+                f"{where}its alias could be another group's shard or template; do not end the name"
+                " in _template or in _ and five digits or more"
+            )
         found += _unknown_keys(where, group, _GROUP_KEYS)
         if not isinstance(group.get("STRATEGY"), str):
             found.append(
@@ -134,9 +151,18 @@ def _groups(raw: Any, found: list[str]) -> dict[str, ShardGroup]:
             strategy=str(group.get("STRATEGY")),
             strategy_options=dict(options),
             database_name=group.get("DATABASE_NAME", "{group}_{shard:05d}"),
-            atomic_requests=bool(group.get("ATOMIC_REQUESTS", False)),
+            atomic_requests=_flag(where, "ATOMIC_REQUESTS", group, False, found),
         )
     return groups
+
+
+def _flag(where: str, key: str, given: Mapping[Any, Any], default: bool, found: list[str]) -> bool:
+    # "no" would count as true.
+    value = given.get(key, default)
+    if not isinstance(value, bool):
+        found.append(f"{where}{key} must be True or False, not {value!r}")
+        return default
+    return value
 
 
 def _ranges(where: str, raw: Any, found: list[str]) -> Iterator[ShardRange]:
@@ -150,22 +176,19 @@ def _ranges(where: str, raw: Any, found: list[str]) -> Iterator[ShardRange]:
         found += _unknown_keys(f"{where}range {entry.get('range')!r}: ", entry, _RANGE_KEYS)
         match entry:
             case {"range": (int() as first, int() as last), "primary": str() as primary} if (
-                first >= 0
+                first >= 0 and not isinstance(first, bool) and not isinstance(last, bool)
             ):
-                weight = entry.get("weight", 1.0)
-                if not isinstance(weight, (int, float)) or isinstance(weight, bool):
-                    found.append(
-                        f"{where}range {entry['range']!r}: weight must be a number, not {weight!r}"
-                    )
+                this = f"{where}range {entry['range']!r}: "
+                weight, replica = entry.get("weight", 1.0), entry.get("replica")
+                number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+                if not number or not math.isfinite(weight):
+                    found.append(f"{this}weight must be a number, not {weight!r}")
                     weight = 1.0
-                yield ShardRange(
-                    first,
-                    last,
-                    primary,
-                    entry.get("replica"),
-                    bool(entry.get("open", True)),
-                    weight,
-                )
+                if replica is not None and not isinstance(replica, str):
+                    found.append(f"{this}replica must be a node, not {replica!r}")
+                    replica = None
+                is_open = _flag(this, "open", entry, True, found)
+                yield ShardRange(first, last, primary, replica, is_open, weight)
             case _:
                 found.append(
                     f"{where}a range needs 'range': (first, last) and 'primary': a node, not {dict(entry)!r}"

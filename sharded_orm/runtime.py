@@ -50,16 +50,19 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """The checked ``SHARDED_ORM`` setting. Raises :exc:`InvalidConfiguration`."""
     global _config
-    if _config is None:
+    found = _config  # Read once: another thread may reset() it at any time.
+    if found is None:
         with _lock:
-            if _config is None:
-                _config = conf.load()
-    return _config
+            found = _config
+            if found is None:
+                found = _config = conf.load()
+    return found
 
 
 def topology() -> Topology:
     """The current snapshot. Take it once per operation; it may be swapped any time."""
-    return config().topology if _topology is None else _topology
+    swapped = _topology  # Read once, as in config().
+    return config().topology if swapped is None else swapped
 
 
 def validate() -> None:
@@ -81,6 +84,11 @@ def validate() -> None:
             "DATABASES must be wrapped: DATABASES = sharded_databases({...})"
             " (from sharded_orm.topology.aliases)"
         )
+    elif topology().groups:
+        try:
+            settings.DATABASES.keys()  # Adds the groups' aliases, before there are threads.
+        except InvalidConfiguration as exc:
+            found += exc.problems
     if found:
         raise InvalidConfiguration(found)
 
@@ -124,13 +132,15 @@ def strategy(name: str) -> Strategy:
 def tickets() -> IdGenerator:
     """The generator of ticket ids (Flickr, F1-F3). Thread-safe."""
     global _tickets
-    if _tickets is None:
+    found = _tickets
+    if found is None:
         with _lock:
-            if _tickets is None:
+            found = _tickets
+            if found is None:
                 from sharded_orm.ids.tickets import TicketGenerator
 
-                _tickets = TicketGenerator(config().tickets)
-    return _tickets
+                found = _tickets = TicketGenerator(config().tickets)
+    return found
 
 
 TEMPLATE_SUFFIX = "_template"

@@ -19,6 +19,8 @@ from sharded_orm.ids.base import IdGenerator
 
 TABLE = "sharded_orm_ticket"
 LAST_ID = 2**63 - 1
+# Of the table's column. MySQL would cut a longer one off, then not find it again.
+MAX_NAME = 100
 
 
 class TicketGenerator(IdGenerator):
@@ -41,6 +43,10 @@ class TicketGenerator(IdGenerator):
     def take(self, sequence: str, count: int) -> range:
         if not isinstance(count, int) or count < 1:
             raise TicketError(f"Cannot take {count!r} ids of {sequence!r}; take at least one.")
+        if len(sequence) > MAX_NAME:
+            raise TicketError(
+                f"The name of a sequence has {MAX_NAME} characters at most: {sequence!r}."
+            )
         step = len(self._aliases)
         if not step:
             raise ImproperlyConfigured(
@@ -56,6 +62,12 @@ class TicketGenerator(IdGenerator):
             except DatabaseError as exc:
                 causes[alias] = exc
                 continue
+            if (last - offset - 1) % step:
+                raise TicketError(
+                    f"Sequence {sequence!r} on {alias!r} stands at {last!r}, which is no number of"
+                    f" server {offset!r} of {step!r}: another server may hand out the same ids. Put"
+                    " SHARDED_ORM['TICKETS'] back into the order and number in which ids began."
+                )
             return range(last - (count - 1) * step, last + 1, step)
         raise TicketServersUnavailable(sequence, causes) from next(iter(causes.values()))
 

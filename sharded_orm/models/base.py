@@ -79,6 +79,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             using = self._home(options)
         else:
             self._refuse_other_shard(using)
+        self._refuse_relations_elsewhere(options, using)
         super().save_base(raw, force_insert, force_update, using, update_fields)
 
     def delete(
@@ -98,6 +99,21 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             self._refuse_other_shard(alias)
             return alias
         return options.place(self).alias
+
+    def _refuse_relations_elsewhere(self, options: ShardOptions, using: str) -> None:
+        # Django asks the router when a relation is assigned; the key may be set after that.
+        related: dict[str, Any] = self._state.fields_cache
+        for name, other in related.items():
+            alias = other._state.db if isinstance(other, models.Model) else None
+            if alias in (None, using, options.group) or other._state.adding:
+                continue
+            theirs = shard_options(type(other))
+            if theirs is not None and theirs.group == options.group:
+                raise CrossShardRelation(
+                    f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
+                    f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
+                    " related on one shard."
+                )
 
     def _refuse_other_shard(self, alias: str) -> None:
         """Raise unless the shard key of this instance belongs on ``alias``."""

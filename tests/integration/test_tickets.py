@@ -115,3 +115,14 @@ def test_an_explicit_id_is_kept() -> None:
     made = Photo.objects.bulk_create([Photo(photo_id=78, user_id=1), Photo(user_id=2)])
     assert made[0].pk == 78
     assert made[1].pk not in (None, 77, 78)
+
+
+def test_a_server_in_the_wrong_place_hands_out_nothing(generator: TicketGenerator) -> None:
+    generator.take("photos", 1), generator.take("photos", 1)
+    with pytest.raises(TicketError, match="TICKETS"):
+        TicketGenerator(PAIR[::-1]).take("photos", 1)
+
+
+def test_a_name_that_the_table_would_cut_is_refused(generator: TicketGenerator) -> None:
+    with pytest.raises(TicketError, match="100 characters"):
+        generator.next("x" * 101)

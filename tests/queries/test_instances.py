@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django import forms
+from django.core import serializers
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import models, transaction
 from django.db.models import prefetch_related_objects
 from django.test import TestCase
+from django.test.utils import isolate_apps
 
 import sharded_orm
+from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models import ShardedModel
 from tests.photos.models import Album, Comment, Person, Photo, Pin, Reading, Tag, Vote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 
@@ -254,3 +260,101 @@ def test_global_rows_do_not_join_sharded_ones(albums: list[Album]) -> None:
     ):
         with pytest.raises(CrossShardRelation, match="Album"):
             list(query)
+
+
+def test_prefetch_tells_equal_ids_of_two_shards_apart(rows: list[Photo]) -> None:
+    tags = [Tag.objects.create(user_id=key, name="t") for key in (ONE, TWO)]
+    assert tags[0].pk == tags[1].pk  # Automatic ids count on each shard by themselves.
+    for tag, photo in zip(tags, rows, strict=False):
+        photo.tags.add(tag)
+    prefetch_related_objects(tags, "photos__tags")
+    assert [[photo.title for photo in tag.photos.all()] for tag in tags] == [["p0"], ["p1"]]
+    prefetch_related_objects(rows[:2], "tags")
+    assert [[tag.user_id for tag in photo.tags.all()] for photo in rows[:2]] == [[ONE], [TWO]]
+
+
+def test_a_fixture_is_not_loaded_on_another_shard(placed: None) -> None:
+    text = serializers.serialize("json", [Photo(photo_id=99, user_id=TWO, title="x")])
+    (loaded,) = serializers.deserialize("json", text, using=SHARD[ONE])
+    with pytest.raises(CrossShardRelation), transaction.atomic(using=SHARD[ONE]):
+        loaded.save(using=SHARD[ONE])
+    loaded.save(using=SHARD[TWO])
+    assert Photo.objects.get(user_id=TWO, pk=99)._state.db == SHARD[TWO]
+
+
+def test_a_related_manager_does_not_change_the_key(albums: list[Album]) -> None:
+    near = Person.objects.create(pk=NEAR, username="near")
+    with pytest.raises(ShardKeyChanged):
+        near.albums.add(albums[0])
+    with pytest.raises(ShardKeyChanged):
+        albums[0].owner = near
+    assert Album.objects.get(owner=ONE) == albums[0]
+
+
+def test_saving_the_key_alone_is_no_silence(rows: list[Photo]) -> None:
+    rows[0].save(update_fields=["user_id"])
+    rows[0].user_id = NEAR
+    with pytest.raises(ShardKeyChanged), transaction.atomic(using=SHARD[ONE]):
+        rows[0].save(update_fields=["user_id"])
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"user_id": UNPLACED, "album_id": 1}, {"album"}),
+        ({"album_id": 1}, {"user_id"}),
+        ({"user_id": "abc", "album_id": 1}, {"user_id"}),
+    ],
+)
+def test_a_row_without_a_shard_is_validated(
+    placed: None, values: dict[str, Any], wrong: set[str]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Photo(title="x", **values).full_clean()
+    assert set(caught.value.message_dict) == wrong
+
+
+@isolate_apps("tests.photos")
+def test_what_a_row_says_of_itself_is_checked_without_a_shard(placed: None) -> None:
+    class Score(ShardedModel):
+        user_id = models.BigIntegerField()
+        points = models.IntegerField()
+
+        class Meta:
+            app_label = "photos_app"
+            constraints = [
+                models.CheckConstraint(condition=models.Q(points__gte=0), name="positive")
+            ]
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    Score(user_id=UNPLACED, points=0).full_clean()
+    with pytest.raises(ValidationError, match="positive"):
+        Score(user_id=UNPLACED, points=-1).full_clean()
+    assert runtime.locate("photos", UNPLACED) is None
+
+
+def test_refresh_from_a_queryset_needs_no_key(rows: list[Photo]) -> None:
+    Photo.objects.filter(user_id=ONE).update(title="new")
+    rows[0].refresh_from_db(from_queryset=Photo.objects.select_related("album"))
+    assert rows[0].title == "new"
+
+
+def test_the_next_row_is_one_of_the_same_key(rows: list[Photo]) -> None:
+    step = rows[0]._get_next_or_previous_by_FIELD
+    posted_at = Photo._meta.get_field("posted_at")
+    with pytest.raises(ShardKeyRequired, match="get_next_by_posted_at"):
+        step(posted_at, True)
+    with pytest.raises(ShardKeyRequired):
+        step(posted_at, True, user_id=TWO)
+    assert step(posted_at, True, user_id=ONE) == rows[3]
+
+
+def test_a_key_set_after_its_relation_is_compared_when_saved(albums: list[Album]) -> None:
+    photo = Photo(title="x")
+    photo.album = albums[0]
+    photo.user_id = TWO
+    with pytest.raises(CrossShardRelation, match="album"), transaction.atomic(using="photos"):
+        photo.save()

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
-from sharded_orm.checks import check_models
+from sharded_orm.checks import check_autonomous_files, check_models
 from sharded_orm.models import GlobalModel, ShardedModel, TicketField
 
 
@@ -218,3 +219,48 @@ def test_shard_meta_is_inherited_like_meta() -> None:
         assert Parent._shard_options().group == "photos"
         assert Child._shard_options().key is Parent._meta.get_field("user_id")
         assert Proxy._shard_options().group == "photos"
+
+
+def test_one_table_with_two_keys_is_an_error() -> None:
+    def child() -> type[Any]:
+        class Parent(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Child(Parent):
+            other_id = models.BigIntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "other_id"
+
+        return Child
+
+    assert "E012" in declare(child)
+
+
+def test_a_default_manager_that_does_not_route_is_an_error() -> None:
+    def plain() -> type[Any]:
+        class Plain(Base):
+            id = TicketField(primary_key=True)
+            objects = models.Manager()
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Plain
+
+    assert declare(plain) == {"E013"}
+
+
+def test_sqlite_has_one_writer_per_file() -> None:
+    assert check_autonomous_files() == []
+    changed = {**settings.SHARDED_ORM, "DIRECTORY": "default", "TICKETS": ["default"]}
+    with override_settings(SHARDED_ORM=changed):
+        if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+            assert [m.id for m in check_autonomous_files()] == ["sharded_orm.W014"] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_good_setting() -> None:
         (broken(TICKETS="t"), "must be a list"),
         (broken(MAX_IDLE_ALIASES=0), "positive number"),
         (broken(DIRECTORY=3), "DIRECTORY must be an alias"),
+        (broken(NODES__a__OPTIONS="x"), "OPTIONS must be a dict"),
+        (broken(NODES__a__ENGINE=5), "ENGINE must be one of"),
+        (broken(NODES={1: {}, "a": {}}), "its name must be text"),
+        (broken(GROUPS__photos__ATOMIC_REQUESTS="no"), "must be True or False"),
+        (broken(GROUPS__photos__RANGES=[{"range": (False, True), "primary": "a"}]), "range needs"),
+        (
+            broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "replica": ["b"]}]),
+            "replica must be a node",
+        ),
+        (
+            broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "weight": math.nan}]),
+            "weight must be a number",
+        ),
+        (broken(GROUPS={"photos_00001": {}}), "could be another group's shard"),
+        (broken(GROUPS={"photos_template": {}}), "could be another group's shard"),
     ],
 )
 def test_what_is_wrong_is_named(raw: Any, expected: str) -> None:
@@ -69,4 +85,10 @@ def test_one_error_lists_all_that_is_wrong_and_no_password() -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         conf.parse(raw)
     assert len(caught.value.problems) == 4
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_node_given_as_a_url_is_not_shown() -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(broken(NODES__a="mysql://user:s3cret@host"))
     assert "s3cret" not in str(caught.value)

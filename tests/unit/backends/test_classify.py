@@ -51,6 +51,8 @@ CASES = {
         "CREATE USER 'a'@'%'",
         "CREATE DEFINER=`root`@`localhost` VIEW v AS SELECT 1",
         "GRANT ALL ON *.* TO a@localhost",
+        "SELECT @@autocommit",
+        "SHOW VARIABLES LIKE 'autocommit'",
         "savepoint `s1_x1`",
         "SAVEPOINT mine",
         "ROLLBACK TO mine",

@@ -36,6 +36,12 @@ def test_modulo_takes_uuids_bytes_and_unicode_and_refuses_the_rest() -> None:
             modulo.locate(wrong)
 
 
+@pytest.mark.parametrize("name", ["modulo", "directory"])
+def test_text_that_no_database_stores_is_no_key(name: str) -> None:
+    with pytest.raises(InvalidShardKey, match="UTF-8"):
+        strategy(name).locate("\ud800")
+
+
 def test_range_by_bounds() -> None:
     by_bounds = strategy("range", 3, BOUNDS=["a", "h", "p"])
     assert [by_bounds.locate(k) for k in ("a", "gz", "h", "zebra")] == [0, 0, 1, 2]
@@ -67,7 +73,10 @@ def test_embedded_reads_the_published_id() -> None:
         ("modulo", {"X": 1}, "unknown strategy option 'X'"),
         ("range", {}, "BOUNDS or SIZE"),
         ("range", {"SIZE": 0}, "positive number"),
+        ("range", {"SIZE": True}, "positive number"),
         ("range", {"BOUNDS": [3, 2, 1, 0]}, "ascending"),
+        ("range", {"BOUNDS": 5}, "ascending"),
+        ("range", {"BOUNDS": [1, "a", 2, 3]}, "ascending"),
         ("embedded", {"SHIFT": 60}, "63 bits"),
         ("embedded", {"BITS": 1}, "do not fit"),
         ("directory", {"CACHE_SIZE": -1}, "0 or more"),

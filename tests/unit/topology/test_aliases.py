@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -71,3 +72,21 @@ def test_what_django_does_per_request_visits_no_shard(monkeypatch: pytest.Monkey
     close_old_connections()
     BaseHandler().make_view_atomic(lambda request: None)
     assert "photos_00001" not in list(connections)
+
+
+def test_two_threads_may_be_the_first(
+    many: ShardedDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    other = threading.Thread(target=lambda: seen.append(list(many)))
+    make = runtime.group_settings
+
+    def meanwhile(group: ShardGroup) -> dict[str, object]:
+        other.start()
+        other.join(0.2)  # It waits for this thread.
+        return make(group)
+
+    monkeypatch.setattr(runtime, "group_settings", meanwhile)
+    assert list(many) == ["default", "fleet"]
+    other.join(30)
+    assert seen == [["default", "fleet"]]

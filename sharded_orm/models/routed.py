@@ -1,0 +1,157 @@
+"""What reading and writing share: a queryset that knows the shards it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from django.core.exceptions import FieldError
+from django.db.models import QuerySet
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.routes import Route, only_shard, route, targets
+from sharded_orm.models.sql import ShardedQuery
+from sharded_orm.scatter import Target
+from sharded_orm.signals import scattered
+
+
+class RoutedQuerySet(QuerySet[Any, Any]):
+    """Routes itself each time it runs; see :class:`ShardedQuerySet`."""
+
+    _scatters = False
+    _partial = False
+    #: Where the query that runs right now was routed to: it is not routed again.
+    _running_on: str | None = None
+    #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
+    failed_shards: dict[str, BaseException] = {}
+
+    if TYPE_CHECKING:  # Django's own, which its stubs leave out.
+        _db: str | None
+        _hints: dict[str, Any]
+        _prefetch_related_lookups: tuple[Any, ...]
+
+        def _chain(self) -> Self: ...
+
+    def __init__(
+        self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
+    ) -> None:
+        super().__init__(model, query or ShardedQuery(model), using, hints)
+
+    @property
+    def _options(self) -> ShardOptions:
+        options = shard_options(self.model)
+        if options is None:
+            raise FieldError(f"{self.model._meta.label} is not a sharded model.")
+        return options
+
+    def _pinned(self) -> bool:
+        # The group's own alias says no more than "somewhere in the group".
+        return self._db is not None and self._db != self._options.group
+
+    def __repr__(self) -> str:
+        # What a shell or an error page shows; it must not fail for want of a key.
+        try:
+            return super().__repr__()
+        except ShardKeyRequired as exc:
+            return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
+
+    def _route(self) -> Route:
+        return route(self._options, self.query, self._hints, scatter=self._scatters)
+
+    @property
+    def db(self) -> str:
+        """The alias this query runs on if it runs now; the group's alias if that is several.
+
+        SQL on the group's alias is refused, so whatever is not prepared for several
+        shards fails closed.
+        """
+        if self._running_on is not None:
+            return self._running_on
+        if self._pinned():
+            return str(self._db)
+        options = self._options
+        if (shard := only_shard(options, self.query)) is not None:
+            return shard.alias
+        found = self._route()
+        return found.aliases[0] if len(found.shards) == 1 else found.group
+
+    def _destination(self) -> str | list[Target]:
+        """The one alias that Django's own code is right for, or the shards to merge."""
+        if self._pinned():
+            return str(self._db)
+        options = self._options
+        if (shard := only_shard(options, self.query)) is not None:
+            return shard.alias
+        found = self._route()
+        if len(found.shards) == 1:
+            return found.aliases[0]
+        if len(found.shards) > 1 and self._scatters:
+            scattered.announce(self.model, found)
+        return targets(options, self.query, found)
+
+    def _targets(self) -> list[Target] | None:
+        """The shards to merge; None when Django's own code on :attr:`db` is right."""
+        where = self._destination()
+        return None if isinstance(where, str) else where
+
+    def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Django's own code on ``alias``; it asks for :attr:`db` up to three times."""
+        self._running_on = alias
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._running_on = None
+
+    def _on(self, target: Target) -> Self:
+        """This queryset on one shard, with the query that the shard is asked."""
+        clone = self._chain()
+        clone.query = target.query.chain()
+        clone._db = target.shard.alias
+        return clone
+
+    def explain_routing(self) -> Route:
+        """Where this query would go, and why. Runs no query but the directory's.
+
+        ``str()`` of the answer is a sentence; it has ``shards``, ``aliases``, ``nodes``
+        and ``reason``.
+        """
+        if self._pinned():
+            alias, group = str(self._db), self._options.group
+            reason = f"using({alias!r}) names it"
+            shard = runtime.topology().resolve(alias)
+            if shard is None or shard.group != group:
+                return Route(group, (), reason, outside=alias)
+            return Route(group, (shard.number,), reason)
+        return self._route()
+
+    def scatter(self, *, partial: bool = False) -> Self:
+        """Allow this query to ask every shard of its group.
+
+        :param partial: give the rows of the shards that answer instead of raising
+            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not.
+        """
+        clone = self._chain()
+        clone._scatters, clone._partial = True, partial
+        return clone
+
+    def _clone(self) -> Self:
+        clone: Self = super()._clone()  # type: ignore[misc]
+        if self._scatters:
+            clone._scatters, clone._partial = True, self._partial
+        return clone
+
+    def __or__(self, other: Any) -> Any:
+        return self._without_hints(other, super().__or__(other))
+
+    def __xor__(self, other: Any) -> Any:
+        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc]
+
+    def _without_hints(self, other: Any, combined: Any) -> Any:
+        # Django keeps the hints and alias of the left side, which bound that side only.
+        if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
+            if combined._hints != getattr(other, "_hints", None):
+                combined._hints = {}
+            combined._scatters = self._scatters or getattr(other, "_scatters", False)
+        return combined

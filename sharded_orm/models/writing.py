@@ -1,0 +1,165 @@
+"""Writes of sharded models: each row on the shard of its key, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any, Self
+
+from django.db.models.constants import LOOKUP_SEP
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.models.options import ShardOptions, shard_key_required
+from sharded_orm.models.routed import RoutedQuerySet
+
+
+class WritingQuerySet(RoutedQuerySet):
+    """The methods that write."""
+
+    def create(self, **kwargs: Any) -> Any:
+        if not self._pinned():
+            # The row's own key places it; a filter before it does not.
+            self._for_write = True
+            obj = self.model(**kwargs)
+            obj.save(force_insert=True, using=self._db)
+            return obj
+        return super().create(**kwargs)
+
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+        if not self._pinned():
+            return self._at_key(kwargs).get_or_create(defaults, **kwargs)
+        return super().get_or_create(defaults, **kwargs)
+
+    def update_or_create(
+        self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
+    ) -> tuple[Any, bool]:
+        self._refuse_key(defaults or (), "update_or_create()", kwargs)
+        if not self._pinned():
+            return self._at_key(kwargs).update_or_create(defaults, create_defaults, **kwargs)
+        return super().update_or_create(defaults, create_defaults, **kwargs)
+
+    def _at_key(self, given: dict[str, Any]) -> Self:
+        """This queryset on the shard of the row that ``given`` finds or creates.
+
+        The key must be among what the row is looked up by: a key in ``defaults`` alone
+        could miss a row of another shard.
+        """
+        options = self._options
+        names = (options.key.name, options.key.attname) if options.key is not None else ()
+        for name in (n for n in names if n in given):
+            probe = self.model(**{name: given[name]})
+            return self.using(options.place(probe).alias)
+        found = self._chain()
+        conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
+        found = found.filter(**conditions) if conditions else found
+        known = found._route()
+        if len(known.shards) != 1:
+            raise shard_key_required(options, "the row to find or create is on no one shard")
+        return self.using(known.aliases[0])
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Rows grouped by shard: one batch of ids, one insert per shard and batch.
+
+        Atomic per shard, not over shards: when a shard fails, the shards before it
+        keep their rows.
+        """
+        objs = list(objs)
+        if self._pinned() or not objs:
+            for obj in objs:
+                obj._refuse_other_shard(self._db)
+            self._fill_ids(objs)
+            return super().bulk_create(objs, *args, **kwargs)
+        options = self._options
+        self._for_write = True
+        by_shard = _by_shard(options, objs)
+        self._fill_ids(objs)
+        for number, rows in sorted(by_shard.items()):
+            alias = runtime.shard(options.group, number).alias
+            super(WritingQuerySet, self.using(alias)).bulk_create(rows, *args, **kwargs)
+        return objs
+
+    def _fill_ids(self, objs: list[Any]) -> None:
+        for field in self.model._meta.concrete_fields:
+            fill = getattr(field, "fill_many", None)
+            if fill is not None:
+                fill(objs)
+
+    def bulk_update(
+        self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
+    ) -> int:
+        objs, fields = tuple(objs), tuple(fields)
+        self._refuse_key(fields, "bulk_update()")
+        if self._pinned() or not objs or not fields:
+            return super().bulk_update(objs, fields, batch_size)
+        by_shard: dict[str, list[Any]] = {}
+        for obj in objs:
+            alias = obj._state.db
+            if alias is None or obj._state.adding:
+                shard = self._options.locate(obj)
+                alias = shard.alias if shard is not None else None
+            if alias is not None:
+                obj._refuse_other_shard(alias)
+                by_shard.setdefault(alias, []).append(obj)
+        return sum(
+            super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
+            for alias, rows in sorted(by_shard.items())
+        )
+
+    def update(self, **kwargs: Any) -> int:
+        self._refuse_key(kwargs, "update()")
+        if self.query.is_sliced or self.query.combinator:
+            return super().update(**kwargs)  # Refuses it.
+        where = self._destination()
+        if isinstance(where, str):
+            return int(self._run_on(where, super().update, **kwargs))
+        self._result_cache = None
+        return sum(super(WritingQuerySet, self._on(target)).update(**kwargs) for target in where)
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        several = None if self.query.is_sliced or self.query.combinator else self._targets()
+        if several is None:
+            return super().delete()
+        total, per_model = 0, dict[str, int]()
+        for target in several:
+            deleted, counts = super(WritingQuerySet, self._on(target)).delete()
+            total += deleted
+            for label, number in counts.items():
+                per_model[label] = per_model.get(label, 0) + number
+        self._result_cache = None
+        return total, per_model
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def _refuse_key(self, names: Iterable[str], method: str, lookup: Any = None) -> None:
+        key = self._options.key
+        if key is None:
+            return
+        for name in names:
+            if name in (key.name, key.attname):
+                same = lookup is not None and name in lookup
+                if same and isinstance(names, dict) and names[name] == lookup[name]:
+                    continue
+                raise ShardKeyChanged(
+                    f"{method} cannot set {name!r} of {self.model.__name__}: it is the shard key, and"
+                    " the rows would stay on the wrong shard. Create the row under the new key and"
+                    " delete the old one."
+                )
+
+
+def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
+    """Places the keys of new rows; the rows of each shard in their order."""
+    if options.key is None:
+        options.key_of(objs[0])  # Raises: there is none.
+    assert options.key is not None
+    values = list(map(attrgetter(options.key.attname), objs))
+    # Many rows have few keys, and making a key of a value costs more than finding it.
+    samples = dict(zip(values, objs, strict=True))
+    keys = {value: options.key_of(obj) for value, obj in samples.items()}
+    numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
+    shards = {value: numbers[key] for value, key in keys.items()}
+    found: dict[int, list[Any]] = {}
+    for value, obj in zip(values, objs, strict=True):
+        found.setdefault(shards[value], []).append(obj)
+    return found

@@ -1,0 +1,81 @@
+"""Aggregates merged of partial ones have the value and type of one database's."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from sharded_orm.scatter.keys import Column, SQLiteComparison
+from sharded_orm.scatter.partials import Merger, Partial, quotient, total_of
+
+
+def merge(rows: list[list[Any]], *partials: Partial) -> list[Any]:
+    width = len(rows[0]) - 1
+    comparison = SQLiteComparison([Column(None, None, "plain")] * width, range(width))
+    merger = Merger(partials, comparison)
+    whole = list(rows[0])
+    for row in rows[1:]:
+        merger.add(whole, row)
+    merger.finish(whole)
+    return whole[:-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("count", [1, 2, 0], 3),
+        ("sum", [None, 2, None, 5], 7),
+        ("sum", [None, None], None),
+        ("sum", [Decimal("0.10"), Decimal("0.2")], Decimal("0.30")),
+        ("min", [None, 3, 2, None], 2),
+        ("max", [None, 3, 9, None], 9),
+        ("max", [None, None], None),
+    ],
+)
+def test_merging(kind: str, values: list[Any], expected: Any) -> None:
+    rows = [[value, shard] for shard, value in enumerate(values)]
+    assert merge(rows, Partial(0, kind, (0,))) == [expected]
+
+
+def test_avg_is_sum_by_count() -> None:
+    rows = [[1.0, 4, 4, 0], [None, None, 0, 1], [9.0, 9, 1, 2]]
+    assert merge(rows, Partial(0, "avg", (1, 2)))[0] == 13 / 5
+
+
+def test_a_default_stands_where_all_is_null() -> None:
+    default = Partial(0, "sum", (1,))
+    assert merge([[7, None, 0], [7, None, 1]], default)[0] == 7
+    assert merge([[7, None, 0], [3, 3, 1]], default)[0] == 3
+
+
+def test_sums_of_many_digits_are_exact() -> None:
+    digits = Decimal("1" * 40)
+    rows = [[digits, 0], [Decimal("0.5"), 1]]
+    assert merge(rows, Partial(0, "sum", (0,))) == [Decimal("1" * 40 + ".5")]
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "expected"),
+    [
+        (Decimal(2), 3, "0.6667"),
+        (Decimal(-2), 3, "-0.6667"),
+        (Decimal(1), 8, "0.1250"),
+        (Decimal("0.01"), 3, "0.003333"),
+        (Decimal(1), 32000, "0.0000"),
+    ],
+)
+def test_quotients_have_four_places_more(total: Decimal, count: int, expected: str) -> None:
+    assert str(quotient(total, count)) == expected
+
+
+def test_averages_of_durations_are_rounded_once() -> None:
+    assert quotient(Decimal(49999), 100000, duration=True) == 0
+    assert quotient(1, 2, duration=True) == 1
+
+
+def test_totals_of_distinct_values() -> None:
+    assert total_of([1, 2, 4]) == (7, 3)
+    assert total_of(["a", "b"]) == (None, 2)
+    assert total_of([]) == (None, 0)
