@@ -32,7 +32,7 @@ def check_colocated(query: Query, group: str | None) -> None:
                 _check_model(query, join.join_field.related_model, group, "joins")
     if query.select_related:
         _check_select_related(query, query.get_meta(), query.select_related, group)
-    for inner in _subqueries(query):
+    for _, inner in subqueries(query):
         if inner.model is not None:
             _check_model(query, inner.model, group, "has a subquery on")
         check_colocated(inner, group)
@@ -68,15 +68,16 @@ def _check_select_related(query: Query, meta: Any, wanted: Any, group: str | Non
             _check_select_related(query, relation.related_model._meta, deeper, group)
 
 
-def _subqueries(query: Query) -> Iterator[Query]:
+def subqueries(query: Query) -> Iterator[tuple[Any, Query]]:
+    """The queries inside ``query``, each with what it is compared with (None for nothing)."""
     yield from _inside(query.where)
     for annotation in query.annotations.values():
         yield from _inside(annotation)
 
 
-def _inside(node: Any) -> Iterator[Query]:
+def _inside(node: Any) -> Iterator[tuple[Any, Query]]:
     if isinstance(node, Query):
-        yield node
+        yield None, node
     elif isinstance(node, WhereNode):
         child: Any
         for child in node.children:
@@ -89,7 +90,7 @@ def _inside(node: Any) -> Iterator[Query]:
     elif hasattr(node, "get_source_expressions"):
         rhs = getattr(node, "rhs", None)
         if isinstance(rhs, Query):
-            yield rhs
+            yield node.lhs, rhs
         for source in node.get_source_expressions():
             if source is not None and source is not rhs:
                 yield from _inside(source)

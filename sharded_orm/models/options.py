@@ -116,7 +116,9 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    if other.key is None or getattr(instance, other.key.attname) is None:
+    # By __dict__: while Model.__init__ runs, a key declared after the relation is not set
+    # yet, and Django would take it for deferred and load it.
+    if other.key is None or instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)
     return shard.alias if shard is not None else None

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.core.exceptions import FieldError
 from django.db.models import QuerySet
+from django.db.models.query import EmptyQuerySet
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.routes import Route, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
@@ -142,11 +143,34 @@ class RoutedQuerySet(QuerySet[Any, Any]):
             clone._scatters, clone._partial = True, self._partial
         return clone
 
+    def __and__(self, other: Any) -> Any:
+        self._refuse_other_alias(other)
+        return super().__and__(other)
+
     def __or__(self, other: Any) -> Any:
+        self._refuse_other_alias(other)
         return self._without_hints(other, super().__or__(other))
 
     def __xor__(self, other: Any) -> Any:
+        self._refuse_other_alias(other)
         return self._without_hints(other, super().__xor__(other))  # type: ignore[misc]
+
+    def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
+        self._refuse_other_alias(*others)
+        return super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]
+
+    def _refuse_other_alias(self, *others: Any) -> None:
+        # Django runs a combination on the alias of its left side, where the rows of the
+        # other side are not.
+        for other in others:
+            if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
+                continue
+            alias = getattr(other, "_db", None)
+            if (self._pinned() or (alias and other._pinned())) and alias != self._db:
+                raise CrossShardRelation(
+                    f"Querysets on {self._db!r} and {alias!r} cannot be combined: name one shard"
+                    " with using() on the result, or leave using() out and filter by the key."
+                )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # Django keeps the hints and alias of the left side, which bound that side only.

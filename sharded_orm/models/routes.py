@@ -13,18 +13,19 @@ from uuid import UUID
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql import Query
-from django.db.models.sql.where import AND, WhereNode
+from django.db.models.sql.where import AND, NothingNode, WhereNode
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ScatterNotSupported
-from sharded_orm.models.colocation import check_colocated
+from sharded_orm.exceptions import CrossShardRelation, ScatterNotSupported
+from sharded_orm.models.colocation import check_colocated, subqueries
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     shard_key_required,
+    shard_options,
     where_key,
 )
-from sharded_orm.routing.where import Bound, WhereReader
+from sharded_orm.routing.where import Bound, OnShard, WhereReader
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard
 
@@ -96,8 +97,10 @@ def route(options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter
     if bound is None:
         bound = _hinted(options, hints)
     if bound is not None:
+        _check_subqueries(options, query, bound.shards)
         return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
     if scatter:
+        _check_subqueries(options, query, None)
         numbers = tuple(range(runtime.group(options.group).count))
         return Route(options.group, numbers, "the query scatters")
     alias = _scope.get()
@@ -105,6 +108,62 @@ def route(options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter
     if shard is not None and shard.group == options.group:
         return Route(options.group, (shard.number,), f"it validates a row of {alias!r}")
     raise shard_key_required(options, "this query does not say which shards it is about")
+
+
+def _check_subqueries(options: ShardOptions, query: Query, shards: Any) -> None:
+    """Refuse a subquery that would have to look at other shards than the one that runs it.
+
+    It is about this shard if its own conditions say so, or if ids that lie on one shard
+    tie its rows to those outside: ``photo=OuterRef("pk")``, ``pk__in=…values("photo")``.
+    """
+    for compared, inner in subqueries(query):
+        bound = _bound(options, inner)
+        if bound is None:
+            if not (_ties(options, compared) or _is_correlated(options, inner.where)):
+                raise CrossShardRelation(
+                    f"The query on {query.get_meta().object_name} has a subquery on"
+                    f" {inner.get_meta().object_name} that does not say which shard it is about."
+                    " Filter it by the shard key, or evaluate it first and pass its values as a"
+                    " list."
+                )
+        elif bound.shards and (shards is None or len(shards) != 1 or bound.shards != shards):
+            raise CrossShardRelation(
+                f"The query on {query.get_meta().object_name} has a subquery about other shards"
+                f" ({bound.reason}). Evaluate it first and pass its values as a list."
+            )
+        _check_subqueries(options, inner, shards)
+
+
+def _ties(options: ShardOptions, column: Any) -> bool:
+    """Whether equal values of ``column`` are on one shard: a key, or an id of the group."""
+    if type(column) is not Col:
+        return False
+    field: Any = column.target
+    if field.primary_key:
+        return True
+    key = where_key(field.model)
+    if key is not None and field.column == key.column:
+        return True
+    remote = shard_options(field.related_model) if field.is_relation else None
+    return remote is not None and remote.group == options.group
+
+
+def _is_correlated(options: ShardOptions, where: WhereNode) -> bool:
+    """Whether ``where`` ties each row to one outside by a column that stays on its shard."""
+    if where.negated or where.connector != AND:
+        return False
+    child: Any
+    for child in where.children:
+        if isinstance(child, WhereNode):
+            if _is_correlated(options, child):
+                return True
+        elif (
+            isinstance(child, Exact)
+            and type(child.rhs) is Col
+            and (_ties(options, child.lhs) or _ties(options, child.rhs))
+        ):
+            return True
+    return False
 
 
 # Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
@@ -212,7 +271,16 @@ def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
 
 
 def _splits(reader: WhereReader, where: WhereNode) -> bool:
-    return any(True for _ in _key_lists(reader, where))
+    return any(True for _ in _key_lists(reader, where)) or any(True for _ in _on_shards(where))
+
+
+def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:
+    child: Any
+    for position, child in enumerate(where.children):
+        if isinstance(child, WhereNode):
+            yield from _on_shards(child)
+        elif isinstance(getattr(child, "lhs", None), OnShard):
+            yield where, position, child.lhs
 
 
 def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, Any]]:
@@ -234,4 +302,8 @@ def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:
         narrowed = copy.copy(lookup)
         narrowed.rhs = [value for value in values if numbers.get(value) == number]
         where.children[position] = narrowed
+    alias = runtime.shard(options.group, number).alias
+    for where, position, condition in list(_on_shards(own.where)):
+        if condition.alias != alias:
+            where.children[position] = NothingNode()
     return own

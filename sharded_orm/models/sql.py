@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Model, Q
+from django.db.models.constants import LOOKUP_SEP
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
@@ -90,11 +91,21 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
         return condition
     value = condition[1]
     instances = [value] if isinstance(value, Model) else list(value)
-    aliases = [colocated_alias(options, instance) for instance in instances]
-    if None in aliases:
+    name = condition[0]
+    lookup = name.rpartition(LOOKUP_SEP)[2]
+    if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
+        return condition  # Rows beside it in the order may be on any shard.
+    by_alias: dict[str | None, list[Any]] = {}
+    for instance in instances:
+        by_alias.setdefault(colocated_alias(options, instance), []).append(instance)
+    if None in by_alias:
         return condition
-    shards = Q(*map(OnShard, dict.fromkeys(aliases)), _connector=Q.OR)  # type: ignore[arg-type]
-    return Q(condition) & shards
+    if len(by_alias) == 1:
+        (alias,) = by_alias
+        return Q(condition) & Q(OnShard(str(alias)))
+    # Each shard's instances for that shard only: ids that count per shard repeat.
+    parts = [Q((name, some)) & Q(OnShard(str(alias))) for alias, some in by_alias.items()]
+    return Q(*parts, _connector=Q.OR)
 
 
 def _mentions_instance(child: Any) -> bool:

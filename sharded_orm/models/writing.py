@@ -65,6 +65,9 @@ class WritingQuerySet(RoutedQuerySet):
         keep their rows.
         """
         objs = list(objs)
+        names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._refuse_key(given.get("update_fields") or (), "bulk_create(update_conflicts=True)")
         if self._pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
@@ -90,6 +93,11 @@ class WritingQuerySet(RoutedQuerySet):
     ) -> int:
         objs, fields = tuple(objs), tuple(fields)
         self._refuse_key(fields, "bulk_update()")
+        if self._pinned():
+            key = self._options.key
+            for obj in objs:
+                if key is not None and obj.__dict__.get(key.attname) is not None:
+                    obj._refuse_other_shard(str(self._db))
         if self._pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
         by_shard: dict[str, list[Any]] = {}
@@ -153,7 +161,12 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     if options.key is None:
         options.key_of(objs[0])  # Raises: there is none.
     assert options.key is not None
-    values = list(map(attrgetter(options.key.attname), objs))
+    for obj in objs:
+        # A foreign key whose row was saved after it was assigned; Django does so later.
+        obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    read = attrgetter(options.key.attname)
+    # With the type: 1, 1.0 and True are equal, their texts are not.
+    values = [(type(value), value) for value in map(read, objs)]
     # Many rows have few keys, and making a key of a value costs more than finding it.
     samples = dict(zip(values, objs, strict=True))
     keys = {value: options.key_of(obj) for value, obj in samples.items()}

@@ -137,7 +137,7 @@ class WhereReader:
         if compared is None:
             return None
         column, values = compared
-        keys = self._direct(values)
+        keys = self._direct(values, column.target.get_prep_value)
         if keys is None:
             return None
         numbers = self._locate(self._group, keys)
@@ -161,12 +161,13 @@ class WhereReader:
             return (lookup.lhs, lookup.rhs) if lookup.rhs_is_direct_value() else None
         return lookup.lhs, (lookup.rhs,)
 
-    def _direct(self, values: Iterable[Any]) -> list[Any] | None:
+    def _direct(self, values: Iterable[Any], prepare: Callable[[Any], Any]) -> list[Any] | None:
         """The values as keys, each once; None when one of them is no value."""
         keys = []
         for value in values:
-            if isinstance(value, Value):
-                value = value.value
+            if type(value) is Value:
+                # Django prepares plain values only; the database converts this one.
+                value = prepare(value.value)
             if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
                 return None
             if value is None:

@@ -7,6 +7,7 @@ Pinterest publishes them, P2).
 
 from __future__ import annotations
 
+import os
 import string
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,8 @@ class ShardGroup:
 class Topology:
     """A snapshot of everything: nodes (their connection settings) and groups."""
 
-    nodes: Mapping[str, Mapping[str, Any]]
+    # Not in repr(): connection settings hold passwords.
+    nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, ShardGroup]
     version: int = 0
 
@@ -223,7 +225,7 @@ def _server(node: Mapping[str, Any], name: str) -> object:
     """What tells two nodes apart: two names for one server are one place."""
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):
-        return (engine, str(node.get("NAME", "")))
-    host, port = str(node.get("HOST", "") or "localhost"), str(node.get("PORT", "") or "")
+        return (engine, os.path.abspath(str(node.get("NAME", ""))))
+    host, port = str(node.get("HOST", "") or "localhost"), str(node.get("PORT", "") or 3306)
     socket = str(node.get("OPTIONS", {}).get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

@@ -9,7 +9,7 @@ from django import forms
 from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
-from django.db.models import prefetch_related_objects
+from django.db.models import Exists, OuterRef, Value, prefetch_related_objects
 from django.test import TestCase
 from django.test.utils import isolate_apps
 
@@ -17,7 +17,7 @@ import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models import ShardedModel
-from tests.photos.models import Album, Comment, Person, Photo, Pin, Reading, Tag, Vote
+from tests.photos.models import Album, Comment, Event, Person, Photo, Pin, Reading, Tag, Vote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -358,3 +358,74 @@ def test_a_key_set_after_its_relation_is_compared_when_saved(albums: list[Album]
     photo.user_id = TWO
     with pytest.raises(CrossShardRelation, match="album"), transaction.atomic(using="photos"):
         photo.save()
+
+
+def test_subqueries_stay_on_the_shard_or_are_refused(rows: list[Photo]) -> None:
+    Comment.objects.create(user_id=ONE, photo=rows[0], text="nice")
+    own = Photo.objects.filter(user_id=ONE)
+    commented = Comment.objects.filter(text="nice")
+    assert own.filter(pk__in=commented.values("photo")).get() == rows[0]
+    assert own.filter(Exists(commented.filter(photo=OuterRef("pk")))).get() == rows[0]
+    assert own.filter(Exists(commented.filter(user_id=OuterRef("user_id")))).count() == 2
+    stars = Photo.objects.filter(user_id=ONE).values("stars")
+    assert own.filter(stars__in=stars).count() == 2
+    everything = Photo.objects.filter(user_id__in=[ONE, TWO])
+    assert everything.filter(Exists(commented.filter(photo=OuterRef("pk")))).get() == rows[0]
+    for elsewhere in (
+        own.filter(stars__in=Photo.objects.filter(user_id=TWO).values("stars")),
+        own.filter(stars__in=Photo.objects.values("stars")),
+        own.filter(Exists(commented)),
+        own.annotate(found=Exists(Photo.objects.filter(stars=OuterRef("stars")))),
+        everything.filter(stars__in=stars),
+    ):
+        with pytest.raises(CrossShardRelation, match="subquery"):
+            list(elsewhere)
+
+
+def test_combining_querysets_of_two_named_shards_is_refused(rows: list[Photo]) -> None:
+    one, two = Photo.objects.using("photos_00003"), Photo.objects.using("photos_00012")
+    for combine in (
+        lambda: one | two,
+        lambda: one & two,
+        lambda: one | Photo.objects.filter(user_id=TWO),
+        lambda: one.union(two),
+    ):
+        with pytest.raises(CrossShardRelation, match="combined"):
+            combine()
+    assert (one.filter(stars=0) | one.filter(stars=3)).count() == 2
+
+
+def test_bulk_writes_keep_every_row_on_the_shard_of_its_key(rows: list[Photo]) -> None:
+    made = Event.objects.bulk_create([Event(account=1), Event(account=1.0), Event(account=True)])
+    for event, key in zip(made, ("1", "1.0", "True"), strict=True):
+        assert Event.objects.get(account=key)._state.db == event._state.db
+    with pytest.raises(ShardKeyChanged):
+        Photo.objects.bulk_create(
+            [Photo(photo_id=rows[0].pk, user_id=NEAR)],
+            update_conflicts=True,
+            update_fields=["user_id"],
+            unique_fields=["photo_id"],
+        )
+    with pytest.raises(ShardKeyChanged):
+        Photo.objects.using("photos_00003").bulk_update([rows[1]], ["title"])
+    later = Person(username="later")
+    album = Album(owner=later, title="x")
+    later.save()
+    assert Album.objects.bulk_create([album])[0].owner_id == later.pk
+
+
+def test_values_are_keys_as_the_database_stores_them(placed: None) -> None:
+    made = Event.objects.create(account="7")
+    assert Event.objects.filter(account=Value("7")).get() == made
+    assert Event.objects.filter(account=Value(7)).explain_routing().shards == (
+        int(made._state.db[-5:]),
+    )
+
+
+def test_instances_of_two_shards_match_on_their_own_only(rows: list[Photo]) -> None:
+    tags = [Tag.objects.create(user_id=key, name="t") for key in (ONE, TWO)]
+    assert tags[0].pk == tags[1].pk  # ids of tables without tickets count per shard
+    for tag, photo in zip(tags, rows, strict=False):
+        photo.tags.add(tag)
+    assert set(Photo.objects.filter(tags__in=tags)) == set(rows[:2])
+    assert set(Photo.objects.filter(tags__in=tags[:1])) == {rows[0]}

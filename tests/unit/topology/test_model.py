@@ -103,3 +103,24 @@ def test_a_group_needs_one_engine() -> None:
     nodes = {**NODES, "c": {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": "/x"}}
     group = ShardGroup("photos", (ShardRange(0, 1, "a"), ShardRange(2, 3, "c")), "modulo")
     assert any("different engines" in p for p in problems(Topology(nodes, {"photos": group})))
+
+
+def test_one_place_under_two_spellings() -> None:
+    def sharing(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        nodes = {"a": one, "b": other}
+        template = "same_{shard}"
+        groups = {
+            name: ShardGroup(name, (ShardRange(0, 1, node),), "modulo", database_name=template)
+            for name, node in (("photos", "a"), ("users", "b"))
+        }
+        return any("both use schema" in problem for problem in problems(Topology(nodes, groups)))
+
+    files = "sharded_orm.backends.sqlite3"
+    assert sharing({"ENGINE": files, "NAME": "/x"}, {"ENGINE": files, "NAME": "/x/"})
+    assert not sharing({"ENGINE": files, "NAME": "/x"}, {"ENGINE": files, "NAME": "/y"})
+    assert sharing({**NODES["a"], "PORT": ""}, {**NODES["a"], "PORT": 3306})
+    assert not sharing({**NODES["a"], "PORT": 3307}, {**NODES["a"], "PORT": 3306})
+
+
+def test_a_topology_shows_no_password() -> None:
+    assert "s3cret" not in repr(Topology({"a": {"PASSWORD": "s3cret"}}, {}))
