@@ -12,7 +12,8 @@ from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm.scatter.compile import Options
-from sharded_orm.scatter.execute import Executor, Failures
+from sharded_orm.scatter.execute import Executor
+from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
 from sharded_orm.scatter.partials import quotient, total_of
 from sharded_orm.scatter.plan import Target, make_plan
@@ -56,7 +57,7 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
         raise _Resolved(elide_empty)
 
-    query.get_compiler = ready
+    query.get_compiler = ready  # type: ignore[assignment, method-assign]
     try:
         query.get_aggregation(_Alias(), dict(aggregates))
     except _Resolved as found:
@@ -131,7 +132,7 @@ def _plain(
         return query
 
     options = Options(summary=True, elide_empty=all(made.elide_empty for _, made in asked))
-    plan = make_plan(_masked(asked, only), options)
+    plan = make_plan(_masked(asked, only), options, failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     rows = list(merged(plan, executor))
     wanted = [expressions[alias] for alias in aliases]
@@ -177,7 +178,7 @@ def _distinct(
             query.where = WhereNode([query.where, condition])
         return query
 
-    plan = make_plan(_masked(asked, values), Options())
+    plan = make_plan(_masked(asked, values), Options(), failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     found = (row[0] for row in merged(plan, executor))
     total, count = total_of(value for value in found if value is not None)

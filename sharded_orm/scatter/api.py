@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -11,9 +12,10 @@ from django.db.models import Count
 from sharded_orm.scatter import aggregates as aggregation
 from sharded_orm.scatter import two_phase
 from sharded_orm.scatter.compile import Options
-from sharded_orm.scatter.execute import Executor, Failures
+from sharded_orm.scatter.execute import Executor
+from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
-from sharded_orm.scatter.plan import Plan, Target, make_plan
+from sharded_orm.scatter.plan import STREAM_BATCH, Plan, Target, make_plan
 from sharded_orm.scatter.refusals import check
 from sharded_orm.scatter.rows import objects
 
@@ -38,12 +40,17 @@ def fetch(
     on_failure: OnFailure | None = None,
     local_columns: frozenset[str] = frozenset(),
     chunk_size: int = CHUNK_SIZE,
+    stream: bool = False,
 ) -> Iterator[Any]:
     """Yield what ``queryset`` yields, from all ``targets`` as if from one database.
 
     Order, OFFSET and LIMIT, ``distinct()`` and groups hold over all shards; instances
     carry the alias of their own shard. ``local_columns`` are the columns of the shard
     key: groups that contain them lie on one shard each.
+
+    With ``stream`` the rows of an unlimited query stay on the servers until they are
+    asked for, ``chunk_size`` at a time; each batch holds a session meanwhile, and a server
+    gives up on a reader that pauses for its ``net_write_timeout`` (60 seconds).
 
     Raises :exc:`ScatterNotSupported` for what cannot be merged exactly and
     :exc:`ScatterError` when a shard does not answer. With ``partial`` the rows of the
@@ -53,8 +60,9 @@ def fetch(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
         if targets:
-            plan, rows = _rows(targets, failures, local_columns, chunk_size)
-            yield from objects(queryset, plan, rows)
+            with ExitStack() as stack:
+                plan, rows = _rows(targets, failures, local_columns, chunk_size, stream, stack)
+                yield from objects(queryset, plan, rows)
     finally:
         failures.finish()
 
@@ -108,7 +116,7 @@ def exists(
     asked = _transformed(targets, lambda q: q.exists())
     low = query.low_mark
     options = Options(limit=low + 1, existence=True, local_columns=local_columns)
-    plan = make_plan(asked, options)
+    plan = make_plan(asked, options, failures)
     rows = merged(plan, Executor(plan, failures, CHUNK_SIZE))
     found = next(cut(rows, low, low + 1), None) is not None
     failures.finish()
@@ -137,20 +145,25 @@ def _rows(
     failures: Failures,
     local_columns: frozenset[str],
     chunk_size: int,
+    stream: bool,
+    stack: ExitStack,
 ) -> tuple[Plan, Iterator[Row]]:
     query = targets[0].query
     for target in targets:
         check(target.query)
     low, high = query.low_mark, query.high_mark
     options = Options(limit=high, local_columns=local_columns)
-    union = connections[targets[0].shard.alias].scatter_union
+    wrapper: Any = connections[targets[0].shard.alias]
+    union = wrapper.scatter_union
     if two_phase.applies(query, targets, high, union):
         found = two_phase.fetch(query, targets, options, failures, low)
         if found is not None:
             plan, rows = found
             return plan, iter(rows)
-    plan = make_plan(targets, options)
-    executor = Executor(plan, failures, chunk_size)
+    stream = stream and high is None
+    plan = make_plan(targets, options, failures, batch=STREAM_BATCH if stream else None)
+    executor = Executor(plan, failures, chunk_size, stream=stream)
+    stack.callback(executor.close)
     return plan, cut(merged(plan, executor), low, high)
 
 
@@ -159,13 +172,13 @@ def _count_rows(
 ) -> int:
     """How many rows a query has that is distinct or grouped, its limits aside."""
     unlimited = _transformed(targets, _without_limits)
-    plan = make_plan(unlimited, Options(local_columns=local_columns))
+    plan = make_plan(unlimited, Options(local_columns=local_columns), failures)
     template = plan.template
     if template is None:
         return 0
     if template.distinct or template.merges_groups:
         return sum(1 for _ in merged(plan, Executor(plan, failures, CHUNK_SIZE)))
-    plan = make_plan(unlimited, Options(local_columns=local_columns, counted=True))
+    plan = make_plan(unlimited, Options(local_columns=local_columns, counted=True), failures)
     return sum(row[0] for row in Executor(plan, failures, CHUNK_SIZE).chained())
 
 
@@ -177,9 +190,7 @@ def _without_limits(query: Query) -> Query:
     return query
 
 
-def _transformed(
-    targets: Sequence[Target], change: Callable[[Query], Query]
-) -> Sequence[Target]:
+def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
     """The targets with their queries changed; those that share one share the changed one."""
     changed: dict[int, Query] = {}
     found = []

@@ -8,8 +8,6 @@ while it is compiled, wherever in the query it stands.
 
 from __future__ import annotations
 
-import copy
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,15 +19,13 @@ from django.db.models.expressions import (
     ColPairs,
     ExpressionWrapper,
     OrderBy,
-    RawSQL,
     Ref,
-    Window,
 )
 from django.db.models.functions import Random
 from django.db.models.sql.compiler import SQLCompiler
-from django.db.models.sql.datastructures import BaseTable, Join
-from django.db.models.sql.where import ExtraWhere, WhereNode
+from django.db.models.sql.where import WhereNode
 
+from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.keys import Column, OrderKey, column_of
 from sharded_orm.scatter.partials import Partial, partial_of
 from sharded_orm.scatter.refusals import refuse
@@ -37,13 +33,6 @@ from sharded_orm.scatter.refusals import refuse
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
-
-# Stand in the SQL for the shard's schema, its index among the targets, and the keys of the
-# second phase. Drawn anew by every process: no identifier or literal can contain them.
-_NONCE = secrets.token_hex(8)
-SCHEMA_MARK = f"`{_NONCE}schema`"
-PK_MARK = f"`{_NONCE}pk`"
-SHARD_MARK = f"`{_NONCE}shard`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +96,13 @@ def compile_query(
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        query.where = WhereNode([query.where, _PkAmong(query)])
+        # Not a Node, yet all that the tree asks of a condition.
+        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]
         query.clear_ordering(force=True)
-    facade = _Facade(wrapper, qualify=qualify)
-    compiler = facade.root_compiler(query, options)
+    compiler = Facade(wrapper, qualify=qualify).root(_Root, query)
+    compiler.options = options
+    compiler.marks_rows = qualify
+    compiler.elide_empty = options.elide_empty
     sql, params = compiler.as_sql(with_col_aliases=options.counted)
     if options.counted:
         sql = _count_sql(sql, qualify)
@@ -135,77 +127,6 @@ def _count_sql(sql: str, qualify: bool) -> str:
     if not qualify:
         return f"SELECT COUNT(*) FROM ({sql}) counted"
     return f"SELECT COUNT(*), {SHARD_MARK} FROM ({sql}) counted"
-
-
-class _Facade:
-    """A shard's wrapper as the compiler sees it: its ``ops`` give our compilers.
-
-    A shallow copy, so that nothing of it is seen by other queries of the thread and the
-    ordinary path pays nothing. It is never connected.
-    """
-
-    def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
-        # Cached by the wrapper, or the copy would connect in order to know it.
-        getattr(wrapper, "mysql_server_data", None)
-        self.connection = copy.copy(wrapper)
-        self.connection.ops = copy.copy(wrapper.ops)
-        self._ops = wrapper.ops
-        self._qualify = qualify
-        self._mixins: tuple[type, ...] = (_Qualified, _Checked) if qualify else (_Checked,)
-        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]
-
-    def compiler(self, name: str) -> type:
-        base = self._ops.compiler(name)
-        return _subclass(self._mixins, base)
-
-    def root_compiler(self, query: Query, options: Options) -> Any:
-        base = self._ops.compiler("SQLCompiler")
-        compiler = _subclass((_Root, *self._mixins), base)(query, self.connection, None)
-        compiler.options = options
-        compiler.marks_rows = self._qualify
-        compiler.elide_empty = options.elide_empty
-        return compiler
-
-
-_subclasses: dict[tuple[type, ...], type] = {}
-
-
-def _subclass(mixins: tuple[type, ...], base: type) -> type:
-    key = (*mixins, base)
-    found = _subclasses.get(key)
-    if found is None:
-        found = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
-    return found
-
-
-class _Checked(SQLCompiler):
-    """Refuses what would read another shard, or differ from shard to shard."""
-
-    def compile(self, node: Any) -> Any:
-        if isinstance(node, RawSQL | ExtraWhere):
-            raise refuse(
-                "raw SQL in the query (RawSQL, extra())",
-                "write it with expressions, or ask one shard",
-            )
-        if isinstance(node, Window):
-            raise refuse("a window function", "compute it in Python, or ask one shard")
-        return super().compile(node)
-
-
-class _Qualified(SQLCompiler):
-    """Puts the schema mark in front of every table."""
-
-    def compile(self, node: Any) -> Any:
-        sql, params = super().compile(node)
-        if isinstance(node, BaseTable):
-            return f"{SCHEMA_MARK}.{sql}", params
-        if isinstance(node, Join):
-            quoted = self.quote_name_unless_alias(node.table_name)
-            before = f"{node.join_type} {quoted}"
-            if not sql.startswith(before):
-                raise refuse(f"the join {sql!r}", "ask one shard")
-            return f"{node.join_type} {SCHEMA_MARK}.{quoted}{sql[len(before) :]}", params
-        return sql, params
 
 
 class _PkAmong:
@@ -263,7 +184,8 @@ class _Root(SQLCompiler):
                 raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            self._add_order_key(resolved, sql)
+            # Django resolves every entry of ORDER BY to an OrderBy.
+            self._add_order_key(resolved, sql)  # type: ignore[arg-type]
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
         # The branches of a union are put in order together, outside; inside only the rows
@@ -276,6 +198,27 @@ class _Root(SQLCompiler):
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         return self._added, (ordered if keep_order else []), group_by
 
+    def get_extra_select(self, order_by: Any, select: Any) -> Any:
+        """The order's columns that DISTINCT has to select.
+
+        Django selects the text of ORDER BY, which is two columns where the place of NULLs
+        is emulated; the expression alone tells the same rows apart.
+        """
+        if not self.query.distinct:
+            return []
+        extra = []
+        selected = [_hashable(sql) for _, sql, _ in select]
+        for order, (_, _, is_ref) in order_by:
+            if is_ref:
+                continue
+            whole = order.expression
+            for part in whole.get_cols() if isinstance(whole, ColPairs) else [whole]:
+                sql = self.compile(part)
+                if _hashable(sql) not in selected:
+                    selected.append(_hashable(sql))
+                    extra.append((part, part.select_format(self, *sql), None))
+        return extra
+
     @property
     def _base_alias(self) -> str:
         return self.query.get_initial_alias()
@@ -283,8 +226,6 @@ class _Root(SQLCompiler):
     def _select_columns(self, extra: Sequence[Any]) -> list[Column]:
         columns: list[Column] = []
         for expression, _, _ in [*self.select, *extra]:
-            if isinstance(expression, OrderBy):  # what DISTINCT adds for its order
-                expression = expression.expression
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += [column_of(part) for part in parts]
         if len(columns) != len(self.select) + len(extra):

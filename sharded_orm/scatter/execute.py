@@ -3,96 +3,38 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, connections
 
 from sharded_orm.backends.shared import prepare_shards
-from sharded_orm.exceptions import ScatterError
+from sharded_orm.scatter.failures import (
+    Failures,
+    concerns_one_shard,
+    is_failure,
+    is_node_gone,
+)
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.keys import Row
     from sharded_orm.scatter.plan import Branch, Plan, Statement
 
-# MySQL errors that concern single shards of a batch: their schema, table or column, our
-# rights on them. The batch is halved until the shards that fail are known.
-_ONE_SHARD = frozenset({1044, 1049, 1054, 1109, 1142, 1143, 1146, 1932})
-# Errors of the connection: the other batches of the node are not tried.
-_NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
-# Errors of the server's state, not of the statement: full, locked, killed, read-only.
-_STATE = frozenset(
-    {1020, 1021, 1030, 1034, 1037, 1038, 1041, 1135, 1194, 1195, 1205, 1213, 1290, 1317, 1836, 1927}
-    | {1969, 3024}
-)
-# A scatter that will fail anyway stops to look for the shards after so many.
-_ENOUGH = 8
-
-
-class Failures:
-    """The shards that did not answer, in one scatter.
-
-    Without ``partial`` the first failure ends the scatter with :exc:`ScatterError`.
-    With it, ``report`` gets one such error when the scatter is over.
-    """
-
-    def __init__(
-        self,
-        asked: int,
-        *,
-        partial: bool = False,
-        report: Callable[[ScatterError], None] | None = None,
-    ) -> None:
-        self.asked = asked
-        self.partial = partial
-        self.causes: dict[str, BaseException] = {}
-        self._report = report
-
-    def add(self, branches: Sequence[Branch], cause: BaseException) -> None:
-        for branch in branches:
-            self.causes[branch.shard.alias] = cause
-
-    def check(self) -> None:
-        """Raise what was added, unless partial results are wanted."""
-        if self.causes and not self.partial:
-            raise self.error() from next(iter(self.causes.values()))
-
-    @property
-    def hopeless(self) -> bool:
-        return not self.partial and len(self.causes) >= _ENOUGH
-
-    def error(self) -> ScatterError:
-        return ScatterError(self.causes, self.asked)
-
-    def finish(self) -> None:
-        if self.causes and self.partial and self._report is not None:
-            self._report(self.error())
-
-
-def is_failure(error: Exception) -> bool:
-    """Whether the shard did not answer, rather than the query being wrong."""
-    code = _code(error)
-    if not isinstance(code, int):
-        return isinstance(error, OperationalError | InterfaceError)
-    return _is_node_gone(error) or code in _ONE_SHARD or code in _STATE or code == 0
-
-
-def _is_node_gone(error: BaseException) -> bool:
-    code = _code(error)
-    # The client library's own errors are numbered from 2000.
-    return isinstance(code, int) and (code in _NODE_GONE or 2000 <= code < 3000)
-
-
-def _code(error: BaseException) -> Any:
-    return error.args[0] if error.args else None
+# Shards without a union that are read side by side, each with a connection of its own.
+_MOST_OPEN = 100
 
 
 class Executor:
     """Runs statements for the calling thread. Not to be shared."""
 
-    def __init__(self, plan: Plan, failures: Failures, chunk_size: int) -> None:
+    def __init__(
+        self, plan: Plan, failures: Failures, chunk_size: int, *, stream: bool = False
+    ) -> None:
         self._failures = failures
+        self._stream = stream
+        self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._gone: dict[str, BaseException] = {}
@@ -105,16 +47,15 @@ class Executor:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
             # The node's wrapper, made here: workers must not touch the thread's connections.
-            self._wrappers = {
+            self._wrappers: dict[str, Any] = {
                 s.node: connections[s.branches[0].shard.alias] for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:
-        """The rows of each statement. Those of unions have been read, others are open."""
-        stored = [s for s in self._statements if s.union]
-        found = self._run_all(stored)
+        """The rows of each statement: of unions all at once, unless streaming is wanted."""
+        found = self._run_all([s for s in self._statements if s.union])
         return [
-            iter(found[statement]) if statement.union else self._alias_rows(statement)
+            iter(found[statement]) if statement.union else self._alias_stream(statement)
             for statement in self._statements
         ]
 
@@ -124,6 +65,20 @@ class Executor:
             found = self._run_all([s for s in wave if s.union])
             for statement in wave:
                 yield from found[statement] if statement.union else self._alias_rows(statement)
+
+    def close(self) -> None:
+        """Close what is open; call it when no more rows are wanted."""
+        for rows in self._open:
+            rows.close()
+        self._open.clear()
+
+    def _alias_stream(self, statement: Statement) -> Iterator[Row]:
+        rows = self._alias_rows(statement)
+        if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
+            # Few rows; or so many shards that not all of their files may stay open.
+            return iter(list(rows))
+        self._open.append(rows)
+        return rows
 
     def _waves(self) -> Iterator[list[Statement]]:
         waiting: dict[str, list[Statement]] = {}
@@ -135,18 +90,18 @@ class Executor:
 
     # -- unions
 
-    def _run_all(self, statements: Sequence[Statement]) -> dict[Statement, list[Row]]:
+    def _run_all(self, statements: Sequence[Statement]) -> dict[Statement, Iterable[Row]]:
         own = [s for s in statements if s.alias is not None]
         by_node: dict[str, list[Statement]] = {}
         for statement in statements:
             if statement.alias is None:
                 by_node.setdefault(statement.node, []).append(statement)
-        found: dict[Statement, list[Row]] = {}
+        found: dict[Statement, Iterable[Row]] = {}
         nodes = list(by_node.values())
         if len(nodes) + bool(own) > 1:
             here, others = (own, nodes) if own else (nodes[0], nodes[1:])
             with ThreadPoolExecutor(len(others), "scatter") as pool:
-                futures: list[Future[dict[Statement, list[Row]]]] = [
+                futures: list[Future[dict[Statement, Iterable[Row]]]] = [
                     pool.submit(contextvars.copy_context().run, self._run_node, batch)
                     for batch in others
                 ]
@@ -158,12 +113,45 @@ class Executor:
         self._failures.check()
         return found
 
-    def _run_node(self, statements: Sequence[Statement]) -> dict[Statement, list[Row]]:
-        return {statement: self._run(statement, statement.branches) for statement in statements}
+    def _run_node(self, statements: Sequence[Statement]) -> dict[Statement, Iterable[Row]]:
+        return {
+            statement: self._started(statement)
+            if self._stream and statement.alias is None
+            else self._run(statement, statement.branches)
+            for statement in statements
+        }
+
+    def _started(self, statement: Statement) -> Iterable[Row]:
+        """The rows of a statement that the server has begun to send."""
+        rows = self._node_stream(statement)
+        try:
+            next(rows)
+        except DatabaseError:
+            # Find out which of its shards fail, and take the rows of the others.
+            return self._run(statement, statement.branches)
+        self._open.append(rows)
+        return rows
+
+    def _node_stream(self, statement: Statement) -> Generator[Any, None, None]:
+        """First None, when the statement has been executed; then its rows."""
+        sql, params = statement.sql()
+        started = False
+        try:
+            with self._node_cursor(statement, stream=True) as cursor:
+                cursor.execute(sql, params)
+                started = True
+                yield None
+                while rows := cursor.fetchmany(self._chunk_size):
+                    yield from rows
+        except DatabaseError as error:
+            if not started or not is_failure(error):
+                raise
+            self._failures.add([branch.shard for branch in statement.branches], error)
+            self._failures.check()
 
     def _run(self, statement: Statement, branches: Sequence[Branch]) -> list[Row]:
         if cause := self._gone.get(statement.node):
-            self._failures.add(branches, cause)
+            self._failures.add([branch.shard for branch in branches], cause)
             return []
         if self._failures.hopeless:
             return []
@@ -173,14 +161,13 @@ class Executor:
         except DatabaseError as error:
             if not is_failure(error):
                 raise
-            code = _code(error)
-            if code in _ONE_SHARD and len(branches) > 1:
+            if concerns_one_shard(error) and len(branches) > 1:
                 middle = len(branches) // 2
                 rows = self._run(statement, branches[:middle])
                 return [*rows, *self._run(statement, branches[middle:])]
-            if _is_node_gone(error):
+            if is_node_gone(error):
                 self._gone[statement.node] = error
-            self._failures.add(branches, error)
+            self._failures.add([branch.shard for branch in branches], error)
             return []
 
     def _read(self, statement: Statement, sql: str, params: Sequence[Any]) -> list[Row]:
@@ -188,16 +175,20 @@ class Executor:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall())
-        group = self._group
-        with group.wrap_database_errors, self._wrappers[statement.node].node_cursor() as raw:
-            make = group.make_debug_cursor if group.queries_logged else group.make_cursor
-            cursor = make(raw)
+        with self._node_cursor(statement) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
 
+    @contextmanager
+    def _node_cursor(self, statement: Statement, **how: bool) -> Iterator[Any]:
+        group, wrapper = self._group, self._wrappers[statement.node]
+        with group.wrap_database_errors, wrapper.node_cursor(**how) as raw:
+            make = group.make_debug_cursor if group.queries_logged else group.make_cursor
+            yield make(raw)
+
     # -- one statement per shard
 
-    def _alias_rows(self, statement: Statement) -> Iterator[Row]:
+    def _alias_rows(self, statement: Statement) -> Generator[Row, None, None]:
         """Rows of one shard, read as they are asked for; closes its cursor in the end."""
         (branch,) = statement.branches
         assert statement.alias is not None
@@ -212,5 +203,5 @@ class Executor:
         except DatabaseError as error:
             if not is_failure(error):
                 raise
-            self._failures.add((branch,), error)
+            self._failures.add([branch.shard], error)
             self._failures.check()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -226,6 +227,9 @@ class Comparison:
 
         return key
 
+    def check_extremes(self, column: int) -> None:
+        """Raise if MIN and MAX of ``column`` might not agree with its order."""
+
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
         """Copy a value, with its weights, from one row to another."""
         target[column] = source[column]
@@ -257,23 +261,26 @@ class SQLiteComparison(Comparison):
         if isinstance(value, datetime.date | datetime.time):
             # Parsed by the driver; this is the text that SQLite compares.
             return (2, str(value))
-        raise refuse(
-            f"a comparison of values of type {type(value).__name__!r}", "ask one shard"
-        )
+        raise refuse(f"a comparison of values of type {type(value).__name__!r}", "ask one shard")
 
 
 class MySQLComparison(Comparison):
     """Text by its weights; everything else as Python compares it."""
 
     def __init__(
-        self, columns: Sequence[Column], compared: Iterable[int], *, native_uuid: bool
+        self,
+        columns: Sequence[Column],
+        compared: Iterable[int],
+        *,
+        uuid_version: tuple[int, ...] | None,
     ) -> None:
         super().__init__(columns, compared)
-        self.native_uuid = native_uuid
+        # The server's version where it has a type of its own for UUIDs.
+        self._uuid_version = uuid_version
         weighted = []
         for index in self.compared:
             kind = columns[index].kind
-            if kind == "text" or (kind == "uuid" and not native_uuid):
+            if kind == "text" or (kind == "uuid" and uuid_version is None):
                 weighted.append(index)
         self.weighted = tuple(weighted)
         first = len(columns) + 1
@@ -315,9 +322,13 @@ class MySQLComparison(Comparison):
         return PaddedText(weight, pad)
 
     def ordered(self, row: Row, column: int) -> Any:
-        if self.native_uuid and self.columns[column].kind == "uuid":
-            return uuid_order(row[column])
+        if self._uuid_version is not None and self.columns[column].kind == "uuid":
+            return _uuid_order(row[column], self._uuid_version)
         return self.normal(row, column)
+
+    def check_extremes(self, column: int) -> None:
+        if self._uuid_version is not None and self.columns[column].kind == "uuid":
+            raise refuse("Min or Max of a native UUID", "order by it and take the first")
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
         super().carry(column, source, target)
@@ -326,5 +337,19 @@ class MySQLComparison(Comparison):
             target[place : place + 3] = source[place : place + 3]
 
 
-def uuid_order(value: str | None) -> Any:
-    raise refuse("an order by a native UUID", "order by Cast(field, CharField())")
+def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
+    """The bytes by which MariaDB sorts a native UUID.
+
+    Time-based versions up to 5 sort by node and time, most significant parts first, those
+    from 6 on as they are written (MDEV-29959; before, all were swapped).
+    """
+    if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
+        raise refuse(
+            "an order by a native UUID of this server", "order by Cast(field, CharField())"
+        )
+    if value is None:
+        return None
+    raw = uuid.UUID(value).bytes
+    if raw[6] >> 4 < 6 and raw[8] & 0x80:
+        return raw[10:] + raw[8:10] + raw[6:8] + raw[4:6] + raw[:4]
+    return raw

@@ -38,9 +38,7 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
     return islice(rows, low, high)
 
 
-def _distinct(
-    rows: Iterable[Row], comparison: Comparison, columns: Sequence[int]
-) -> Iterator[Row]:
+def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int]) -> Iterator[Row]:
     identity = comparison.identity(columns)
     seen: set[tuple[Any, ...]] = set()
     for row in rows:

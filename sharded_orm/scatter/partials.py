@@ -60,7 +60,7 @@ def partial_of(
     if kind is not Avg:
         part = column if own else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
-    sources = [s for s in aggregate.get_source_expressions()[:-1]]
+    sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
     # Django casts the average to a whole number there, and leaves it a float elsewhere.
@@ -81,6 +81,9 @@ class Merger:
     def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
         self._partials = partials
         self._comparison = comparison
+        for partial in partials:
+            for part in partial.compared:
+                comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
         """Add a shard's row to the group's."""

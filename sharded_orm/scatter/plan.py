@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections
+from django.db import DatabaseError, connections
 
-from sharded_orm.scatter.compile import (
-    PK_MARK,
-    SCHEMA_MARK,
-    SHARD_MARK,
-    Options,
-    Template,
-    compile_query,
-)
+from sharded_orm.scatter.compile import Options, Template, compile_query
+from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
+from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.keys import (
     Comparison,
     MySQLComparison,
@@ -33,6 +28,8 @@ if TYPE_CHECKING:
 # Branches of one UNION ALL. The cost of a statement grows faster than linearly above
 # some 2048 branches; 256 keep a batch short and let a failing one be asked again.
 BATCH = 256
+# A stream holds a session until its last row: fewer statements, though each costs more.
+STREAM_BATCH = 1024
 # Parameters of one statement: an __in of thousands of keys is repeated in every branch.
 MAX_PARAMETERS = 60_000
 
@@ -152,28 +149,43 @@ class Plan:
 def make_plan(
     targets: Sequence[Target],
     options: Options,
+    failures: Failures,
     *,
     pks: Mapping[int, Sequence[Any]] | None = None,
+    batch: int | None = None,
 ) -> Plan:
     """The plan of asking ``targets``.
 
     With ``pks`` only the targets it names are asked, for those rows. Every query is
-    compiled once for each node. Queries that can have no rows are not sent.
+    compiled once for each node. Queries that can have no rows are not sent, nor is
+    anything to a node that does not even tell its version: its shards fail.
     """
     branches: dict[str, list[Branch]] = {}
     compiled: dict[tuple[int, str], Template | None] = {}
+    gone: dict[str, DatabaseError] = {}
     for index, target in enumerate(targets):
         if pks is not None and index not in pks:
             continue
         place = (id(target.query), target.shard.node)
+        if cause := gone.get(target.shard.node):
+            failures.add([target.shard], cause)
+            continue
         if place not in compiled:
-            compiled[place] = _compile(target, options)
+            try:
+                compiled[place] = _compile(target, options)
+            except DatabaseError as error:
+                if not is_failure(error):
+                    raise
+                gone[target.shard.node] = error
+                failures.add([target.shard], error)
+                continue
         template = compiled[place]
         if template is not None:
             keys = tuple(pks[index]) if pks is not None else None
             branches.setdefault(target.shard.node, []).append(
                 Branch(index, target.shard, template, keys)
             )
+    failures.check()
     shards = {i: target.shard for i, target in enumerate(targets)}
     first = next((b[0] for b in branches.values()), None)
     if first is None:
@@ -182,7 +194,7 @@ def make_plan(
     outer = _outer(first.template, comparison, options) if not options.counted else Outer(1)
     statements: list[Statement] = []
     for node, asked in branches.items():
-        statements += _statements(node, asked, outer)
+        statements += _statements(node, asked, outer, batch or BATCH)
     statements.sort(key=lambda statement: statement.branches[0].index)
     return Plan(tuple(statements), comparison, first.template, shards)
 
@@ -197,9 +209,10 @@ def _outer(template: Template, comparison: Comparison, options: Options) -> Oute
 
 
 def _compile(target: Target, options: Options) -> Template | None:
-    wrapper = connections[target.shard.alias]
+    wrapper: Any = connections[target.shard.alias]
     try:
-        return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
+        with wrapper.wrap_database_errors:
+            return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
     except EmptyResultSet:
         return None
 
@@ -211,26 +224,34 @@ def _comparison(branch: Branch) -> Comparison:
         return SQLiteComparison(template.columns, template.compared)
     if connection.vendor == "mysql":
         native = bool(connection.features.has_native_uuid_field)
-        return MySQLComparison(template.columns, template.compared, native_uuid=native)
+        return MySQLComparison(
+            template.columns,
+            template.compared,
+            uuid_version=connection.mysql_version if native else None,
+        )
     raise refuse(f"the database {connection.vendor!r}", "ask one shard")
 
 
-def _statements(node: str, branches: Iterable[Branch], outer: Outer) -> Iterable[Statement]:
+def _statements(
+    node: str, branches: Iterable[Branch], outer: Outer, most: int
+) -> Iterable[Statement]:
     branches = list(branches)
     shard = branches[0].shard
-    if not connections[shard.alias].scatter_union:
+    wrapper: Any = connections[shard.alias]
+    if not wrapper.scatter_union:
         for branch in branches:
             yield Statement(node, (branch,), branch.shard.alias, False, outer)
         return
-    own = connections[shard.group].open_transactions()
+    group: Any = connections[shard.group]
+    own = group.open_transactions()
     batch: list[Branch] = []
     params = 0
     for branch in branches:
-        if branch.shard.alias in own:
+        if own and branch.shard.alias in own:
             yield Statement(node, (branch,), branch.shard.alias, True, outer)
             continue
         count = len(branch.params)
-        if batch and (len(batch) >= BATCH or params + count > MAX_PARAMETERS):
+        if batch and (len(batch) >= most or params + count > MAX_PARAMETERS):
             yield Statement(node, tuple(batch), None, True, outer)
             batch, params = [], 0
         batch.append(branch)

@@ -60,7 +60,11 @@ def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _iterable(
-    queryset: QuerySet[Any], compiler: Any, alias: str, results: Iterator[list[Row]]
+    # Any: a queryset's private attributes have no stubs.
+    queryset: Any,
+    compiler: Any,
+    alias: str,
+    results: Iterator[list[Row]],
 ) -> Iterator[Any]:
     prepared = copy.copy(compiler)
     prepared.execute_sql = lambda *args, **kwargs: results
@@ -70,4 +74,5 @@ def _iterable(
     made._query = query
     made._db = alias
     made._result_cache = None
-    return iter(queryset._iterable_class(made))
+    made_rows: Iterator[Any] = iter(queryset._iterable_class(made))
+    return made_rows

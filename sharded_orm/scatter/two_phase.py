@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.scatter.compile import Options
-from sharded_orm.scatter.execute import Executor, Failures
+from sharded_orm.scatter.execute import Executor
+from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
 from sharded_orm.scatter.plan import Plan, Target, make_plan
 
@@ -65,7 +66,7 @@ def fetch(
     keys = [Target(target.shard, slim[id(target.query)]) for target in targets]
     limit = options.limit
     first = make_plan(
-        keys, Options(limit=limit, with_pk=True, local_columns=options.local_columns)
+        keys, Options(limit=limit, with_pk=True, local_columns=options.local_columns), failures
     )
     if first.template is None:
         return first, []
@@ -77,7 +78,7 @@ def fetch(
     pks: dict[int, list[Any]] = {}
     for index, value in winners:
         pks.setdefault(index, []).append(value)
-    second = make_plan(targets, Options(by_pk=True, with_pk=True), pks=pks)
+    second = make_plan(targets, Options(by_pk=True, with_pk=True), failures, pks=pks)
     if second.template is None:
         return second, []
     pk = second.template.pk

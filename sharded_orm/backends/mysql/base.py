@@ -16,7 +16,7 @@ from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
-from sharded_orm.backends.mysql.node_cursor import NodeCursor
+from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.shared import ShardAliasMixin
 
 
@@ -65,18 +65,20 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
-    @async_unsafe
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        assert self.connection is not None
-        return self.connection.cursor()
+        # Not async_unsafe once more: cursor() is, and this is on the path of each statement.
+        connection = self.connection
+        assert connection is not None
+        return connection.pool.default_cursor(connection)
 
     @contextmanager
-    def node_cursor(self) -> Iterator[NodeCursor]:
+    def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:
         """A cursor of the node in autocommit, for statements that name their schemas.
 
         Usable from any thread and apart from this alias: it sees no open transaction.
+        With ``stream`` rows stay on the server until they are fetched.
         """
-        cursor = NodeCursor(self.node_pool)
+        cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
         try:
             yield cursor
         finally:

@@ -23,7 +23,8 @@ class Kind(IntEnum):
     WRITE = 1
     """Changes rows or takes row locks; leaves no session state."""
     IMPLICIT = 2
-    """Commits implicitly (DDL), or changes savepoints that are not Django's own."""
+    """Commits implicitly (DDL), changes savepoints that are not Django's own, or asks
+    whether there is a transaction."""
     AFFINE = 3
     """Reads what the previous statement left in its session, e.g. ``LAST_INSERT_ID()``."""
     SAVEPOINT = 4
@@ -186,6 +187,8 @@ def _by_word(word: str, upper: str) -> Kind:
             return Kind.AFFINE
     if read and word in ("SELECT", "VALUES") and _LOCKING_READ.search(upper):
         return Kind.WRITE
+    if read and ("AUTOCOMMIT" in upper or "@@IN_TRANSACTION" in upper):
+        return Kind.IMPLICIT
     return Kind.READ if read else Kind.WRITE
 
 

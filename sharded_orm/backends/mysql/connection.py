@@ -1,9 +1,12 @@
 """The connection of one alias: leases a session of the node when there is work.
 
 A session is held for one statement in autocommit, from the first statement of a
-transaction to its end, and while results are pending. Inside a transaction the session
-stands in ``autocommit=0``, exactly as Django's own backend has it, so implicit commits
-and deadlocks mean the same.
+transaction to its end, and while results are pending.
+
+A transaction is a ``BEGIN``, which is cheaper than the pair of ``SET autocommit`` of
+Django's own backend. Where the difference could be seen, the session is put into
+``autocommit=0`` first: before statements that commit implicitly, and after any error (a
+deadlock, say), because what follows in the block must be in a transaction still.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sharded_orm.backends")
 
-_BEGIN = b"SET autocommit=0"
-_END = {"COMMIT": (b"COMMIT", b"SET autocommit=1"), "ROLLBACK": (b"ROLLBACK", b"SET autocommit=1")}
+_BEGIN = b"BEGIN"
+_STRICT = b"SET autocommit=0"
+_END_STRICT = b"SET autocommit=1"
 _LOST = 2006
 
 
@@ -55,7 +59,8 @@ class VirtualConnection(DriverFace):
 
     __slots__ = (
         "alias", "autocommitted", "batch", "begun", "checks_off", "inserted_on", "last", "mode", "open_cursors", "pending",
-        "pool", "schema", "session", "touched", "use",
+        "pool", "schema", "session",
+        "strict", "touched", "use",
     )  # fmt: skip
 
     def __init__(self, pool: NodePool, schema: str | None, alias: str = "") -> None:
@@ -72,8 +77,10 @@ class VirtualConnection(DriverFace):
         self.checks_off = False
         #: Several statements are to run on one session.
         self.batch = False
-        #: The held session stands in autocommit=0 on our behalf.
+        #: A transaction is under way on the held session.
         self.begun = False
+        #: It stands in autocommit=0 on our behalf: there is always a transaction.
+        self.strict = False
         #: Savepoint statements that wait for the next statement to take them along.
         self.pending: list[bytes] = []
         #: Something in this transaction may have removed savepoints behind our back.
@@ -96,9 +103,7 @@ class VirtualConnection(DriverFace):
     # --- what DatabaseWrapper asks of a connection -----------------------------------
 
     def cursor(self, cursorclass: type | None = None) -> LeasedCursor:
-        from sharded_orm.backends.mysql.cursor import leased
-
-        return leased(cursorclass or self.pool.cursorclass)(self)
+        return self.pool.make_cursor(self, cursorclass)
 
     def get_autocommit(self) -> bool:
         if self.mode is Mode.PINNED:
@@ -118,8 +123,8 @@ class VirtualConnection(DriverFace):
             raise self._gone()
         if on == self.autocommitted:
             return
-        if on:
-            self._end("COMMIT")
+        if on and self.begun:
+            self._end(b"COMMIT")
         self.autocommitted = on
         self.settle()
 
@@ -128,7 +133,7 @@ class VirtualConnection(DriverFace):
             with self._watching() as session:
                 session.raw.commit()
         else:
-            self._end("COMMIT")
+            self._end(b"COMMIT")
 
     def rollback(self) -> None:
         """Roll back. If the session was lost, the server has done so already."""
@@ -143,7 +148,7 @@ class VirtualConnection(DriverFace):
         elif self.mode >= Mode.LOST:
             raise self._gone()
         else:
-            self._end("ROLLBACK")
+            self._end(b"ROLLBACK")
 
     def close(self) -> None:
         """Give the session back if it is clean, else close it. Repeatable."""
@@ -186,8 +191,11 @@ class VirtualConnection(DriverFace):
 
     # --- what LeasedCursor asks for ---------------------------------------------------
 
-    def enter(self) -> tuple[Session, list[bytes]]:
-        """The held session and what must go before the next statement on it."""
+    def enter(self, *, plain: bool = True) -> tuple[Session, list[bytes]]:
+        """The held session and what must go before the next statement on it.
+
+        :param plain: the statement neither commits implicitly nor leaves session state.
+        """
         mode = self.mode
         if mode >= Mode.PINNED:
             return self._held(), []
@@ -198,7 +206,9 @@ class VirtualConnection(DriverFace):
             self.last = session
         prefix = [] if session.schema == self.schema else [self.use]
         if mode is Mode.TRANSACTION:
-            if not self.begun:
+            if not self.strict and (self.touched or not plain):
+                prefix.append(_STRICT)
+            elif not self.begun:
                 prefix.append(_BEGIN)
             prefix += self.pending
         session.schema = None
@@ -207,13 +217,15 @@ class VirtualConnection(DriverFace):
     def left(self, prefix: list[bytes], done: int) -> None:
         """``done`` statements of the prefix that :meth:`enter` gave were executed."""
         executed = prefix[:done]
-        if not self.begun and _BEGIN in executed:
+        if not self.strict and _STRICT in executed:
+            self.begun = self.strict = True
+        elif not self.begun and _BEGIN in executed:
             self.begun = True
         if self.pending and self.begun:
             del self.pending[: sum(not self._is_ours(part) for part in executed)]
 
     def _is_ours(self, part: bytes) -> bool:
-        return part is self.use or part is _BEGIN or part is FORGET_ID
+        return part is self.use or part in (_BEGIN, _STRICT, FORGET_ID)
 
     def failed(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
         """A statement on the held session failed."""
@@ -233,7 +245,7 @@ class VirtualConnection(DriverFace):
         """Tie a session to this connection until close(); it then behaves as a stock one."""
         if self.mode >= Mode.PINNED:
             return self._held()
-        session, prefix = self.enter()
+        session, prefix = self.enter(plain=False)
         try:
             if prefix:
                 session.run(*prefix)
@@ -321,7 +333,7 @@ class VirtualConnection(DriverFace):
             raise self._gone()
         return self.session
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: bytes) -> None:
         """COMMIT or ROLLBACK on the server if anything reached it."""
         if self.mode >= Mode.LOST:
             raise self._gone()
@@ -329,11 +341,14 @@ class VirtualConnection(DriverFace):
         if session is not None and self.begun:
             schema, session.schema = session.schema, None
             try:
-                session.run(*_END[how])
+                if self.strict:
+                    session.run(how, _END_STRICT)
+                else:
+                    session.run(how)
             except BaseException as exc:
                 # A failed COMMIT leaves the transaction to a rollback; anything less
                 # clear than a server's error makes the session unusable.
-                if is_lost(exc) or how == "ROLLBACK":
+                if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise
             session.schema = schema
@@ -342,6 +357,7 @@ class VirtualConnection(DriverFace):
 
     def _forget_transaction(self) -> None:
         self.begun = False
+        self.strict = False
         self.touched = False
         self.pending.clear()
 

@@ -43,25 +43,26 @@ class LeaseMixin:
     connection: VirtualConnection | None
     #: Whether all rows are on the client when execute() returns.
     stores = True
+
+    # Defaults stand here: most cursors live for one statement, and setting each in
+    # __init__ would cost more than what the statement adds.
+    description: Any = None
+    rowcount: Any = 0
+    arraysize = 1
+    lastrowid: Any = None
+    rownumber: Any = None
+    warning_count = 0
+    _executed: Any = None
+    _result: Any = None
+    _rows: Any = None
+    # The session on which results of this cursor are pending, or a statement runs.
     _session: Session | None = None
+    # Our entry in connection.open_cursors, if the session was leased for us alone.
     _kept: weakref.ref[Any] | None = None
+    _kind: Kind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
         self.connection = connection
-        self.description: Any = None
-        self.rowcount: Any = 0
-        self.arraysize = 1
-        self.lastrowid: Any = None
-        self.rownumber: Any = None
-        self.warning_count = 0
-        self._executed: Any = None
-        self._result: Any = None
-        self._rows: Any = None
-        # The session on which results of this cursor are pending, or a statement runs.
-        self._session: Session | None = None
-        # Our entry in connection.open_cursors, if the session was leased for us alone.
-        self._kept: weakref.ref[Any] | None = None
-        self._kind: Kind | None = None
 
     # --- execute ------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class LeaseMixin:
                 # The session without checks is gone: they are on again.
                 connection.set_checks(off=False)
                 return self._nothing(query)
-            connection.enter()
+            connection.enter()  # raises
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
@@ -173,7 +174,7 @@ class LeaseMixin:
         prefix: list[bytes] = []
         sent = False
         try:
-            session, prefix = connection.enter()
+            session, prefix = connection.enter(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
                 # Whatever went before it would empty the list that it shows.
                 prefix = []
@@ -369,11 +370,13 @@ class LeaseMixin:
     def mogrify(self, query: Any, args: Any = None) -> str:
         """The statement as it would be sent."""
         with self._encoder() as session:
-            return session.bind(query, args).decode(session.raw.encoding)
+            sent: str = session.bind(query, args).decode(session.raw.encoding)
+        return sent
 
     def _mogrify(self, query: Any, args: Any = None) -> bytes:
         with self._encoder() as session:
-            return session.bind(query, args)
+            sent: bytes = session.bind(query, args)
+        return sent
 
     def _encoder(self) -> Any:
         if self.connection is None:

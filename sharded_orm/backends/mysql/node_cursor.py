@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from MySQLdb import MySQLError, ProgrammingError
-from MySQLdb.cursors import Cursor
+from MySQLdb.cursors import BaseCursor, Cursor, SSCursor
 
 from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
@@ -14,7 +14,7 @@ from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import Session, is_lost
 
 
-class NodeCursor(Cursor):  # type: ignore[misc]
+class _OfNode(BaseCursor):  # type: ignore[misc]
     """A cursor of a node, on whatever schema: the statement names its schemas itself.
 
     Holds one session until it is closed. A read on a session that turns out to be dead is
@@ -66,7 +66,38 @@ class NodeCursor(Cursor):  # type: ignore[misc]
         self.connection = None
         if session is None:
             return
-        if session.more_results() or not session.autocommits():
+        if self._has_rows_to_come() or session.more_results() or not session.autocommits():
             self._pool.discard(session)
         else:
             self._pool.release(session)
+
+    def _has_rows_to_come(self) -> bool:
+        return False
+
+
+class NodeCursor(_OfNode, Cursor):  # type: ignore[misc]
+    """All rows are in the client when ``execute`` returns."""
+
+
+class NodeStream(_OfNode, SSCursor):  # type: ignore[misc]
+    """Rows are read from the server by ``fetchmany``; until the last, it is busy with them.
+
+    A session with rows to come is of no use to anybody else: ``close`` ends it.
+    """
+
+    _unread = False
+
+    def execute(self, query: Any, args: Any = None) -> Any:
+        rows = super().execute(query, args)
+        self._unread = True
+        return rows
+
+    def fetchmany(self, size: int | None = None) -> Any:
+        size = self.arraysize if size is None else size
+        rows = super().fetchmany(size)
+        if len(rows) < size:
+            self._unread = False
+        return rows
+
+    def _has_rows_to_come(self) -> bool:
+        return self._unread

@@ -121,9 +121,10 @@ class Session:
         else:
             values = tuple([literal(value) for value in args])
         try:
-            return statement % values
+            bound: bytes = statement % values
         except TypeError as exc:
             raise ProgrammingError(str(exc))  # noqa: B904  # as MySQLdb
+        return bound
 
     def run(self, *statements: bytes) -> None:
         """Run statements that return no rows, in one packet."""
@@ -132,9 +133,9 @@ class Session:
         for statement in statements:
             self.stored = False
             self.query(statement)
-            self.store_result()
+            # Each answers with an OK packet: nothing to fetch.
             while self.next_result() == 0:
-                self.store_result()
+                pass
             self.stored = True
 
     def fetch_one(self, statement: bytes) -> tuple[Any, ...]:

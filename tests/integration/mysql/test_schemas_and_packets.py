@@ -33,10 +33,34 @@ def test_a_transaction_with_one_update_is_two_packets(packets: list[str], node: 
         node.run(1, "UPDATE item SET value = 'x' WHERE id = 1")
     assert len(packets) == 2
     begin, commit = packets
-    assert begin.startswith("USE `t_1`; SET autocommit=0; SAVEPOINT `")
+    assert begin.startswith("USE `t_1`; BEGIN; SAVEPOINT `")
     assert begin.endswith("; UPDATE item SET value = 'x' WHERE id = 1")
-    assert commit == "COMMIT; SET autocommit=1"
+    assert commit == "COMMIT"
     assert node.value(1) == "x"
+
+
+def test_autocommit_is_switched_off_where_it_matters(packets: list[str], node: Node) -> None:
+    node.run(0, "SELECT 1")
+    packets.clear()
+    with transaction.atomic(using="t_0"):
+        node.run(0, "SELECT 2")
+        node.run(0, "CREATE TABLE made (id INT)")
+        node.run(0, "SELECT 3")
+    with transaction.atomic(using="t_0"):
+        node.run(0, "SELECT 4")
+        with pytest.raises(IntegrityError):
+            node.run(0, "INSERT INTO item (id) VALUES (1)")
+        node.run(0, "SELECT 5")
+    assert packets == [
+        "BEGIN; SELECT 2",
+        "SET autocommit=0; CREATE TABLE made (id INT)",
+        "USE `t_0`; SELECT 3",
+        "COMMIT; SET autocommit=1",
+        "BEGIN; SELECT 4",
+        "INSERT INTO item (id) VALUES (1)",
+        "USE `t_0`; SET autocommit=0; SELECT 5",
+        "COMMIT; SET autocommit=1",
+    ]
 
 
 def test_a_transaction_that_does_nothing_costs_nothing(packets: list[str], node: Node) -> None:

@@ -139,14 +139,22 @@ class Worker:
 
     def state(self) -> None:
         shard, other = self.shard(), self.shard()
-        self.node.run(shard, self.random.choice(
-            ["SET @mark = 1", f"USE t_{other}", f"SELECT 1; USE t_{other}", "BEGIN",
-             "SET foreign_key_checks = 0", "SET autocommit = 0"]
-        ))  # fmt: skip
-        for number in range(COUNT):
-            if number != shard:
-                self.check(number)
-        connections[f"t_{shard}"].close()
+        statements = [
+            "SET @mark = 1",
+            f"USE t_{other}",
+            f"SELECT 1; USE t_{other}",
+            "BEGIN",
+            "SET foreign_key_checks = 0",
+            "SET autocommit = 0",
+        ]
+        try:
+            self.node.run(shard, self.random.choice(statements))
+            for number in range(COUNT):
+                if number != shard:
+                    self.check(number)
+        finally:
+            # Its own doing is the owner's until then: USE as well.
+            connections[f"t_{shard}"].close()
 
     def ddl(self) -> None:
         shard = self.shard()

@@ -87,7 +87,7 @@ def deadlock(node: Node) -> Iterator[None]:
     thread.start()
     assert ready.wait(30)
     # Until the other one waits for us, our statement would only wait.
-    while not node.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+    while node.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] == "0":
         pass
     yield
     thread.join()

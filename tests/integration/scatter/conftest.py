@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +65,7 @@ def insert(rows: Sequence[Model], alias: str) -> None:
     marks = ", ".join(["%s"] * len(fields))
     table = quote(rows[0]._meta.db_table)
     values = [
-        [
-            field.get_db_prep_save(getattr(row, field.attname), connection)
-            for field in fields
-        ]
+        [field.get_db_prep_save(getattr(row, field.attname), connection) for field in fields]
         for row in rows
     ]
     with connection.cursor() as cursor:

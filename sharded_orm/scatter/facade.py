@@ -1,0 +1,94 @@
+"""A shard's wrapper as the compiler of a scatter sees it, and the SQL that comes of it."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from django.db.models.expressions import RawSQL, Window
+from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.datastructures import BaseTable, Join
+from django.db.models.sql.where import ExtraWhere
+
+from sharded_orm.scatter.refusals import refuse
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.query import Query
+
+# Stand in the SQL for the shard's schema, its index among the targets, and the keys of the
+# second phase. Drawn anew by every process: no identifier or literal can contain them.
+_NONCE = secrets.token_hex(8)
+SCHEMA_MARK = f"`{_NONCE}schema`"
+PK_MARK = f"`{_NONCE}pk`"
+SHARD_MARK = f"`{_NONCE}shard`"
+
+
+class Facade:
+    """A shard's wrapper as the compiler sees it: its ``ops`` give our compilers.
+
+    A shallow copy, so that nothing of it is seen by other queries of the thread and the
+    ordinary path pays nothing. It is never connected.
+    """
+
+    def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
+        # Cached by the wrapper, or the copy would connect in order to know it.
+        getattr(wrapper, "mysql_server_data", None)
+        self.connection = copy.copy(wrapper)
+        # What compiles must not keep a connection in use, nor use it.
+        self.connection.connection = None
+        self.connection.ops = copy.copy(wrapper.ops)
+        self._ops = wrapper.ops
+        self._mixins: tuple[type, ...] = (Qualified, Checked) if qualify else (Checked,)
+        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]
+
+    def compiler(self, compiler_name: str) -> type[SQLCompiler]:
+        base = self._ops.compiler(compiler_name)
+        return _subclass(self._mixins, base)
+
+    def root(self, mixin: type, query: Query) -> Any:
+        """The compiler of ``query`` itself, with ``mixin`` in front of all others."""
+        base = self._ops.compiler("SQLCompiler")
+        return _subclass((mixin, *self._mixins), base)(query, self.connection, None)
+
+
+_subclasses: dict[tuple[type, ...], type] = {}
+
+
+def _subclass(mixins: tuple[type, ...], base: type) -> type:
+    key = (*mixins, base)
+    found = _subclasses.get(key)
+    if found is None:
+        found = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
+    return found
+
+
+class Checked(SQLCompiler):
+    """Refuses what would read another shard, or differ from shard to shard."""
+
+    def compile(self, node: Any) -> Any:
+        if isinstance(node, RawSQL | ExtraWhere):
+            raise refuse(
+                "raw SQL in the query (RawSQL, extra())",
+                "write it with expressions, or ask one shard",
+            )
+        if isinstance(node, Window):
+            raise refuse("a window function", "compute it in Python, or ask one shard")
+        return super().compile(node)
+
+
+class Qualified(SQLCompiler):
+    """Puts the schema mark in front of every table."""
+
+    def compile(self, node: Any) -> Any:
+        sql, params = super().compile(node)
+        if isinstance(node, BaseTable):
+            return f"{SCHEMA_MARK}.{sql}", params
+        if isinstance(node, Join):
+            quoted = self.quote_name_unless_alias(node.table_name)
+            before = f"{node.join_type} {quoted}"
+            if not sql.startswith(before):
+                raise refuse(f"the join {sql!r}", "ask one shard")
+            return f"{node.join_type} {SCHEMA_MARK}.{quoted}{sql[len(before) :]}", params
+        return sql, params

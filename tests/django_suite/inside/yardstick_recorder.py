@@ -1,0 +1,80 @@
+"""A test runner that writes each outcome to a file as soon as it is known.
+
+One JSON list per line: ``["start", id]`` or ``[outcome, id, detail, seconds]``. A test may
+have several lines: its subtests, or an error in its tearDown.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, TextIO
+from unittest import TestCase, TextTestResult
+
+from django.conf import settings
+from django.test.runner import DiscoverRunner
+
+
+class Recorder(TextTestResult):
+    """Writes down what unittest reports, and reports it as before."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Line by line: what is written survives a crash of this process.
+        path = settings.YARDSTICK_RESULTS
+        self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115  # closed by stopTestRun
+        self._began = time.monotonic()
+
+    def _write(self, outcome: str, test: Any, detail: str = "") -> None:
+        now = time.monotonic()
+        # Since the line before: what a class needs to set itself up is its first test's.
+        line = [outcome, test.id(), detail, round(now - self._began, 4)]
+        self._file.write(json.dumps(line) + "\n")
+        self._began = now
+
+    def startTest(self, test: TestCase) -> None:
+        super().startTest(test)
+        self._file.write(json.dumps(["start", test.id()]) + "\n")
+
+    def stopTestRun(self) -> None:
+        super().stopTestRun()
+        self._file.write(json.dumps(["end"]) + "\n")
+        self._file.close()
+
+    def addSuccess(self, test: TestCase) -> None:
+        super().addSuccess(test)
+        self._write("ok", test)
+
+    def addFailure(self, test: TestCase, err: Any) -> None:
+        super().addFailure(test, err)
+        self._write("fail", test, self.failures[-1][1])
+
+    def addError(self, test: TestCase, err: Any) -> None:
+        super().addError(test, err)
+        self._write("error", test, self.errors[-1][1])
+
+    def addSkip(self, test: TestCase, reason: str) -> None:
+        super().addSkip(test, reason)
+        self._write("skip", test, reason)
+
+    def addExpectedFailure(self, test: TestCase, err: Any) -> None:
+        super().addExpectedFailure(test, err)
+        self._write("expected failure", test)
+
+    def addUnexpectedSuccess(self, test: TestCase) -> None:
+        super().addUnexpectedSuccess(test)
+        self._write("unexpected success", test)
+
+    def addSubTest(self, test: TestCase, subtest: TestCase, err: Any) -> None:
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            failed = issubclass(err[0], test.failureException)
+            detail = (self.failures if failed else self.errors)[-1][1]
+            self._write("fail" if failed else "error", test, f"{subtest.id()}\n{detail}")
+
+
+class Runner(DiscoverRunner):
+    """Django's runner with the recorder; ``runtests.py`` finds it in the settings."""
+
+    def get_resultclass(self) -> type[Recorder]:
+        return Recorder

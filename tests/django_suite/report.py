@@ -1,0 +1,79 @@
+"""The report of a comparison, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.django_suite.compare import PASSED, Allowed, Difference
+from tests.django_suite.run import Run
+
+_BAD = ("fail", "error", "unexpected success", "unfinished")
+_DETAIL_LINES = 12
+
+
+def show(
+    stock: Run, ours: Run, found: list[Difference], allowed: dict[str, Allowed]
+) -> Iterator[str]:
+    """Lines: numbers per label, then each difference, then the trouble, then the sum."""
+    yield from _table(stock, ours)
+    losses = [each for each in found if each.is_loss and each.test not in allowed]
+    yield from _section("Pass on stock and not on ours:", losses, details=True)
+    documented = [each for each in found if each.is_loss and each.test in allowed]
+    yield from _section("The same, by a decision:", documented)
+    for each in documented:
+        yield f"    {allowed[each.test].reason} ({allowed[each.test].decision})"
+    yield from _section("Other differences:", [each for each in found if not each.is_loss])
+    unused = sorted(
+        test
+        for test in allowed
+        if stock.outcomes.by_test.get(test) and ours.outcomes.by_test.get(test) in PASSED
+    )
+    if unused:
+        yield f"\nIn exceptions.toml, but pass: {', '.join(unused)}"
+    for run in (stock, ours):
+        if run.trouble:
+            yield f"\n{run.backend.name}: {run.trouble}; see {run.log}"
+    yield (
+        f"\n{len(losses)} tests pass on stock and not on ours; {len(documented)} more are"
+        f" documented. {_effort(stock)}; {_effort(ours)}."
+    )
+
+
+def _effort(run: Run) -> str:
+    return (
+        f"{run.backend.name}: {len(run.outcomes.by_test)} tests in {run.seconds:.0f}s"
+        f" ({run.cpu:.0f}s of the processor)"
+    )
+
+
+def _table(stock: Run, ours: Run) -> Iterator[str]:
+    yield f"{'':32}{'stock':^32}{'ours':^32}"
+    yield f"{'label':32}" + f"{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>8}" * 2
+    sides = [stock.outcomes, ours.outcomes]
+    counts = [side.by_label() for side in sides]
+    for label in sorted({*counts[0], *counts[1]}):
+        yield f"{label:32}" + "".join(
+            _numbers(count.get(label, Counter()), side.seconds.get(label, 0.0))
+            for count, side in zip(counts, sides, strict=True)
+        )
+    yield f"{'all':32}" + "".join(
+        _numbers(Counter(side.by_test.values()), sum(side.seconds.values())) for side in sides
+    )
+
+
+def _numbers(count: Counter[str], seconds: float) -> str:
+    passed = sum(count[outcome] for outcome in PASSED)
+    failed = sum(count[outcome] for outcome in _BAD)
+    return f"{passed:8}{failed:8}{count['skip']:8}{seconds:8.1f}"
+
+
+def _section(title: str, found: list[Difference], details: bool = False) -> Iterator[str]:
+    if not found:
+        return
+    yield f"\n{title}"
+    for each in found:
+        yield f"  {each.test}: {each.stock} on stock, {each.ours} on ours"
+        if details:
+            for line in each.detail.strip().splitlines()[-_DETAIL_LINES:]:
+                yield f"      {line}"

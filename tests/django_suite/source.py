@@ -1,0 +1,72 @@
+"""Django's source distribution: the wheel that is installed comes without its tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import django
+
+
+class SourceMissing(RuntimeError):
+    """The source distribution is neither in the cache nor to be had from the index."""
+
+
+def default_cache() -> Path:
+    """The user's cache folder; outside of the repository, shared by its checkouts."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sharded-orm"
+
+
+def fetch(cache: Path) -> Path:
+    """Path of the archive of exactly the installed version, downloaded once.
+
+    :raises SourceMissing: the index does not have it, or cannot be reached.
+    """
+    version = django.get_version()
+    if found := _find(cache, version):
+        return found
+    cache.mkdir(parents=True, exist_ok=True)
+    # Into a folder of its own first: an interrupted download must not stay in the cache.
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        # pip asks the package for its metadata and so needs its build backend; only the
+        # isolated build is sure to have one that is new enough.
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--no-binary", "Django", "--dest", folder, f"Django=={version}",
+        ]  # fmt: skip
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        archive = _find(Path(folder), version)
+        if done.returncode or archive is None:
+            raise SourceMissing(
+                f"pip could not download the source of Django {version}; put its archive into"
+                f" {str(cache)!r} by hand.\n{done.stdout}{done.stderr}"
+            )
+        target = cache / archive.name
+        archive.replace(target)
+    return target
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack into ``folder``; the top folder of the distribution, which has ``tests/``."""
+    with tarfile.open(archive) as packed:
+        # Debian 12 has Python 3.11.2, which knows no filters yet.
+        filters: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        packed.extractall(folder, **filters)
+    tops = [path.parent for path in folder.glob("*/tests") if (path / "runtests.py").exists()]
+    if len(tops) != 1:
+        raise SourceMissing(f"{str(archive)!r} holds no tests/runtests.py; remove it.")
+    return tops[0]
+
+
+def _find(folder: Path, version: str) -> Path | None:
+    # The name has been Django-X.tar.gz and is django-X.tar.gz.
+    wanted = f"django-{version}.tar.gz"
+    if not folder.is_dir():
+        return None
+    return next((path for path in folder.iterdir() if path.name.lower() == wanted), None)

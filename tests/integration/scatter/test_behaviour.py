@@ -1,0 +1,289 @@
+"""Statements, transactions, failures and subqueries of a scatter."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections, transaction
+from django.db.models import Count, Exists, F, OuterRef, Subquery
+from django.db.models.query import ModelIterable
+from django.test import TestCase
+
+from sharded_orm import runtime, scatter
+from sharded_orm.exceptions import ScatterError, ScatterNotSupported
+from sharded_orm.scatter import two_phase
+from tests.integration.scatter.conftest import (
+    SHARDS,
+    fetch,
+    insert,
+    one_database,
+    store,
+    targets,
+)
+from tests.queries.conftest import DATABASES
+from tests.samples.models import Part, Sample
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+statements = TestCase().assertNumQueries
+
+
+@pytest.fixture
+def rows() -> None:
+    store(
+        [Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)],
+        [Part(id=n, owner=n % 5, sample_id=n, weight=n) for n in range(20)],
+    )
+
+
+def per_scatter(unions: int) -> int:
+    """Statements of one phase: unions, or one for each shard where there are none."""
+    return unions if connections["photos_00000"].scatter_union else len(SHARDS)
+
+
+def test_one_statement_per_node(rows: None) -> None:
+    queryset = one_database(Sample).order_by("id")
+    with statements(per_scatter(2), using="photos"):
+        assert len(fetch(queryset)) == 20
+    with statements(per_scatter(2), using="photos"):
+        assert scatter.count(queryset, targets(queryset)) == 20
+    with statements(per_scatter(2), using="photos"):
+        scatter.aggregate(queryset, targets(queryset), {"n": Count("id")})
+
+
+def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    queryset = one_database(Sample).order_by("-id")[:3]
+    expected = list(queryset)
+    with statements(per_scatter(4), using="photos"):
+        assert fetch(queryset) == expected
+
+
+def test_a_winner_gone_between_the_phases_is_replaced(
+    rows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    if not connections["photos_00000"].scatter_union:
+        pytest.skip("one phase on this backend")
+    plan = two_phase.make_plan
+
+    def late(targets: Any, options: Any, failures: Any, **how: Any) -> Any:
+        if options.by_pk:
+            with connections["photos_00009"].cursor() as cursor:
+                cursor.execute("DELETE FROM samples_sample WHERE id = 19")
+        return plan(targets, options, failures, **how)
+
+    monkeypatch.setattr(two_phase, "make_plan", late)
+    Part.objects.using("photos_00009").filter(sample_id=19)._raw_delete("photos_00009")
+    found = fetch(one_database(Sample).order_by("-id")[:3])
+    assert [row.pk for row in found] == [18, 17, 16]
+
+
+def test_rows_of_an_open_transaction_are_seen(rows: None) -> None:
+    with transaction.atomic(using="photos_00000"):
+        insert([Sample(id=100, owner=0)], "photos_00000")
+        found = fetch(one_database(Sample).order_by("-id")[:2])
+        assert [row.pk for row in found] == [100, 19]
+        queryset = one_database(Sample)
+        assert scatter.count(queryset, targets(queryset)) == 21
+        transaction.set_rollback(True, using="photos_00000")
+    assert [row.pk for row in fetch(one_database(Sample).order_by("-id")[:2])] == [19, 18]
+
+
+def test_subqueries_stay_on_the_shard(rows: None) -> None:
+    part = Part.objects.filter(sample=OuterRef("pk"))
+    for queryset in (
+        one_database(Sample).filter(Exists(part.filter(weight__gt=7))).order_by("id"),
+        one_database(Sample).annotate(w=Subquery(part.values("weight")[:1])).order_by("-w"),
+        one_database(Sample)
+        .filter(pk__in=Part.objects.filter(weight__lt=4).values("sample"))
+        .order_by("id"),
+        one_database(Sample).filter(parts__weight__gt=F("number")).order_by("id"),
+        one_database(Sample).exclude(parts__weight__gt=3).order_by("id"),
+    ):
+        assert [row.pk for row in fetch(queryset)] == [row.pk for row in queryset]
+        first = queryset.all()[:2]
+        assert [row.pk for row in fetch(first)] == [row.pk for row in first]
+
+
+@pytest.fixture
+def broken(rows: None) -> Any:
+    """Shard 8 has lost its table."""
+    table = Sample._meta.db_table
+    connection = connections["photos_00008"]
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_gone")
+    yield "photos_00008"
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table}_gone RENAME TO {table}")
+
+
+READS: list[Callable[..., Any]] = [
+    lambda q, **how: list(scatter.fetch(q, targets(q), **how)),
+    lambda q, **how: list(scatter.fetch(q.order_by("id")[:30], targets(q.order_by("id")[:30]), **how)),
+    lambda q, **how: scatter.count(q, targets(q), **how),
+    lambda q, **how: scatter.aggregate(q, targets(q), {"n": Count("id")}, **how),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_shard_that_fails_is_named(broken: str, read: Callable[..., Any]) -> None:
+    with pytest.raises(ScatterError, match="1 of 5 shards") as raised:
+        read(one_database(Sample))
+    assert list(raised.value.failures) == [broken]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_partial_results_report_it(broken: str, read: Callable[..., Any]) -> None:
+    reports: list[ScatterError] = []
+    found = read(one_database(Sample), partial=True, on_failure=reports.append)
+    found = len(found) if isinstance(found, list) else found
+    assert found in (16, {"n": 16})
+    assert [list(report.failures) for report in reports] == [[broken]]
+
+
+def test_all_shards_fail(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sample._meta, "db_table", "no_such_table")
+    queryset = one_database(Sample).order_by("owner")
+    queryset.query.alias_map.clear()
+    with pytest.raises(ScatterError):
+        fetch(queryset)
+
+
+def test_an_error_of_the_query_stays_itself(rows: None) -> None:
+    if connections["photos_00000"].vendor != "mysql":
+        pytest.skip("SQLite has no such error")
+    with pytest.raises(OperationalError, match="out of range") as raised:
+        fetch(one_database(Sample).annotate(x=F("id") - 2**63 + 10 - 2**63).order_by("id"))
+    assert not isinstance(raised.value, ScatterError)
+
+
+def test_an_iterable_that_reads_ahead_is_refused(rows: None) -> None:
+    class Ahead(ModelIterable):
+        def __iter__(self) -> Any:
+            return iter(list(super().__iter__()))
+
+    queryset = one_database(Sample).order_by("id")
+    queryset._iterable_class = Ahead
+    with pytest.raises(ScatterNotSupported):
+        fetch(queryset)
+
+
+def test_nothing_is_asked(rows: None) -> None:
+    queryset = one_database(Sample)
+    with statements(0, using="photos"):
+        assert list(scatter.fetch(queryset, [])) == []
+        assert scatter.count(queryset, []) == 0
+        assert scatter.exists(queryset, []) is False
+        assert scatter.aggregate(queryset, [], {"n": Count("id")}) == {"n": 0}
+        assert fetch(queryset.filter(pk__in=[])) == []
+
+
+def test_abandoned_streams_leave_nothing_open(rows: None) -> None:
+    queryset = one_database(Sample).order_by("id")
+    stream = scatter.fetch(queryset, targets(queryset), chunk_size=1)
+    assert next(stream).pk == 0
+    stream.close()  # type: ignore[attr-defined]
+    for number in SHARDS:
+        assert connections[f"photos_{number:05d}"].is_idle()
+
+
+def test_streams_give_the_same_rows(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in (1, 1024):
+        monkeypatch.setattr("sharded_orm.scatter.api.STREAM_BATCH", batch)
+        for order in ("number", "id"), ():
+            queryset = one_database(Sample).order_by(*order)
+            found = fetch(queryset, stream=True, chunk_size=2)
+            assert len(found) == 20
+            assert not order or found == list(queryset)
+
+
+def test_streams_are_read_as_they_are_asked_for(rows: None) -> None:
+    wrapper = connections["photos_00000"]
+    if not wrapper.scatter_union:
+        pytest.skip("its streams are cursors of the shards")
+    queryset = one_database(Sample).order_by("id")
+    closed = wrapper.node_pool.stats.closed
+    stream = scatter.fetch(queryset, targets(queryset), stream=True, chunk_size=1)
+    assert next(stream).pk == 0
+    stream.close()  # type: ignore[attr-defined]
+    # The session that had rows to come is gone; the next statements are not confused.
+    assert wrapper.node_pool.stats.closed > closed
+    assert len(fetch(queryset)) == 20
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_stream_names_a_shard_that_fails(broken: str, partial: bool) -> None:
+    queryset = one_database(Sample).order_by("id")
+    reports: list[ScatterError] = []
+    if not partial:
+        with pytest.raises(ScatterError):
+            fetch(queryset, stream=True)
+        return
+    found = fetch(queryset, stream=True, partial=True, on_failure=reports.append)
+    assert [row.pk for row in found] == [n for n in range(20) if n % 5 != 3]
+    assert [list(report.failures) for report in reports] == [[broken]]
+
+
+@pytest.fixture
+def mysql(rows: None) -> None:
+    if connections["photos_00000"].vendor != "mysql":
+        pytest.skip("about the sessions of a server")
+
+
+def test_sessions_killed_while_idle_are_replaced(mysql: None) -> None:
+    queryset = one_database(Sample).order_by("id")
+    expected = fetch(queryset)
+    for alias in ("photos_00000", "photos_00008"):
+        with connections[alias].node_cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist"
+                " WHERE id <> CONNECTION_ID() AND command = 'Sleep'"
+            )
+            for (session,) in cursor.fetchall():
+                cursor.execute(f"KILL {session}")
+    assert fetch(queryset) == expected
+    assert fetch(queryset.all()[:3]) == expected[:3]
+
+
+@pytest.fixture
+def node_down(mysql: None) -> Iterator[None]:
+    """Nobody listens at the address of the second node."""
+    found = runtime.topology()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = probe.getsockname()[1]
+    aliases = [f"photos_{number:05d}" for number in SHARDS if number >= 8]
+
+    def forget() -> None:
+        for alias in aliases:
+            connections[alias].close()
+            del connections[alias]
+
+    forget()
+    nodes = {**found.nodes, "db2": {**found.nodes["db2"], "HOST": "127.0.0.1", "PORT": nobody}}
+    runtime.swap(replace(found, nodes=nodes))
+    yield
+    forget()
+    runtime.swap(found)
+
+
+def test_a_node_that_is_down(node_down: None) -> None:
+    queryset = one_database(Sample).order_by("id")
+    with pytest.raises(ScatterError, match="2 of 5 shards") as raised:
+        fetch(queryset)
+    assert list(raised.value.failures) == ["photos_00008", "photos_00009"]
+    assert raised.value.__cause__ is not None
+    reports: list[ScatterError] = []
+    asked = queryset.all()[:2]
+    found = fetch(asked, partial=True, on_failure=reports.append)
+    assert [row.pk for row in found] == [0, 1]
+    (report,) = reports
+    assert set(report.failures) == {"photos_00008", "photos_00009"}
