@@ -17,6 +17,10 @@ from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.scatter import Target
 
 
+# Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
+CHUNK_SIZE = 2000
+
+
 class ReadingQuerySet(RoutedQuerySet):
     """The methods that read."""
 
@@ -67,7 +71,10 @@ class ReadingQuerySet(RoutedQuerySet):
         return self._scattered_iterator(several, chunk_size)
 
     def _scattered_iterator(self, several: list[Target], chunk_size: int | None) -> Iterator[Any]:
-        rows = self._rows(several)
+        # Streamed: an iterator is for results that do not fit in memory.
+        rows = scatter.fetch(
+            self, several, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merging()
+        )
         if not self._prefetch_related_lookups:
             yield from rows
             return
