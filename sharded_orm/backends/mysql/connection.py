@@ -236,7 +236,9 @@ class VirtualConnection(DriverFace):
         done = getattr(exc, "prefix_done", len(prefix))
         self.left(prefix, done)
         self.touched = True
-        if session.is_in_order(exc):
+        # A transaction that did not begin, as far as we know: better to be sure of it.
+        unsure = not self.begun and (_BEGIN in prefix or _STRICT in prefix)
+        if session.is_in_order(exc) and not unsure:
             self.settle()
         else:
             self._lose(exc)

@@ -92,10 +92,11 @@ class Session:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # Each prefix answers with an OK packet: nothing to fetch.
+                # It answered with an OK packet: nothing to fetch. An error now is that of
+                # the next part.
+                done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
-                done += 1
         except MySQLError as exc:
             exc.prefix_done = done
             raise

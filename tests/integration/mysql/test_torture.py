@@ -216,6 +216,10 @@ def test_no_row_lands_on_a_wrong_shard(
     assert [worker.wrong for worker in workers if worker.wrong] == [], seed
     # At most three transactions and three streams per thread; closed ones may linger.
     assert node.pool.size == node.pool.idle
+    for session in node.pool._idle[:]:
+        if not session.poll(0):
+            assert session.fetch_one(b"SELECT @@in_transaction, @@autocommit") == (0, 1)
+            session.drain()
     found: dict[tuple[int, str], list[int]] = {}
     for number in range(COUNT):
         for shard, name, part, parts in node.ask(

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
-from django.db import Error, IntegrityError, OperationalError, connections, transaction
+from django.db import (
+    Error,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 
 from tests.integration.mysql.conftest import Node
 
@@ -194,6 +201,25 @@ def test_isolation_level(node: Node, level: str) -> None:
         node.run(1, "UPDATE t_0.item SET value = 'new' WHERE id = 1")
         after = node.run(0, "SELECT value FROM item WHERE id = 1")
     assert (before == after) is (level == "repeatable read")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("stands", [0, 1])
+def test_an_error_in_the_first_statement(node: Node, stands: int, nested: bool) -> None:
+    """The transaction has begun by then, and must end with the block."""
+    node.run(stands, "SELECT 1")
+    inner = transaction.atomic(using="t_0") if nested else nullcontext()
+    with transaction.atomic(using="t_0"):
+        with pytest.raises(ProgrammingError), inner:
+            node.run(0, "SELECT * FROM missing")
+        assert not node.pool.idle
+        node.run(0, UPDATE, ["x", 1])
+        assert node.value(0) is None
+    assert node.value(0) == "x"
+    for _ in range(2):
+        node.run(1, UPDATE, ["y", 1])
+        assert node.value(1) == "y"
+    assert node.pool.size == 1
 
 
 def test_an_exception_at_the_start_leaves_nothing(node: Node) -> None:
