@@ -16,7 +16,6 @@ from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.scatter import Target
 
-
 # Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
 CHUNK_SIZE = 2000
 
