@@ -19,8 +19,17 @@
     ├── ShardDatabaseMissing       (OperationalError)      a shard whose schema or file does not exist
     ├── SessionStateRefused        (NotSupportedError)     session state that cannot be kept apart
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
-    └── TicketError
-        └── TicketServersUnavailable (OperationalError)    no ticket server answers
+    ├── TicketError
+    │   ├── UnknownSequence        (LookupError)           no server has the sequence
+    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be made or moved so
+    │   ├── InvalidTicketCount     (ValueError)            not a number of ids to take
+    │   ├── SequenceExhausted                              no number is left below 2**63
+    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS says
+    │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
+    │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
+    ├── InvalidID                  (ValueError)            no id of the layout
+    │   └── TimestampExhausted                             the time does not fit any more
+    └── PackedIDMismatch           (IntegrityError)        a table counted another shard's id
 
 Each also inherits the class that callers of Django already catch.
 """
@@ -28,10 +37,9 @@ Each also inherits the class that callers of Django already catch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import NotSupportedError, OperationalError
+from django.db import IntegrityError, NotSupportedError, OperationalError
 from django.utils.connection import ConnectionDoesNotExist
 
 
@@ -138,12 +146,49 @@ class TicketError(ShardedOrmError):
     """An id could not be handed out."""
 
 
+class UnknownSequence(TicketError, LookupError):
+    """No ticket server has a sequence of that name."""
+
+
+class InvalidSequence(TicketError, ValueError):
+    """A sequence cannot be made or moved like that: its name, its start, its form."""
+
+
+class InvalidTicketCount(TicketError, ValueError):
+    """As many ids cannot be asked for."""
+
+
+class SequenceExhausted(TicketError):
+    """The numbers of a sequence below 2**63 are used up."""
+
+
+class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
+    """A server is not the one that ``TICKETS`` says: other servers may give the same ids."""
+
+
+class TicketServerBehind(TicketError, OperationalError):
+    """A server hands out ids again that have left it before, as one from a backup does."""
+
+
 class TicketServersUnavailable(TicketError, OperationalError):
     """No ticket server answered; :attr:`causes` maps each alias to its error."""
 
     def __init__(self, sequence: str, causes: Mapping[str, BaseException]) -> None:
-        self.causes: dict[str, Any] = dict(causes)
+        self.causes: dict[str, BaseException] = dict(causes)
         shown = "; ".join(f"{alias!r}: {cause}" for alias, cause in self.causes.items())
         super().__init__(
             f"No ticket server could hand out an id of sequence {sequence!r} ({shown})."
+            " 'manage.py tickets status' shows the state of each."
         )
+
+
+class InvalidID(ShardedOrmError, ValueError):
+    """A number that is no id of the layout, or a part that does not fit into its bits."""
+
+
+class TimestampExhausted(InvalidID):
+    """The time since the epoch no longer fits into the bits that an id has for it."""
+
+
+class PackedIDMismatch(ShardedOrmError, IntegrityError):
+    """A shard's table counted an id that belongs to another shard or type."""

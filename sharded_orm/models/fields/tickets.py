@@ -1,4 +1,4 @@
-"""Fields whose value comes from an id generator."""
+"""Ids that a ticket server hands out."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         super().__init__(*args, **kwargs)
 
     def deconstruct(self) -> Any:
-        name, path, args, kwargs = super().deconstruct()
+        name, _, args, kwargs = super().deconstruct()
         if self.sequence is not None:
             kwargs["sequence"] = self.sequence
-        return name, path, args, kwargs
+        # What migrations name, wherever this module is.
+        return name, "sharded_orm.models.fields.TicketField", args, kwargs
 
     @property
     def sequence_name(self) -> str:
