@@ -8,6 +8,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.signals import setting_changed
+from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
@@ -22,10 +23,12 @@ class ShardedOrmConfig(AppConfig):
     def ready(self) -> None:
         from sharded_orm import checks  # noqa: F401  registers them
         from sharded_orm.models.directory import DatabaseDirectory
+        from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
 
         runtime.provide_directory(DatabaseDirectory)
         runtime.validate()
+        post_migrate.connect(TestSequences(), sender=self, weak=False)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Django's commands offer --database only what DATABASES iterates; a shard
             # that the command line names is one that was asked for. (A test run makes

@@ -19,7 +19,10 @@ from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, problem
 
 SETTING = "SHARDED_ORM"
 
-_KEYS = {"NODES", "GROUPS", "TICKETS", "DIRECTORY", "MAX_IDLE_ALIASES"}
+_KEYS = {"NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES"}
+#: The most ids that one request takes.
+MAX_TICKETS = 1_000_000
+_TICKET_OPTIONS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
 _GROUP_KEYS = {"STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS"}
 _RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
 _NODE_KEYS = {
@@ -31,11 +34,26 @@ _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
 
 
 @dataclass(frozen=True)
+class TicketOptions:
+    """``SHARDED_ORM["TICKET_OPTIONS"]``."""
+
+    #: Seconds that a caller waits at most; each server has an equal share of them.
+    timeout: float = 2.0
+    #: Seconds that a server which failed is left alone.
+    backoff: float = 5.0
+    #: Ids that a process takes at once for ``next``; 1 for none in advance.
+    block_size: int = 1
+    #: ``"refuse"``: no id from a server whose mark cannot be read. ``"proceed"``: with a warning.
+    partner_down: str = "proceed"
+
+
+@dataclass(frozen=True)
 class Config:
     """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``."""
 
     topology: Topology
     tickets: tuple[str, ...]
+    ticket_options: TicketOptions
     directory: str
     max_idle_aliases: int
 
@@ -47,7 +65,7 @@ def load() -> Config:
     """
     raw = getattr(settings, SETTING, None)
     if raw is None:
-        return Config(Topology({}, {}), (), "default", 1024)
+        return Config(Topology({}, {}), (), TicketOptions(), "default", 1024)
     return parse(raw)
 
 
@@ -70,12 +88,35 @@ def parse(raw: Any) -> Config:
         tickets = ()
     elif len(set(tickets)) != len(tickets):
         found.append(f"TICKETS lists a server twice: {list(tickets)!r}")
+    options = _ticket_options(raw.get("TICKET_OPTIONS", {}), found)
     idle = raw.get("MAX_IDLE_ALIASES", 1024)
     if not isinstance(idle, int) or isinstance(idle, bool) or idle < 1:
         found.append(f"MAX_IDLE_ALIASES must be a positive number, not {idle!r}")
     if found:
         raise InvalidConfiguration(found)
-    return Config(topology, tuple(tickets), directory, idle)
+    return Config(topology, tuple(tickets), options, directory, idle)
+
+
+def _ticket_options(raw: Any, found: list[str]) -> TicketOptions:
+    default = TicketOptions()
+    if not isinstance(raw, Mapping):
+        found.append(f"TICKET_OPTIONS must be a dict, not {type(raw).__name__}")
+        return default
+    where = "TICKET_OPTIONS: "
+    found += _unknown_keys(where, raw, _TICKET_OPTIONS)
+    seconds = {}
+    for key, usual in (("TIMEOUT", default.timeout), ("BACKOFF", default.backoff)):
+        value = seconds[key] = raw.get(key, usual)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            found.append(f"{where}{key} must be a positive number of seconds, not {value!r}")
+    size = raw.get("BLOCK_SIZE", default.block_size)
+    if type(size) is not int or not 1 <= size <= MAX_TICKETS:
+        found.append(f"{where}BLOCK_SIZE must be a number from 1 to {MAX_TICKETS}, not {size!r}")
+    policy = raw.get("PARTNER_DOWN", default.partner_down)
+    if policy not in ("proceed", "refuse"):
+        found.append(f"{where}PARTNER_DOWN must be 'proceed' or 'refuse', not {policy!r}")
+    return TicketOptions(seconds["TIMEOUT"], seconds["BACKOFF"], size, policy)
 
 
 def _unknown_keys(where: str, given: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:

@@ -113,7 +113,7 @@ class ShardRouter:
         config = runtime.config()
         if model_name == "placement":
             return db == config.directory
-        if model_name == "ticket":
+        if model_name == "ticketsequence":
             return db in config.tickets
         return None
 

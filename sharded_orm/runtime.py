@@ -23,13 +23,13 @@ from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
 if TYPE_CHECKING:
-    from sharded_orm.ids.base import IdGenerator
+    from sharded_orm.ids.tickets.generator import TicketGenerator
 
 _lock = threading.RLock()
 _config: conf.Config | None = None
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-_tickets: IdGenerator | None = None
+_tickets: TicketGenerator | None = None
 
 
 def _no_directory(alias: str) -> DirectoryStore:
@@ -129,7 +129,7 @@ def strategy(name: str) -> Strategy:
     return found
 
 
-def tickets() -> IdGenerator:
+def tickets() -> TicketGenerator:
     """The generator of ticket ids (Flickr, F1-F3). Thread-safe."""
     global _tickets
     found = _tickets
@@ -137,9 +137,9 @@ def tickets() -> IdGenerator:
         with _lock:
             found = _tickets
             if found is None:
-                from sharded_orm.ids.tickets import TicketGenerator
+                from sharded_orm.ids.tickets.generator import TicketGenerator
 
-                found = _tickets = TicketGenerator(config().tickets)
+                found = _tickets = TicketGenerator(config().tickets, config().ticket_options)
     return found
 
 

@@ -10,13 +10,18 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name="Ticket",
+            name="TicketSequence",
             fields=[
                 ("name", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("form", models.CharField(max_length=10)),
+                ("step", models.BigIntegerField()),
+                ("position", models.BigIntegerField()),
                 ("value", models.BigIntegerField()),
+                ("partner_mark", models.BigIntegerField()),
             ],
             options={
-                "db_table": "sharded_orm_ticket",
+                "db_table": "sharded_orm_sequence",
+                "managed": False,
             },
         ),
         migrations.CreateModel(

@@ -7,7 +7,7 @@ from sharded_orm.models.directory import Placement
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.routes import Route
-from sharded_orm.models.tickets import Ticket
+from sharded_orm.models.tickets import TicketSequence
 
 __all__ = [
     "GlobalManager",
@@ -18,6 +18,6 @@ __all__ = [
     "ShardedManager",
     "ShardedModel",
     "ShardedQuerySet",
-    "Ticket",
     "TicketField",
+    "TicketSequence",
 ]

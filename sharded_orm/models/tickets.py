@@ -1,19 +1,28 @@
-"""The table of a ticket server: one row per sequence (Flickr, F1)."""
+"""The catalog of a ticket server: one row per sequence (Flickr, F1)."""
 
 from __future__ import annotations
 
 from django.db import models
 
 
-class Ticket(models.Model):
-    """How far one sequence has come on one ticket server."""
+class TicketSequence(models.Model):
+    """How far one sequence has come on one ticket server. For looking at, with ``using()``.
+
+    ``manage.py tickets create`` makes the table. Django does not manage it: the flush of
+    a test must not let ids begin again.
+    """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)
+    form: models.CharField[str, str] = models.CharField(max_length=10)
+    step: models.BigIntegerField[int, int] = models.BigIntegerField()
+    position: models.BigIntegerField[int, int] = models.BigIntegerField()
     value: models.BigIntegerField[int, int] = models.BigIntegerField()
+    partner_mark: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:
         app_label = "sharded_orm"
-        db_table = "sharded_orm_ticket"
+        db_table = "sharded_orm_sequence"
+        managed = False
 
     def __str__(self) -> str:
         return f"{self.name} at {self.value}"

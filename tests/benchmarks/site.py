@@ -121,14 +121,16 @@ class Site:
         cursor.execute(f"CREATE DATABASE `{schema}`")
 
     def _make_global(self) -> None:
+        from sharded_orm import runtime
         from sharded_orm.models.directory import Placement
-        from sharded_orm.models.tickets import Ticket
+        from sharded_orm.operations.tickets import begin, declared
 
         with self._server() as cursor:
             self._create(cursor, f"{self.prefix}_global")
         with connections["default"].schema_editor() as editor:
             editor.create_model(Placement)
-            editor.create_model(Ticket)
+        for server in runtime.tickets().servers:
+            begin(server, declared())
 
     def _make_shards(self) -> None:
         from tests.benchmarks.models import Photo

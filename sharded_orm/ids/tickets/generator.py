@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.constants import OnConflict
 
-from sharded_orm.autonomous import AutonomousConnections
-from sharded_orm.exceptions import TicketError, TicketServersUnavailable
+from sharded_orm.conf import MAX_TICKETS, TicketOptions
+from sharded_orm.exceptions import (
+    InvalidTicketCount,
+    SequenceExhausted,
+    TicketServersUnavailable,
+    UnknownSequence,
+)
 from sharded_orm.ids.base import IdGenerator
-
-TABLE = "sharded_orm_ticket"
-LAST_ID = 2**63 - 1
-# Of the table's column. MySQL would cut a longer one off, then not find it again.
-MAX_NAME = 100
+from sharded_orm.ids.tickets.blocks import Blocks
+from sharded_orm.ids.tickets.server import FAILURES, TicketServer
+from sharded_orm.ids.tickets.session import Place
 
 
 class TicketGenerator(IdGenerator):
@@ -28,96 +26,95 @@ class TicketGenerator(IdGenerator):
 
     :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
 
-    A request is one autonomous statement: the caller's transaction neither holds the
-    sequence's row nor takes ids back. When a
-    server does not answer the next one serves; :exc:`TicketServersUnavailable` names
-    the causes when none does. A sequence begins at its first use.
+    On connections of its own: the caller's transaction neither holds the sequence's row
+    nor takes ids back. When a server does not answer the next one serves; the first is
+    left alone for a while, then tried again by one caller.
     """
 
-    def __init__(self, aliases: Sequence[str]) -> None:
-        self._aliases = tuple(aliases)
-        self._turn = itertools.count()
-        self._connections = AutonomousConnections()
-        self._one_writer = threading.Lock()
-
-    def take(self, sequence: str, count: int) -> range:
-        if not isinstance(count, int) or count < 1:
-            raise TicketError(f"Cannot take {count!r} ids of {sequence!r}; take at least one.")
-        if len(sequence) > MAX_NAME:
-            raise TicketError(
-                f"The name of a sequence has {MAX_NAME} characters at most: {sequence!r}."
+    def __init__(self, aliases: Sequence[str], options: TicketOptions | None = None) -> None:
+        self.options = options = options or TicketOptions()
+        count = len(aliases)
+        self.servers = [
+            TicketServer(
+                alias,
+                Place(position, count),
+                options.timeout / count,
+                options.backoff,
+                options.partner_down == "refuse",
             )
-        step = len(self._aliases)
-        if not step:
+            for position, alias in enumerate(aliases, 1)
+        ]
+        if count > 1:
+            for server, partner in zip(
+                self.servers, self.servers[1:] + self.servers[:1], strict=True
+            ):
+                server.partner, partner.ward = partner, server
+        # From the turn modulo the count: which servers, in order.
+        self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
+        self._turn = itertools.count()
+        self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
+
+    def next(self, sequence: str) -> int:
+        """One id: one round trip, or one for each block of ``BLOCK_SIZE``. See :meth:`take`."""
+        if self._blocks is not None:
+            return self._blocks.next(sequence)
+        return self.take(sequence, 1)[0]
+
+    def take(self, sequence: str, count: int) -> Sequence[int]:
+        """``count`` ids, ascending, all of one server. One round trip.
+
+        :param count: 1 to 1,000,000.
+        :raises InvalidTicketCount: it is not.
+        :raises UnknownSequence: no server has the sequence.
+        :raises SequenceExhausted: there are not as many numbers left below 2**63.
+        :raises TicketServerMisconfigured: a server is not the one ``TICKETS`` says.
+        :raises TicketServersUnavailable: no server could serve; it names the causes.
+        """
+        if type(count) is not int or not 1 <= count <= MAX_TICKETS:
+            raise InvalidTicketCount(
+                f"Cannot take {count!r} ids of {sequence!r}; take 1 to {MAX_TICKETS:,} at a time."
+            )
+        if not self.servers:
             raise ImproperlyConfigured(
                 "SHARDED_ORM['TICKETS'] names no ticket server; list the aliases of the pair."
             )
-        first_turn = next(self._turn)
         causes: dict[str, BaseException] = {}
-        for turn in range(first_turn, first_turn + step):
-            offset = turn % step
-            alias = self._aliases[offset]
+        deadline = time.monotonic() + self.options.timeout
+        for server in self._candidates():
+            within = min(deadline, time.monotonic() + server.patience)
             try:
-                last = self._advance(alias, sequence, count * step, offset + 1 - step)
-            except DatabaseError as exc:
-                causes[alias] = exc
-                continue
-            if (last - offset - 1) % step:
-                raise TicketError(
-                    f"Sequence {sequence!r} on {alias!r} stands at {last!r}, which is no number of"
-                    f" server {offset!r} of {step!r}: another server may hand out the same ids. Put"
-                    " SHARDED_ORM['TICKETS'] back into the order and number in which ids began."
-                )
-            return range(last - (count - 1) * step, last + 1, step)
+                ids = server.take(sequence, count, within)
+            except FAILURES as exc:
+                causes[server.alias] = exc
+                server.failed(exc)
+            except (UnknownSequence, SequenceExhausted) as exc:
+                causes[server.alias] = exc
+            else:
+                self._complain(sequence, causes)
+                return ids
+        for kind in (UnknownSequence, SequenceExhausted):
+            if all(isinstance(cause, kind) for cause in causes.values()):
+                raise next(iter(causes.values()))
         raise TicketServersUnavailable(sequence, causes) from next(iter(causes.values()))
 
-    def _advance(self, alias: str, sequence: str, by: int, start: int) -> int:
-        """Move the sequence forward by ``by`` and return where it stands now."""
-        connection = self._connections.get(alias).connection
-        # SQLite has one writer at a time anyway, and threads that share an in-memory
-        # database (tests) are refused at once instead of waiting.
-        with self._one_writer if connection.vendor == "sqlite" else nullcontext():
-            return self._advance_on(connection, sequence, by, start)
+    def _complain(self, sequence: str, causes: dict[str, BaseException]) -> None:
+        """Tell of servers that are well but have not, or no longer, this sequence."""
+        for server in self.servers if causes else ():
+            cause = causes.get(server.alias)
+            if isinstance(cause, (UnknownSequence, SequenceExhausted)):
+                server.complain_once(sequence, cause)
 
-    def _advance_on(
-        self, connection: BaseDatabaseWrapper, sequence: str, by: int, start: int
-    ) -> int:
-        table = connection.ops.quote_name(TABLE)
-        with connection.cursor() as cursor:
-            # The bound keeps the last id below 2**63: beyond it MySQL without strict mode
-            # would repeat the last value, and SQLite turn to floating point.
-            where = "WHERE name = %s AND value <= %s"
-            values: list[int | str] = [by, sequence, LAST_ID - by]
-            if connection.vendor == "mysql":
-                # LAST_INSERT_ID(expr) makes the new value this session's insert id, so
-                # it comes back with the statement's own answer: one round trip.
-                cursor.execute(
-                    f"UPDATE {table} SET value = LAST_INSERT_ID(value + %s) {where}", values
-                )
-                if cursor.rowcount:
-                    return int(cursor.lastrowid)
+    def _candidates(self) -> Iterator[TicketServer]:
+        """The servers that are well in turn; then, before giving up, the others."""
+        left_alone = []
+        for server in self._rounds[next(self._turn) % len(self.servers)]:
+            if server.claim():
+                yield server
             else:
-                cursor.execute(
-                    f"UPDATE {table} SET value = value + %s {where} RETURNING value", values
-                )
-                if (row := cursor.fetchone()) is not None:
-                    return int(row[0])
-            insert = connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
-            suffix = connection.ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
-            cursor.execute(
-                f"{insert} {table} (name, value) VALUES (%s, %s) {suffix}", [sequence, start]
-            )
-            begun = cursor.rowcount > 0
-            if not begun and self._is_exhausted(cursor, table, sequence, by):
-                raise TicketError(
-                    f"Sequence {sequence!r} on {connection.alias!r} is exhausted: fewer than {by!r}"
-                    f" numbers are left below {LAST_ID!r}. Continue with a new sequence."
-                )
-        return self._advance_on(connection, sequence, by, start)
+                left_alone.append(server)
+        yield from left_alone
 
-    def _is_exhausted(self, cursor: Any, table: str, sequence: str, by: int) -> bool:
-        # Another process may have begun the sequence between the two statements.
-        cursor.execute(
-            f"SELECT 1 FROM {table} WHERE name = %s AND value > %s", [sequence, LAST_ID - by]
-        )
-        return cursor.fetchone() is not None
+    def close(self) -> None:
+        """Close the idle connections; more requests open new ones."""
+        for server in self.servers:
+            server.close()

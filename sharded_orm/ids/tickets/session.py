@@ -20,7 +20,6 @@ CATALOG = "sharded_orm_sequence"
 #: Ids are positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
-MAX_COUNT = 1_000_000
 
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
@@ -84,20 +83,22 @@ class Session(ABC):
         """
         self.alias = alias
         self.place = place
-        self._wrapper = self._make_wrapper(settings, max(1, math.ceil(patience)))
+        self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
         # Django's own point for opening: signals, and whatever forbids it in tests.
         self._wrapper.ensure_connection()
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
+        #: The sequences that were checked on this connection, and those of them whose mark
+        #: the partner could not tell. Kept by :class:`TicketServer`.
+        self.known: dict[str, SequenceRow] = {}
+        self.unmarked: set[str] = set()
         self._prepare()
 
     def _make_wrapper(self, settings: Mapping[str, Any], seconds: int) -> BaseDatabaseWrapper:
+        kind: type[BaseDatabaseWrapper] = import_string(self.wrapper_path)
         options = {**settings.get("OPTIONS", {}), **self._limits(seconds)}
-        wrapper: BaseDatabaseWrapper = import_string(self.wrapper_path)(
-            {**settings, "OPTIONS": options, "CONN_MAX_AGE": None}, self.alias
-        )
-        return wrapper
+        return kind({**settings, "OPTIONS": options, "CONN_MAX_AGE": None}, self.alias)
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class Session(ABC):
         try:
             if connection is not None:
                 connection.close()
-        except Exception:  # noqa: S110  It is gone, which is what was wanted.
+        except Exception:
             pass
 
 

@@ -1,0 +1,226 @@
+"""A ticket server on MariaDB or MySQL: the ``UPDATE`` form, and the published ``REPLACE`` form."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import OperationalError
+
+from sharded_orm.exceptions import InvalidSequence, TicketServerMisconfigured
+from sharded_orm.ids.tickets.session import (
+    CATALOG,
+    LAST_ID,
+    SequenceRow,
+    Session,
+    seconds_left,
+)
+
+_NO_SUCH_TABLE = 1146
+_MAX_IDENTIFIER = 64
+_UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
+
+
+class MySQLSession(Session):
+    """Both forms carry the id in the statement's own answer, as its insert id (F1).
+
+    ``update`` counts in the row of the catalog, on InnoDB. ``replace`` is the published
+    form: a table for each sequence. Its statement takes its number before it locks the row, so two of
+    them deadlock on InnoDB, and one of them together with a batch would let the row go
+    back. Engines with table locks have neither problem: the published MyISAM or, on
+    MariaDB, Aria, which also survives a crash.
+    """
+
+    forms = ("update", "replace")
+    carries_marks = frozenset({"update"})
+    wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
+
+    def _limits(self, seconds: int) -> dict[str, Any]:
+        # Ours are finer; these end what the poll does not see: half an answer.
+        return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+
+    def _prepare(self) -> None:
+        self._statements: dict[tuple[SequenceRow, str], bytes] = {}
+        self._answers = select.poll()
+        self._answers.register(self.connection.fileno(), select.POLLIN)
+        # By the driver's own limits: this runs where a session is opened.
+        cursor = self.connection.cursor()
+        wanted = (self.place.step, self.place.position)
+        cursor.execute(
+            "SET SESSION auto_increment_increment = %s, SESSION auto_increment_offset = %s", wanted
+        )
+        cursor.execute("SELECT @@auto_increment_increment, @@auto_increment_offset")
+        found = cursor.fetchone()
+        cursor.close()
+        if tuple(found) != wanted:
+            # Galera sets them on its own account; a proxy may give each statement to another session.
+            raise TicketServerMisconfigured(
+                f"Ticket server {self.alias!r} did not take auto_increment_increment and _offset:"
+                f" they are {tuple(found)!r} instead of {wanted!r}. Connect to one server directly,"
+                " without a proxy that shares sessions, and with wsrep_auto_increment_control off."
+            )
+
+    # ##### Handing out #####
+
+    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
+        by = count * self.place.step
+        if row.form == "replace":
+            numbers: tuple[int, ...] = () if count == 1 else (by, LAST_ID - by)
+            kind = _REPLACE if count == 1 else _BATCH
+        else:
+            kind, numbers = _UPDATE, (by, mark, LAST_ID - by)
+        last = self._ask(self._statement(row, kind) % numbers, deadline)
+        if last is None or last > LAST_ID:
+            return ()
+        return range(last - by + self.place.step, last + 1, self.place.step)
+
+    def _statement(self, row: SequenceRow, kind: str) -> bytes:
+        """With ``%d`` for the numbers; made once for a row, to be quick."""
+        found = self._statements.get((row, kind))
+        if found is None:
+            place, counter = self.place, _verbatim(self._counter(row.name))
+            text = {
+                # What the row must still be stands in the statement itself.
+                _UPDATE: f"UPDATE {self.table} SET value = LAST_INSERT_ID(value + %d),"
+                " partner_mark = GREATEST(partner_mark, %d)"
+                f" WHERE name = {_verbatim(self._literal(row.name))} AND form = 'update'"
+                f" AND step = {place.step:d} AND position = {place.position:d} AND value <= %d",
+                _REPLACE: f"REPLACE INTO {counter} (stub) VALUES ('a')",
+                _BATCH: f"UPDATE {counter} SET id = LAST_INSERT_ID(id + %d) WHERE id <= %d",
+            }[kind]
+            found = self._statements[(row, kind)] = text.encode()
+        return found
+
+    def _ask(self, statement: bytes, deadline: float) -> int | None:
+        """The insert id of one statement; None when it changed nothing."""
+        try:
+            self._send(statement, deadline)
+        except self._wrapper.Database.Error as exc:
+            if self.is_missing_table(exc):
+                return None
+            raise _as_operational(exc) from exc
+        # The number of rows found: Django connects with CLIENT.FOUND_ROWS.
+        return int(self.connection.insert_id()) if self.connection.affected_rows() else None
+
+    def _send(self, statement: bytes, deadline: float) -> None:
+        left = seconds_left(deadline)
+        self.connection.send_query(statement)
+        if not self._answers.poll(left * 1000):
+            raise OperationalError(f"no answer within {left:.3g} seconds")
+        self.connection.read_query_result()
+
+    # ##### The catalog #####
+
+    def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
+        statement = sql % tuple(map(self._literal, params)) if params else sql
+        try:
+            self._send(statement.encode(), deadline)
+            result = self.connection.store_result()
+            return list(result.fetch_row(0)) if result is not None else []
+        except self._wrapper.Database.Error as exc:
+            raise _as_operational(exc) from exc
+
+    def _literal(self, value: Any) -> str:
+        return str(self.connection.literal(value).decode())
+
+    def is_missing_table(self, exc: Exception) -> bool:
+        return exc.args[:1] == (_NO_SUCH_TABLE,)
+
+    def read(self, name: str, deadline: float) -> SequenceRow | None:
+        row = super().read(name, deadline)
+        if row is not None and row.form == "replace":
+            self._refuse_row_locks(row, deadline)
+        return row
+
+    def _refuse_row_locks(self, row: SequenceRow, deadline: float) -> None:
+        engines = self.execute(
+            "SELECT engine FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name = %s",
+            [_counter_name(row.name)],
+            deadline,
+        )
+        for (engine,) in engines:
+            if engine not in ("Aria", "MyISAM"):
+                raise TicketServerMisconfigured(
+                    f"The table of sequence {row.name!r} on {self.alias!r} is of engine {engine!r}:"
+                    " REPLACE beside batches can repeat ids there. Stop the clients, then run"
+                    f" ALTER TABLE {self._counter(row.name)} ENGINE = Aria (MyISAM on MySQL)."
+                )
+
+    # ##### Administration #####
+
+    def position(self, row: SequenceRow, deadline: float) -> int:
+        if row.form != "replace":
+            return row.value
+        rows = self.execute(f"SELECT id FROM {self._counter(row.name)}", (), deadline)
+        return int(rows[0][0]) if rows else row.value
+
+    def create_catalog(self, deadline: float) -> None:
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {self.table} ("
+            " name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,"
+            " form VARCHAR(10) NOT NULL, step BIGINT NOT NULL, position BIGINT NOT NULL,"
+            " value BIGINT NOT NULL, partner_mark BIGINT NOT NULL) ENGINE = InnoDB",
+            (),
+            deadline,
+        )
+
+    def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
+        if form != "replace":
+            return
+        if len(_counter_name(name)) > _MAX_IDENTIFIER:
+            raise InvalidSequence(
+                f"Sequence {name!r} is too long for form 'replace', whose table is named after it:"
+                f" {_MAX_IDENTIFIER - len(_counter_name(''))} characters at most, or form 'update'."
+            )
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._counter(name)}"
+            " (id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,"
+            " stub CHAR(1) NOT NULL UNIQUE)"
+            f" ENGINE = {'Aria' if self._wrapper.mysql_is_mariadb else 'MyISAM'}",
+            (),
+            deadline,
+        )
+        # A batch moves the row, so there is one from the beginning. If the counter has
+        # begun in another process, it stays.
+        self.execute(
+            f"INSERT IGNORE INTO {self._counter(name)} (id, stub) VALUES (%s, 'a')",
+            [max(value, self.place.position)],
+            deadline,
+        )
+
+    def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
+        if row.form != "replace":
+            super()._advance(row, value, deadline)
+            return
+        self.execute(
+            f"UPDATE {self._counter(row.name)} SET id = %s WHERE id < %s", [value, value], deadline
+        )
+
+    def durability(self, deadline: float) -> str | None:
+        (row,) = self.execute(
+            "SELECT @@innodb_flush_log_at_trx_commit, @@innodb_doublewrite", (), deadline
+        )
+        if int(row[0]) != 1:
+            return (
+                f"innodb_flush_log_at_trx_commit is {row[0]}: ids that were handed out in the last"
+                " second before a crash can be handed out again; set it to 1"
+            )
+        return None
+
+    def _counter(self, name: str) -> str:
+        return str(self._wrapper.ops.quote_name(_counter_name(name)))
+
+
+def _counter_name(name: str) -> str:
+    return f"{CATALOG}_{name}"
+
+
+def _verbatim(text: str) -> str:
+    """As part of a statement into which numbers are formatted later."""
+    return text.replace("%", "%%")
+
+
+def _as_operational(exc: Exception) -> OperationalError:
+    return OperationalError(*exc.args)

@@ -1,0 +1,1 @@
+"""What operators do, as functions; the commands and the admin translate."""

@@ -1,0 +1,31 @@
+"""A pair of ticket servers with a new sequence for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from sharded_orm.conf import TicketOptions
+from sharded_orm.ids.tickets.generator import TicketGenerator
+from sharded_orm.operations.tickets import begin
+
+PAIR = ("tickets_1", "tickets_2")
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def generator() -> Iterator[TicketGenerator]:
+    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sequence(generator: TicketGenerator) -> str:
+    """A sequence that no other test draws from: ids never begin again."""
+    name = f"sequence_{next(_numbers)}"
+    for server in generator.servers:
+        begin(server, [name])
+    return name
