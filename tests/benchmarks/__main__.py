@@ -22,7 +22,7 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 
 def subjects() -> dict[str, Subject]:
     """All subjects in the order of the table. Imports the models, so Django must be set up."""
-    from tests.benchmarks import connecting, reading, scattering, signals, writing
+    from tests.benchmarks import connecting, reading, scattering, signals, tickets, writing
 
     return {
         "get": reading.get_staying,
@@ -33,11 +33,13 @@ def subjects() -> dict[str, Subject]:
         "update": writing.atomic_update,
         "signals": signals.request_signals,
         "connections": connecting.connections_held,
+        "tickets": tickets.tickets,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
+    "tickets",
 )  # fmt: skip
 
 

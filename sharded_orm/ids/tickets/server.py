@@ -92,8 +92,8 @@ class TicketServer:
     def take(self, name: str, count: int, deadline: float) -> Sequence[int]:
         """``count`` ids, ascending.
 
-        One round trip; the first time on a connection, two more: one that checks the
-        sequence, one that asks the partner for the mark.
+        One round trip; the first time on a connection, two more: one that asks the partner
+        for the mark, one that checks the sequence and where it stands.
         """
         state = self._current()
         with _Borrowed(self, state, deadline) as borrowed:
@@ -104,10 +104,9 @@ class TicketServer:
     def _take(
         self, state: _State, session: Session, name: str, count: int, deadline: float
     ) -> Sequence[int]:
-        row = session.known.get(name) or self._check(session, name, deadline)
-        if name in session.unmarked or row.name not in session.known:
-            self._learn_mark(state, session, name, deadline)
-            session.known[name] = row
+        row = session.known.get(name)
+        if row is None or name in session.unmarked:
+            row = self._verify(state, session, name, deadline)
         # Read before the request is sent: answers that overtake each other are no alarm.
         mark = state.marks.get(name, 0)
         of_ward = self.ward.mark(name) if self.ward is not None else 0
@@ -118,17 +117,37 @@ class TicketServer:
         if not self.place.owns(ids[-1]):
             raise self._misplaced(row, f"its last id was {ids[-1]!r}")
         if ids[0] <= mark:
-            raise TicketServerBehind(
-                f"{self.alias!r} gave id {ids[0]!r} of sequence {name!r}, but {mark!r} has left it"
-                " before: it may have come back from a backup. Run 'manage.py tickets verify', then"
-                " 'manage.py tickets advance'."
-            )
+            raise self._behind(name, f"gave id {ids[0]!r}", mark)
         with state.lock:
             if ids[-1] > state.marks.get(name, 0):
                 state.marks[name] = ids[-1]
         if of_ward and row.form not in session.carries_marks:
             self._keep_mark_of_ward(state, session, name, of_ward, deadline)
         return ids
+
+    def _verify(self, state: _State, session: Session, name: str, deadline: float) -> SequenceRow:
+        """The row of a sequence of which nothing was taken on this connection yet."""
+        learned = self._learn_mark(state, session, name, deadline)
+        known = session.known.get(name)
+        if known is not None and not learned:
+            return known
+        # Before the position is read, which may rise at any time and does not fall.
+        mark = state.marks.get(name, 0)
+        row = self._check(session, name, deadline)
+        position = session.position(row, deadline)
+        if position < mark and mark:  # 0 is none, and a new sequence stands at -1.
+            # Not found out by taking ids, as each attempt would bring it nearer to the mark:
+            # between that and the last id that left it may be some that nobody here knows of.
+            raise self._behind(name, f"stands at {position!r}", mark)
+        session.known[name] = row
+        return row
+
+    def _behind(self, name: str, found: str, mark: int) -> TicketServerBehind:
+        return TicketServerBehind(
+            f"{self.alias!r} {found} in sequence {name!r}, but {mark!r} has left it before: it may"
+            " have come back from a backup. Run 'manage.py tickets verify', then 'manage.py tickets"
+            " advance'."
+        )
 
     def _check(self, session: Session, name: str, deadline: float) -> SequenceRow:
         row = session.read(name, deadline)
@@ -165,10 +184,13 @@ class TicketServer:
         """The highest id of ``name`` that is known to have left this server; 0 for none."""
         return self._state.marks.get(name, 0)
 
-    def _learn_mark(self, state: _State, session: Session, name: str, deadline: float) -> None:
-        """Ask the partner for the mark that other processes have left with it."""
+    def _learn_mark(self, state: _State, session: Session, name: str, deadline: float) -> bool:
+        """Ask the partner for the mark that other processes have left with it.
+
+        Whether it told.
+        """
         if self.partner is None:
-            return
+            return True
         try:
             # Half of the time, so that the partner's silence leaves enough for the id.
             mark = self.partner.mark_of_ward(name, time.monotonic() + seconds_left(deadline) / 2)
@@ -341,11 +363,11 @@ class _Borrowed:
         self._session: Session | None = None
 
     def __enter__(self) -> _Borrowed:
-        shared = connections[self._server.alias]
-        if "connect" in shared.__dict__:
-            # A test case that may not use this alias: Django replaces the method, and this
-            # raises its error (SimpleTestCase._add_databases_failures).
-            shared.connect()
+        connect = connections[self._server.alias].__dict__.get("connect")
+        if hasattr(connect, "wrapped"):
+            # A test case that may not use this alias: Django has replaced the method by one
+            # that raises its error (SimpleTestCase._add_databases_failures).
+            connect()
         return self
 
     def ask(self, work: Callable[[Session], T]) -> T:

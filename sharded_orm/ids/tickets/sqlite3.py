@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
+import sqlite3
 import threading
+import time
 from collections.abc import Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import OperationalError
 
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, Session, seconds_left
 
-_MILLISECONDS = 1000
+_SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
+
+# One writer of a file at a time in any case; and threads that share an in-memory database
+# (tests) are refused at once instead of waiting for each other.
+_making_turns = threading.Lock()
+_turns: dict[str, threading.Lock] = {}
 
 
 class SQLiteSession(Session):
@@ -26,12 +33,15 @@ class SQLiteSession(Session):
     carries_marks = frozenset({"update"})
     wrapper_path = "django.db.backends.sqlite3.base.DatabaseWrapper"
 
-    # One writer at a time in any case; and threads that share an in-memory database
-    # (tests) are refused at once instead of waiting for each other.
-    _one_writer: ClassVar[threading.Lock] = threading.Lock()
-
     def _limits(self, seconds: int) -> dict[str, Any]:
         return {"timeout": seconds}
+
+    def _prepare(self) -> None:
+        # Waiting is up to execute().
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        name = str(self._wrapper.settings_dict["NAME"])
+        with _making_turns:
+            self._turn = _turns.setdefault(name, threading.Lock())
 
     def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
         by = count * self.place.step
@@ -48,24 +58,25 @@ class SQLiteSession(Session):
         return range(last - by + self.place.step, last + 1, self.place.step)
 
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
-        with self._writing(deadline):
-            try:
-                busy = int(seconds_left(deadline) * _MILLISECONDS) + 1
-                self.connection.execute(f"PRAGMA busy_timeout = {busy:d}")
-                # The connection's own, not Django's cursor, which would not know this thread.
-                return list(self.connection.execute(sql.replace("%s", "?"), params).fetchall())
-            except self._wrapper.Database.Error as exc:
-                raise OperationalError(*exc.args) from exc
-
-    @contextmanager
-    def _writing(self, deadline: float) -> Any:
-        turn = self._one_writer
-        if not turn.acquire(timeout=seconds_left(deadline)):
+        if not self._turn.acquire(timeout=seconds_left(deadline)):
             raise OperationalError("other threads held the file for too long")
         try:
-            yield
+            return self._execute(sql.replace("%s", "?"), params, deadline)
         finally:
-            turn.release()
+            self._turn.release()
+
+    def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
+        while True:
+            try:
+                # The connection's own, not Django's cursor, which would not know this thread.
+                return list(self.connection.execute(sql, params).fetchall())
+            except self._wrapper.Database.Error as exc:
+                left = deadline - time.monotonic()
+                if not _is_busy(exc) or left <= 0:
+                    raise OperationalError(*exc.args) from exc
+            # SQLite's own waiting (busy_timeout) asks more and more rarely, up to each 100 ms:
+            # among four processes that never pause, one got no turn for over 5 seconds.
+            time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
         return str(exc).startswith("no such table")
@@ -91,9 +102,16 @@ class SQLiteSession(Session):
         return None
 
 
-def _new_lock() -> None:
-    # Another thread of the parent may have held it.
-    SQLiteSession._one_writer = threading.Lock()
+def _is_busy(exc: Exception) -> bool:
+    # Extended codes have the kind in the low byte.
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-os.register_at_fork(after_in_child=_new_lock)
+def _new_turns() -> None:
+    global _making_turns
+    # Other threads of the parent may have held them.
+    _making_turns = threading.Lock()
+    _turns.clear()
+
+
+os.register_at_fork(after_in_child=_new_turns)

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import models
 
 from sharded_orm import runtime
+from sharded_orm.conf import MAX_TICKETS
 
 
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
@@ -51,12 +52,12 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance that has none; one request for all of them."""
+        """Give an id to each instance that has none; one request for a million of them."""
         new = [i for i in instances if getattr(i, self.attname) is None]
-        if new:
-            for instance, value in zip(
-                new, runtime.tickets().take(self.sequence_name, len(new)), strict=True
-            ):
+        for start in range(0, len(new), MAX_TICKETS):
+            some = new[start : start + MAX_TICKETS]
+            ids = runtime.tickets().take(self.sequence_name, len(some))
+            for instance, value in zip(some, ids, strict=True):
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:

@@ -100,7 +100,7 @@ def test_the_first_id_of_a_connection_is_three_requests(
     with counted(generator.servers[0], monkeypatch) as asked:
         generator.next(sequence)
     assert [name for name in asked if not name.endswith("execute")] == [
-        "tickets_1.read", "tickets_2.read", "tickets_1.take",
+        "tickets_2.read", "tickets_1.read", "tickets_1.take",
     ]  # fmt: skip
 
 

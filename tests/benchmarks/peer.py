@@ -1,0 +1,94 @@
+"""django-sharding's ticket table, run in an environment of its own.
+
+It needs a Django of its time (3.2: its model uses ``NullBooleanField``), so it is a
+program of its own that is told how many ids to draw and answers with the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.services.mariadb import Address
+
+_REQUIREMENTS = ["Django>=3.2,<4", "django-sharding==5.2.0", "mysqlclient>=2.1", "setuptools<80"]
+
+_PROGRAM = """
+import json, sys, time
+import django
+from django.conf import settings
+database = json.loads(sys.argv[1])
+settings.configure(
+    SECRET_KEY="x", INSTALLED_APPS=["django_sharding"], DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    DATABASES={"default": {"ENGINE": "django.db.backends.mysql", "SHARD_GROUP": None, **database}},
+)
+django.setup()
+from django.db import connection
+from django.apps import apps
+from django_sharding_library.id_generation_strategies import TableStrategy
+from django_sharding_library.models import TableStrategyModel
+class Ids(TableStrategyModel):
+    class Meta:
+        app_label = "django_sharding"
+with connection.schema_editor() as editor:
+    editor.create_model(Ids)
+strategy = TableStrategy("django_sharding.Ids")
+assert strategy.get_next_id() < strategy.get_next_id()
+print("ready", flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    for _ in range(int(line)):
+        strategy.get_next_id()
+    print(time.perf_counter() - began, flush=True)
+"""
+
+
+class Peer:
+    """A running program; a context manager."""
+
+    class NotAvailable(Exception):
+        """It cannot be installed or does not run."""
+
+    def __init__(self, address: Address, schema: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="peer-")
+        try:
+            self._process = self._start(json.dumps({**address.django(), "NAME": schema}))
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def _start(self, database: str) -> subprocess.Popen[str]:
+        environment = Path(self._folder.name) / "venv"
+        python = environment / "bin" / "python"
+        for command in (
+            [sys.executable, "-m", "venv", str(environment)],
+            [str(python), "-m", "pip", "install", "--quiet", *_REQUIREMENTS],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise self.NotAvailable(done.stderr.strip().splitlines()[-1])
+        process = subprocess.Popen(
+            [str(python), "-W", "ignore", "-c", _PROGRAM, database],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        if process.stdout.readline() != "ready\n":
+            raise self.NotAvailable(process.stderr.read().strip().splitlines()[-1])
+        return process
+
+    def draw(self, count: int) -> float:
+        """Seconds for ``count`` ids."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.communicate()
+        self._folder.cleanup()

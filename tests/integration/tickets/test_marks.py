@@ -1,0 +1,154 @@
+"""A server that has forgotten ids hands out nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from sharded_orm.conf import TicketOptions
+from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
+from sharded_orm.ids.tickets.generator import TicketGenerator
+from sharded_orm.ids.tickets.server import TicketServer
+from sharded_orm.ids.tickets.session import SequenceRow, Session
+from tests.integration.tickets.conftest import PAIR
+from tests.queries.conftest import DATABASES
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+
+def row_of(server: TicketServer, sequence: str) -> SequenceRow:
+    deadline = time.monotonic() + 30
+    with server.session(deadline) as lent:
+        row = lent.ask(lambda session: session.read(sequence, deadline))
+    assert row is not None
+    return row
+
+
+def put_back(server: TicketServer, sequence: str, value: int) -> None:
+    """As if the server had come back from a backup."""
+    deadline = time.monotonic() + 30
+    sql = "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s"
+    with server.session(deadline) as lent:
+        lent.ask(lambda session: session.execute(sql, [value, sequence], deadline))
+
+
+def test_each_request_leaves_the_partner_s_mark(generator: TicketGenerator, sequence: str) -> None:
+    one, two = generator.servers
+    generator.take(sequence, 100)  # 1 to 199
+    generator.next(sequence)  # 2
+    assert row_of(two, sequence).partner_mark == 199
+    generator.next(sequence)
+    assert row_of(one, sequence).partner_mark == 2
+
+
+def test_the_process_that_knows_refuses(generator: TicketGenerator, sequence: str) -> None:
+    ids = [*generator.take(sequence, 100), *generator.take(sequence, 100)]
+    put_back(generator.servers[0], sequence, 9)
+    served = [generator.next(sequence) for _ in range(4)]
+    assert {number % 2 for number in served} == {0}
+    assert set(ids).isdisjoint(served)
+    assert isinstance(generator.servers[0].cause, TicketServerBehind)
+
+
+def test_a_batch_that_begins_below_the_mark_is_refused(
+    generator: TicketGenerator, sequence: str
+) -> None:
+    generator.take(sequence, 100), generator.take(sequence, 100)
+    put_back(generator.servers[0], sequence, 9)
+    assert generator.take(sequence, 1000)[0] == 202
+    assert isinstance(generator.servers[0].cause, TicketServerBehind)
+
+
+def test_a_new_process_learns_the_mark_from_the_partner(
+    generator: TicketGenerator, sequence: str
+) -> None:
+    generator.take(sequence, 100), generator.next(sequence)
+    put_back(generator.servers[0], sequence, 9)
+    new = TicketGenerator(PAIR)
+    assert new.next(sequence) == 4
+    assert isinstance(new.servers[0].cause, TicketServerBehind)
+    new.close()
+
+
+@pytest.mark.parametrize(("policy", "serves"), [("proceed", True), ("refuse", False)])
+def test_the_policy_while_the_partner_is_down(
+    sequence: str, policy: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = TicketGenerator(PAIR, TicketOptions(partner_down=policy))
+
+    def down(*args: Any) -> Any:
+        raise OperationalError("it is down")
+
+    monkeypatch.setattr(new.servers[1], "_open", down)
+    if serves:
+        assert [new.next(sequence) for _ in range(3)] == [1, 3, 5]
+    else:
+        with pytest.raises(TicketServersUnavailable, match=r"PARTNER_DOWN.*it is down"):
+            new.next(sequence)
+    new.close()
+
+
+def test_an_unchecked_server_is_checked_when_the_partner_is_back(
+    generator: TicketGenerator,
+    sequence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    generator.take(sequence, 10_000), generator.next(sequence)
+    put_back(generator.servers[0], sequence, 9)
+    new = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
+
+    def down(*args: Any) -> Any:
+        raise OperationalError("it is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(new.servers[1], "_open", down)
+        # The stated limit of 'proceed': this id has left the server before.
+        assert new.next(sequence) == 11
+    for _ in range(1000):
+        new.next(sequence)
+    assert "but 19999 has left it before" in caplog.text
+    new.close()
+
+
+def test_answers_out_of_order_are_no_alarm(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer with the smaller id arrives last: its mark was read before it was asked for."""
+    server = generator.servers[0]
+    generator.take(sequence, 1), generator.take(sequence, 1)
+    kind = type(_a_session(server))
+    take, drawn, overtaken = kind.take, threading.Event(), threading.Event()
+
+    def late(self: Session, *args: Any) -> Any:
+        ids = take(self, *args)
+        if threading.current_thread() is slow:
+            drawn.set()
+            assert overtaken.wait(30)
+        return ids
+
+    monkeypatch.setattr(kind, "take", late)
+    got: list[int] = []
+    slow = threading.Thread(
+        target=lambda: got.extend(server.take(sequence, 1, time.monotonic() + 30))
+    )
+    slow.start()
+    assert drawn.wait(30)
+    later = server.take(sequence, 1, time.monotonic() + 30)
+    overtaken.set()
+    slow.join(30)
+    assert got[0] < later[0]
+    assert server.cause is None
+    assert server.mark(sequence) == later[0]
+
+
+def _a_session(server: TicketServer) -> Session:
+    with server.session(time.monotonic() + 30) as lent:
+        return lent.ask(lambda session: session)
