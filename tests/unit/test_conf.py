@@ -37,6 +37,13 @@ def test_a_good_setting() -> None:
     assert (config.directory, config.tickets, config.max_idle_aliases) == ("default", (), 1024)
 
 
+def test_the_options_of_tickets() -> None:
+    assert conf.parse(GOOD).ticket_options == conf.TicketOptions(2.0, 5.0, 1, "proceed")
+    given = {"TIMEOUT": 1, "BACKOFF": 0.5, "BLOCK_SIZE": 1000, "PARTNER_DOWN": "refuse"}
+    config = conf.parse(broken(TICKET_OPTIONS=given))
+    assert config.ticket_options == conf.TicketOptions(1, 0.5, 1000, "refuse")
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
@@ -54,6 +61,13 @@ def test_a_good_setting() -> None:
         (broken(GROUPS__photos__STRATEGY_OPTIONS=1), "STRATEGY_OPTIONS must be a dict"),
         (broken(TICKETS=["t", "t"]), "twice"),
         (broken(TICKETS="t"), "must be a list"),
+        (broken(TICKET_OPTIONS=3), "TICKET_OPTIONS must be a dict"),
+        (broken(TICKET_OPTIONS={"BLOCKS": 5}), "unknown key 'BLOCKS'"),
+        (broken(TICKET_OPTIONS={"TIMEOUT": 0}), "TIMEOUT must be a positive number"),
+        (broken(TICKET_OPTIONS={"BACKOFF": math.inf}), "BACKOFF must be a positive number"),
+        (broken(TICKET_OPTIONS={"BLOCK_SIZE": 0}), "BLOCK_SIZE must be a number from 1"),
+        (broken(TICKET_OPTIONS={"BLOCK_SIZE": True}), "BLOCK_SIZE must be a number from 1"),
+        (broken(TICKET_OPTIONS={"PARTNER_DOWN": "wait"}), "must be 'proceed' or 'refuse'"),
         (broken(MAX_IDLE_ALIASES=0), "positive number"),
         (broken(DIRECTORY=3), "DIRECTORY must be an alias"),
         (broken(NODES__a__OPTIONS="x"), "OPTIONS must be a dict"),

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from django.contrib.admin import ModelAdmin, site
 from django.contrib.auth import get_user_model
 from django.db import connections
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from testproject.databases import SHARDS
@@ -315,3 +316,13 @@ def test_admin_of_the_global_models(browser: Client, dunes: Photo) -> None:
     pages = ["", "auth/user/", "photos/photoowner/", "movielens/movie/"]
     for page in [*pages, f"photos/photoowner/{dunes.photo_id}/change/"]:
         assert browser.get(f"/admin/{page}").status_code == 200, page
+
+
+def test_the_admin_draws_the_id_of_a_new_row(rf: RequestFactory, ada: Any) -> None:
+    admin, request = ModelAdmin(Album, site), rf.get("/")
+    assert "album_id" not in admin.get_form(request).base_fields
+    form = admin.get_form(request, fields=["owner", "title"])({"owner": ada.pk, "title": "Coast"})
+    assert form.is_valid(), form.errors
+    album = admin.save_form(request, form, change=False)
+    admin.save_model(request, album, form, change=False)
+    assert Album.objects.get(owner=ada, pk=album.pk).title == "Coast"
