@@ -320,6 +320,7 @@ def test_admin_of_the_global_models(browser: Client, dunes: Photo) -> None:
 
 def test_the_admin_draws_the_id_of_a_new_row(rf: RequestFactory, ada: Any) -> None:
     admin, request = ModelAdmin(Album, site), rf.get("/")
+    request.user = ada
     assert "album_id" not in admin.get_form(request).base_fields
     form = admin.get_form(request, fields=["owner", "title"])({"owner": ada.pk, "title": "Coast"})
     assert form.is_valid(), form.errors
