@@ -6,10 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["GlobalModel", "ShardedModel", "TicketField", "atomic"]
+__all__ = [
+    "GlobalModel",
+    "PackedIDField",
+    "ShardedModel",
+    "TicketField",
+    "TimestampedIDField",
+    "atomic",
+]
 
 if TYPE_CHECKING:
-    from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+    from sharded_orm.models import (
+        GlobalModel,
+        PackedIDField,
+        ShardedModel,
+        TicketField,
+        TimestampedIDField,
+    )
     from sharded_orm.transactions import atomic
 
 

@@ -17,6 +17,10 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E012``  one table with two shard keys: a child's or proxy's differs
 ``sharded_orm.E013``  a default manager whose querysets do not route themselves
 ``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
+``sharded_orm.E015``  an id that carries its shard, and a group that reads it otherwise
+``sharded_orm.E016``  a ``type_id`` that does not fit its bits
+``sharded_orm.E017``  two models of a group with one ``type_id``
+``sharded_orm.E018``  more shards than an id has numbers for
 ==================  ==========================================================
 """
 
@@ -33,6 +37,8 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.fields import PackedIDField
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.query import ShardedQuerySet
 
@@ -57,6 +63,7 @@ def check_models(
             found += _uniqueness(model)
             found += _inheritance(model)
             found += _manager(model)
+        found += _embedded_ids(model)
         found += _relations(model)
     if declared and ROUTER not in settings.DATABASE_ROUTERS:
         found.append(
@@ -168,7 +175,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm.E009",
             )
-    elif isinstance(pk, models.AutoField) and pk.name != key:
+    elif isinstance(pk, models.AutoField) and pk.name != key and not isinstance(pk, PackedIDField):
         yield checks.Warning(
             f"The primary key {pk.name!r} counts on each shard by itself: rows of two shards can"
             " have the same one.",
@@ -195,6 +202,65 @@ def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             id="sharded_orm.E012",
         )
         return
+
+
+def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
+    """Fields whose ids carry the shard: the group must read it where they write it."""
+    options = shard_options(model)
+    field: Any
+    for field in model._meta.local_fields:
+        if not isinstance(field, EmbeddedShardMixin):
+            continue
+        is_key = options is not None and options.key is field
+        group = runtime.topology().groups.get(options.group) if options is not None else None
+        strategy = runtime.strategy(group.name) if group is not None else None
+        shift, bits = field.embedded_shard
+        must_route = is_key or isinstance(field, PackedIDField)
+        if strategy is None or (must_route and strategy.embedded != (shift, bits)):
+            yield checks.Error(
+                f"The ids of {field.name!r} hold their shard in {bits} bits above bit {shift}, and"
+                f" {f'group {group.name!r}' if group else 'no shard group'} does not read it there.",
+                hint='Use a group with STRATEGY "embedded" and STRATEGY_OPTIONS'
+                f' {{"SHIFT": {shift}, "BITS": {bits}}}.',
+                obj=field,
+                id="sharded_orm.E015",
+            )
+        if group is not None and group.count > 1 << bits:
+            yield checks.Error(
+                f"The ids of {field.name!r} have {bits} bits for the shard, and group"
+                f" {group.name!r} has {group.count} shards.",
+                hint="Give the field a layout with more bits for the shard.",
+                obj=field,
+                id="sharded_orm.E018",
+            )
+        if isinstance(field, PackedIDField):
+            yield from _type_id(model, field)
+
+
+def _type_id(model: Any, field: PackedIDField) -> Iterator[checks.CheckMessage]:
+    value: Any = field.type_id
+    last = (1 << field.layout.type_bits) - 1
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= last:
+        yield checks.Error(
+            f"type_id {value!r} of {field.name!r} does not fit into {field.layout.type_bits} bits.",
+            hint=f"Use a number from 0 to {last}.",
+            obj=field,
+            id="sharded_orm.E016",
+        )
+    for other in model._meta.apps.get_models():
+        if other is model or other._meta.proxy or _group(other) != _group(model):
+            continue
+        theirs: Any
+        for theirs in other._meta.local_fields:
+            if isinstance(theirs, PackedIDField) and theirs.type_id == value:
+                yield checks.Error(
+                    f"{model.__name__} and {other.__name__} both have type_id {value!r}, so their ids"
+                    " are the same.",
+                    hint="Give each model of a group a type_id of its own. It must not change once"
+                    " there are rows.",
+                    obj=field,
+                    id="sharded_orm.E017",
+                )
 
 
 def _manager(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:

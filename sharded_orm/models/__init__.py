@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
 from sharded_orm.models.directory import Placement
-from sharded_orm.models.fields import TicketField
+from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDField
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.routes import Route
 from sharded_orm.models.tickets import TicketSequence
@@ -13,6 +13,7 @@ __all__ = [
     "GlobalManager",
     "GlobalModel",
     "GlobalQuerySet",
+    "PackedIDField",
     "Placement",
     "Route",
     "ShardedManager",
@@ -20,4 +21,5 @@ __all__ = [
     "ShardedQuerySet",
     "TicketField",
     "TicketSequence",
+    "TimestampedIDField",
 ]

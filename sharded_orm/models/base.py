@@ -11,10 +11,12 @@ from django.db.models.base import ModelBase
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.fields.embedding import made_ids
 from sharded_orm.models.options import ShardOptions, describe, shard_key_required, shard_options
-from sharded_orm.models.query import ShardedManager
+from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
+from sharded_orm.topology.model import Shard
 
 
 class ShardedModelBase(ModelBase):
@@ -124,6 +126,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if home is None and runtime.template_group(alias) == options.group:
             return
         shard = options.locate(self)
+        if options.awaits_key(self):
+            self._refuse_away(alias, shard or home)
+            return
         if shard is None and self._state.adding:
             shard = options.place(self)
         if shard is not None and shard.alias == alias:
@@ -140,6 +145,19 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
             " Leave out using=, and relate it only to rows with the same shard key."
         )
+
+    def _refuse_away(self, alias: str, beside: Shard | None) -> None:
+        # The key is made on the shard; only near= or its relations bind the row to one.
+        if beside is None or beside.group != self._shard_options().group:
+            raise CrossShardRelation(
+                f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
+                f" {self._shard_options().group!r}. Leave out using=."
+            )
+        if beside.alias != alias:
+            raise CrossShardRelation(
+                f"{describe(self)} cannot be saved on {alias!r}: near= or a row that it refers to is"
+                f" on {beside.alias!r}. Leave out using=, or near=."
+            )
 
     def _save_table(
         self,
@@ -160,6 +178,16 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         return bool(
             super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]
         )
+
+    def _do_insert(
+        self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
+    ) -> Any:
+        # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
+        # fields of ids take part in the insert.
+        if made_ids(manager.model):
+            rows = ShardedQuerySet(manager.model)
+            return rows._insert([self], fields, returning_fields, raw, using)
+        return super()._do_insert(manager, using, fields, returning_fields, raw)  # type: ignore[misc]
 
     def _do_update(
         self,
@@ -294,7 +322,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         if not self._state.adding and self._state.db not in (None, options.group):
             return str(self._state.db)
-        if options.key is None or getattr(self, options.key.attname) is None:
+        if options.key is None:
+            return None
+        if getattr(self, options.key.attname) is None and not options.awaits_key(self):
             return None
         try:
             shard = options.locate(self)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, cast
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db.models import Field, Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.exceptions import ShardKeyRequired, UnplacedKey
 from sharded_orm.routing.where import ShardKey
 from sharded_orm.topology.model import Shard
 
@@ -25,11 +25,51 @@ class ShardOptions:
     key: Field[Any, Any] | None
 
     @cached_property
+    def columns(self) -> dict[str, tuple[int, int] | None]:
+        """The columns whose values tell the shard, and how; see :class:`ShardKey`."""
+        found: dict[str, tuple[int, int] | None] = {}
+        for field in self.model._meta.concrete_fields:
+            told = self._told_by(field)
+            if told is not False:
+                found[field.column] = told
+        return found
+
+    @cached_property
     def where_key(self) -> ShardKey | None:
-        """The key as :mod:`sharded_orm.routing.where` wants it."""
-        if self.key is None:
+        """The same as :mod:`sharded_orm.routing.where` wants it."""
+        return ShardKey(self.group, self.columns) if self.columns else None
+
+    def _told_by(self, field: Any) -> tuple[int, int] | Literal[False] | None:
+        """How values of ``field`` tell the shard; False if they do not."""
+        if self.key is not None and field.column == self.key.column:
             return None
-        return ShardKey(self.group, self.key.attname, str(self.key.column))
+        if (carried := getattr(field, "embedded_shard", None)) is not None:
+            return cast("tuple[int, int]", carried)
+        # Without a constraint in the database it may refer to a row of another shard.
+        if field.is_relation and getattr(field, "db_constraint", False):
+            target = field.target_field
+            theirs = shard_options(target.model)
+            if theirs is not None and theirs.group == self.group:
+                return theirs._told_by(target)
+        return False
+
+    def tells(self, field: Any) -> bool:
+        """Whether values of ``field``, of this model's own table, tell the shard."""
+        if field.column not in self.columns:
+            return False
+        carried = self.columns[field.column]
+        return carried is None or carried == runtime.strategy(self.group).embedded
+
+    @cached_property
+    def key_is_made(self) -> bool:
+        """Whether the key is an id that is made on the shard, by or just before the insert."""
+        return hasattr(self.key, "embedded_shard")
+
+    def awaits_key(self, instance: Model) -> bool:
+        """Whether ``instance`` is new and its key is still to be made: any shard will do."""
+        if not self.key_is_made or not instance._state.adding:
+            return False
+        return self.key is not None and instance.__dict__.get(self.key.attname) is None
 
     def key_of(self, instance: Model) -> Any:
         """The shard-key value of ``instance``, as the database would store it.
@@ -50,12 +90,50 @@ class ShardOptions:
         return value
 
     def locate(self, instance: Model) -> Shard | None:
-        """The shard that the key of ``instance`` names; None for an unplaced key."""
+        """The shard that the key of ``instance`` names; None for an unplaced key.
+
+        While its key is still to be made: the shard of ``near``, or of the rows of the
+        group that it refers to.
+        """
+        if self.awaits_key(instance):
+            return self._beside(instance)
         return runtime.locate(self.group, self.key_of(instance))
 
     def place(self, instance: Model) -> Shard:
-        """The same, for a row that is about to be written."""
-        return runtime.place(self.group, self.key_of(instance))
+        """The same, for a row that is about to be written.
+
+        One whose key is still to be made, and that refers to no row of the group, gets a
+        random shard among the open ones, and keeps it until it is stored.
+
+        :raises NoOpenShard: no shard takes new rows.
+        :raises UnplacedKey: ``near`` is a row that has no shard yet itself.
+        """
+        if not self.awaits_key(instance):
+            return runtime.place(self.group, self.key_of(instance))
+        shard = self._beside(instance)
+        if shard is not None:
+            return shard
+        state: Any = instance._state
+        if (near := getattr(state, "near", None)) is not None:
+            raise UnplacedKey(
+                f"near={describe(near)} is on no shard of group {self.group!r} yet: save it first."
+            )
+        drawn: int | None = getattr(state, "drawn_shard", None)
+        if drawn is None:
+            drawn = state.drawn_shard = runtime.strategy(self.group).draw()
+        return runtime.shard(self.group, drawn)
+
+    def _beside(self, instance: Any) -> Shard | None:
+        others = [getattr(instance._state, "near", None), *instance._state.fields_cache.values()]
+        for other in others:
+            alias = colocated_alias(self, other) if other is not None else None
+            if alias is not None:
+                return runtime.topology().resolve(alias)
+        for field in self.model._meta.concrete_fields:
+            value = instance.__dict__.get(field.attname)
+            if value is not None and self.tells(field):
+                return runtime.locate(self.group, field.get_prep_value(value))
+        return None
 
 
 _known: dict[Any, ShardOptions | None] = {}

@@ -142,7 +142,7 @@ def _ties(options: ShardOptions, column: Any) -> bool:
     if field.primary_key:
         return True
     key = where_key(field.model)
-    if key is not None and field.column == key.column:
+    if key is not None and field.column in key.columns:
         return True
     remote = shard_options(field.related_model) if field.is_relation else None
     return remote is not None and remote.group == options.group
@@ -174,7 +174,8 @@ def only_shard(options: ShardOptions, query: Query) -> Shard | None:
     """The shard of a query that says no more than ``key = value AND …``; else None.
 
     What :func:`route` would find, for the commonest queries in a fifth of its time: one
-    table, plain equalities, the key once among them. None means: ask :func:`route`.
+    table, plain equalities, the key or an id that carries its shard once among them. None
+    means: ask :func:`route`.
     """
     where = query.where
     if (
@@ -186,11 +187,12 @@ def only_shard(options: ShardOptions, query: Query) -> Shard | None:
         or where.connector != AND
     ):
         return None
-    key, value = options.key, None
+    key, value, columns = options.key, None, options.columns
     for lookup in where.children:
         if not isinstance(lookup, Exact) or type(lookup.lhs) is not Col:
             return None
-        if lookup.lhs.target is key:
+        field = lookup.lhs.target
+        if field is key or (field.column in columns and options.tells(field)):
             if value is not None:
                 return None
             value = lookup.rhs
@@ -213,7 +215,9 @@ def _bound(options: ShardOptions, query: Query) -> Bound | None:
 
 
 def _reader(options: ShardOptions, query: Query) -> WhereReader:
-    return WhereReader(query, options.group, where_key, _locate, _resolve_in(options.group))
+    group = options.group
+    embedded = runtime.strategy(group).embedded
+    return WhereReader(query, group, where_key, _locate, _resolve_in(group), embedded)
 
 
 def _locate(group: str, keys: list[Any]) -> dict[Any, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.models.fields.embedding import made_ids
 from sharded_orm.models.options import ShardOptions, shard_key_required
 from sharded_orm.models.routed import RoutedQuerySet
 
@@ -50,6 +52,9 @@ class WritingQuerySet(RoutedQuerySet):
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
             return self.using(options.place(probe).alias)
+        if options.key_is_made and given.get("near") is not None:
+            # The row is found beside that one, or made there.
+            return self.using(options.place(self.model(near=given.pop("near"))).alias)
         found = self._chain()
         conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
         found = found.filter(**conditions) if conditions else found
@@ -81,6 +86,33 @@ class WritingQuerySet(RoutedQuerySet):
             alias = runtime.shard(options.group, number).alias
             super(WritingQuerySet, self.using(alias)).bulk_create(rows, *args, **kwargs)
         return objs
+
+    def _insert(
+        self,
+        objs: Any,
+        fields: Any,
+        returning_fields: Any = None,
+        raw: bool = False,
+        using: str | None = None,
+        **conflict: Any,
+    ) -> Any:
+        # Overrides QuerySet._insert, which stores all new rows, single or many. Each field
+        # whose ids are made on the shard wraps it.
+        def insert(returning: Any) -> Any:
+            return super(WritingQuerySet, self)._insert(  # type: ignore[misc]
+                objs, fields, returning, raw, using, **conflict
+            )
+
+        model: Any = self.model
+        for field in made_ids(model):
+            insert = partial(
+                field.insert_rows,
+                objs,
+                str(using),
+                insert=insert,
+                on_conflict=conflict.get("on_conflict"),
+            )
+        return insert(returning_fields or ())
 
     def _fill_ids(self, objs: list[Any]) -> None:
         for field in self.model._meta.concrete_fields:
@@ -165,14 +197,18 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
         # A foreign key whose row was saved after it was assigned; Django does so later.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
     read = attrgetter(options.key.attname)
+    awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
     values = [(type(value), value) for value in map(read, objs)]
     # Many rows have few keys, and making a key of a value costs more than finding it.
-    samples = dict(zip(values, objs, strict=True))
+    samples = {
+        value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
+    }
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
     shards = {value: numbers[key] for value, key in keys.items()}
     found: dict[int, list[Any]] = {}
     for value, obj in zip(values, objs, strict=True):
-        found.setdefault(shards[value], []).append(obj)
+        number = options.place(obj).number if id(obj) in awaiting else shards[value]
+        found.setdefault(number, []).append(obj)
     return found

@@ -6,13 +6,14 @@ path of a subclass of :class:`Strategy`.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from django.utils.module_loading import import_string
 
-from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
+from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
 from sharded_orm.topology.model import ShardGroup
 
 BUILT_IN = {
@@ -21,6 +22,9 @@ BUILT_IN = {
     "range": "sharded_orm.routing.range.RangeStrategy",
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
+
+# Not seeded: two processes must not draw the same shards in the same order.
+_random = random.SystemRandom()
 
 
 class Strategy(ABC):
@@ -34,6 +38,8 @@ class Strategy(ABC):
     option_names: ClassVar[frozenset[str]] = frozenset()
     #: Whether :meth:`locate` may answer None: keys have to be placed first.
     places: ClassVar[bool] = False
+    #: Where a key holds the number of its shard: shift and bits. None: it does not.
+    embedded: tuple[int, int] | None = None
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
@@ -68,6 +74,23 @@ class Strategy(ABC):
         """:meth:`place` for several keys."""
         located = self.locate_many(keys)
         return {key: number for key, number in located.items() if number is not None}
+
+    def draw(self) -> int:
+        """A random shard among those open for new keys, by the weights of the ranges.
+
+        :raises NoOpenShard: no range is open.
+        """
+        ranges = self.group.open_ranges
+        if not ranges:
+            raise NoOpenShard(
+                f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
+                " 'open': True on one."
+            )
+        # A range's weight counts for each of its shards: 512 shards of weight 1 draw
+        # as much as 256 of weight 2.
+        weights = [r.weight * (r.last - r.first + 1) for r in ranges]
+        chosen = _random.choices(ranges, weights=weights)[0]
+        return _random.randint(chosen.first, chosen.last)
 
     def explain(self, key: Any) -> str:
         """Why ``key`` is where it is, for people."""

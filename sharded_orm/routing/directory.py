@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import re
 import threading
 import uuid
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Protocol
 
-from sharded_orm.exceptions import InvalidConfiguration, NoOpenShard
+from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, encoded
 from sharded_orm.topology.model import ShardGroup
 
@@ -60,8 +59,6 @@ class DirectoryStrategy(Strategy):
         self._cache_size = size
         self._lock = threading.Lock()
         self._known: OrderedDict[str, int] = OrderedDict()
-        # Not seeded: two processes must not draw the same shards in the same order.
-        self._random = random.SystemRandom()
 
     def locate(self, key: Any) -> int | None:
         text = self._text(key)
@@ -79,7 +76,7 @@ class DirectoryStrategy(Strategy):
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         texts = {self._text(key): key for key in keys}
         found = self._find(texts) if texts else {}
-        new = {text: self._draw() for text, key in texts.items() if found[key] is None}
+        new = {text: self.draw() for text, key in texts.items() if found[key] is None}
         if new:
             for text, number in self._remember(self.store.place(self.group.name, new)).items():
                 found[texts[text]] = number
@@ -120,19 +117,6 @@ class DirectoryStrategy(Strategy):
             while len(self._known) > self._cache_size:
                 self._known.popitem(last=False)
         return {text: number for text, (number, _) in placements.items()}
-
-    def _draw(self) -> int:
-        ranges = self.group.open_ranges
-        if not ranges:
-            raise NoOpenShard(
-                f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
-                " 'open': True on one."
-            )
-        # A range's weight counts for each of its shards: 512 shards of weight 1 draw
-        # as much as 256 of weight 2.
-        weights = [r.weight * (r.last - r.first + 1) for r in ranges]
-        chosen = self._random.choices(ranges, weights=weights)[0]
-        return self._random.randint(chosen.first, chosen.last)
 
     def _text(self, key: Any) -> str:
         if isinstance(key, str):

@@ -30,6 +30,7 @@ class EmbeddedStrategy(Strategy):
                     " within the 63 bits of a signed BIGINT"
                 ]
             )
+        self.embedded = (self._shift, self._bits)
         if group.count > 1 << self._bits:
             raise InvalidConfiguration(
                 [f"group {group.name!r}: {group.count} shards do not fit in BITS {self._bits!r}"]

@@ -8,7 +8,7 @@ refused by the caller or scattered on request, never guessed (DESIGN decision 4)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,14 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 @dataclass(frozen=True)
 class ShardKey:
-    """How a model's rows find their shard: the group, and the column of the key."""
+    """How a model's rows find their shard: the group, and the columns that tell it.
+
+    ``columns`` maps the shard key, and foreign keys to one, to None; ids that carry their
+    shard, and foreign keys to such, to where it is in them (shift and bits).
+    """
 
     group: str
-    attname: str
-    column: str
+    columns: Mapping[str, tuple[int, int] | None]
 
 
 #: Tells the shard key of a model, or None for a model that is not sharded.
@@ -71,6 +74,7 @@ class WhereReader:
     """Reads one query's where tree. Not shared between threads.
 
     :param group: the group of the query's model; bounds of other groups do not count.
+    :param embedded: where its strategy reads the shard from a key, if it does.
     """
 
     def __init__(
@@ -80,12 +84,14 @@ class WhereReader:
         key_of: KeyOf,
         locate: Locate,
         resolve: Callable[[str], int | None],
+        embedded: tuple[int, int] | None = None,
     ) -> None:
         self._query = query
         self._group = group
         self._key_of = key_of
         self._locate = locate
         self._resolve = resolve
+        self._embedded = embedded
 
     def bound(self) -> Bound | None:
         """The bound of the whole query, or None when it may be about any shard."""
@@ -130,8 +136,13 @@ class WhereReader:
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
-            # Django turns "= NULL" into IS NULL. The key of a row is never NULL.
-            own = self.is_key(lookup.lhs) and lookup.lhs.alias == self._query.base_table
+            # Django turns "= NULL" into IS NULL. The key of a row is never NULL; a
+            # foreign key that tells the shard may be.
+            own = (
+                self.is_key(lookup.lhs)
+                and lookup.lhs.alias == self._query.base_table
+                and not lookup.lhs.target.null
+            )
             return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
         compared = self._compared(lookup)
         if compared is None:
@@ -178,7 +189,7 @@ class WhereReader:
         return list(dict.fromkeys(keys))
 
     def is_key(self, lhs: Any) -> bool:
-        """Whether ``lhs`` is the shard key's column of a model of this query's group.
+        """Whether ``lhs`` is a column that tells the shard, of a model of this query's group.
 
         The column may belong to a joined table: a join never leaves the shard, so the
         joined row's key bounds the whole row.
@@ -189,7 +200,10 @@ class WhereReader:
         if lhs.alias == self._query.base_table:
             model = self._query.model
         key = self._key_of(model)
-        return key is not None and key.group == self._group and lhs.target.column == key.column
+        if key is None or key.group != self._group or lhs.target.column not in key.columns:
+            return False
+        carried = key.columns[lhs.target.column]
+        return carried is None or carried == self._embedded
 
 
 def _intersect(bounds: list[Bound]) -> Bound | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sharded_orm import runtime
+from sharded_orm.models.counters import begin_sqlite, first_ids
 from sharded_orm.topology.model import Shard
 
 
@@ -74,6 +75,11 @@ class SQLiteCloner(Cloner):
         # Renamed when complete: another thread must never open half a file.
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         shutil.copyfile(self._template, unfinished)
+        connection = sqlite3.connect(unfinished)
+        try:
+            _begin_counters(connection, shard)
+        finally:
+            connection.close()
         unfinished.rename(path)
 
     def restore(self, shard: Shard) -> None:
@@ -83,6 +89,7 @@ class SQLiteCloner(Cloner):
             try:
                 target.execute("PRAGMA synchronous = OFF")
                 source.backup(target)
+                _begin_counters(target, shard)
             finally:
                 target.close()
         except sqlite3.OperationalError as exc:
@@ -99,6 +106,17 @@ class SQLiteCloner(Cloner):
             path = _path(shard)
             path.unlink(missing_ok=True)
             path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
+    """Packed ids begin at another number than in the template."""
+    firsts = first_ids(shard)
+    if not firsts:
+        return
+    present = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    wanted = {table: first for table, first in firsts.items() if table in present}
+    with connection:
+        begin_sqlite(connection.execute, wanted)
 
 
 def _path(shard: Shard) -> Path:

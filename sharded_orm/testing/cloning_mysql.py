@@ -13,6 +13,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
+from sharded_orm.models.counters import begin_mysql, first_ids
 from sharded_orm.testing.cloning import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
@@ -86,6 +87,12 @@ class MySQLCloner(Cloner):
             for definition in self._template.definitions.values():
                 cursor.execute(definition)
             self._insert_rows(cursor)
+            self._begin_counters(cursor, shard)
+
+    def _begin_counters(self, cursor: Any, shard: Shard) -> None:
+        """Packed ids begin at another number than in the template."""
+        firsts = first_ids(shard)
+        begin_mysql(cursor, {t: first for t, first in firsts.items() if t in self._template.tables})
 
     def _has_same_tables(self, cursor: Any, shard: Shard) -> bool:
         cursor.execute("SHOW DATABASES LIKE %s", [_like(shard.schema)])
@@ -109,6 +116,7 @@ class MySQLCloner(Cloner):
             if filled:
                 cursor.execute(f"DELETE FROM {_quoted(table)}")
         self._insert_rows(cursor)
+        self._begin_counters(cursor, shard)
 
     def _insert_rows(self, cursor: Any) -> None:
         for insert, rows in self._template.rows.values():
@@ -120,6 +128,7 @@ class MySQLCloner(Cloner):
                 cursor.execute(f"USE {_quoted(shard.schema)}")
                 for table in self._template.numbered:
                     cursor.execute(f"ALTER TABLE {_quoted(table)} AUTO_INCREMENT = 1")
+                self._begin_counters(cursor, shard)
 
     def drop(self, shards: Iterable[Shard]) -> None:
         by_node: defaultdict[str, dict[str, Shard]] = defaultdict(dict)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from django.db import models
 
-from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+from sharded_orm.ids.layout import TimestampedLayout
+from sharded_orm.models import (
+    GlobalModel,
+    PackedIDField,
+    ShardedModel,
+    TicketField,
+    TimestampedIDField,
+)
 
 
 class Person(GlobalModel):
@@ -116,3 +123,62 @@ class Pin(ShardedModel):
     class ShardMeta:
         group = "pins"
         shard_key = "id"
+
+
+class Board(ShardedModel):
+    """Its packed id is counted by its shard's table."""
+
+    id = PackedIDField(primary_key=True, type_id=1)
+    name = models.CharField(max_length=100)
+    parent = models.ForeignKey("self", models.CASCADE, null=True, blank=True)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "id"
+
+
+class Save(ShardedModel):
+    """On the shard of its board, which its own packed id carries, too."""
+
+    id = PackedIDField(primary_key=True, type_id=2)
+    board = models.ForeignKey(Board, models.CASCADE, related_name="saves")
+    note = models.CharField(max_length=100)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "board"
+
+
+class Like(ShardedModel):
+    """Refers to a packed id that is not its shard key."""
+
+    id = PackedIDField(primary_key=True, type_id=3)
+    board = models.ForeignKey(Board, models.CASCADE)
+    save_of = models.ForeignKey(Save, models.CASCADE, null=True)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "board"
+
+
+class Visit(ShardedModel):
+    """Its timestamped id is its shard key."""
+
+    id = TimestampedIDField(primary_key=True)
+    page = models.CharField(max_length=100, unique=True)
+
+    class ShardMeta:
+        group = "visits"
+        shard_key = "id"
+
+
+class Story(ShardedModel):
+    """Sharded by its author, modulo; its id carries the shard as well."""
+
+    id = TimestampedIDField(primary_key=True, layout=TimestampedLayout(sequence_bits=4))
+    author = models.BigIntegerField()
+    text = models.CharField(max_length=100)
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "author"

@@ -20,6 +20,7 @@ DATABASES = [
     "events",
     "archive",
     "pins",
+    "visits",
 ]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

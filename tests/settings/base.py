@@ -46,6 +46,7 @@ def sharded_orm(nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "events": group("modulo", 8),
             "archive": group("range", 4, SIZE=1000),
             "pins": group("embedded", 8),
+            "visits": group("embedded", 4, SHIFT=10, BITS=13),
         },
         "TICKETS": ["tickets_1", "tickets_2"],
         "DIRECTORY": "directory",

@@ -13,7 +13,14 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from sharded_orm.checks import check_autonomous_files, check_models
-from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
+from sharded_orm.models import (
+    GlobalModel,
+    PackedIDField,
+    ShardedModel,
+    TicketField,
+    TimestampedIDField,
+)
 
 
 def ids(*classes: Any) -> set[str]:
@@ -264,3 +271,90 @@ def test_sqlite_has_one_writer_per_file() -> None:
     with override_settings(SHARDED_ORM=changed):
         if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
             assert [m.id for m in check_autonomous_files()] == ["sharded_orm.W014"] * 2
+
+
+def packed(group: str, key: str = "id", **options: Any) -> Callable[[], type[Any]]:
+    def body() -> type[Any]:
+        class Packed(ShardedModel):
+            id = PackedIDField(primary_key=True, **options)
+            user_id = models.BigIntegerField()
+            ShardMeta = type("ShardMeta", (), {"group": group, "shard_key": key})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Packed
+
+    return body
+
+
+def timestamped(group: str, key: str, **options: Any) -> Callable[[], type[Any]]:
+    def body() -> type[Any]:
+        class Timestamped(ShardedModel):
+            id = TimestampedIDField(primary_key=True, **options)
+            user_id = models.BigIntegerField()
+            ShardMeta = type("ShardMeta", (), {"group": group, "shard_key": key})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Timestamped
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (packed("pins", type_id=1), set()),
+        (packed("pins", "user_id", type_id=1023), set()),
+        (packed("photos", type_id=1), {"E015"}),
+        (packed("photos", "user_id", type_id=1), {"E015"}),
+        (packed("visits", type_id=1), {"E015"}),
+        (packed("pins", type_id=1, layout=PackedLayout(16, 9, 37)), set()),
+        (packed("pins", type_id=1, layout=PackedLayout(16, 9, 36)), {"E015"}),
+        (packed("pins", type_id=1024), {"E016"}),
+        (packed("pins", type_id=-1), {"E016"}),
+        (packed("pins", type_id=True), {"E016"}),
+        (packed("pins", type_id="1"), {"E016"}),
+        (packed("pins", type_id=1, layout=PackedLayout(2, 10, 36)), {"E015", "E018"}),
+        (timestamped("visits", "id"), set()),
+        (timestamped("visits", "id", layout=TimestampedLayout(sequence_bits=9)), {"E015"}),
+        (timestamped("events", "id"), {"E015"}),
+        (timestamped("events", "user_id"), set()),
+        (timestamped("photos", "user_id", layout=TimestampedLayout(shard_bits=3)), {"E018"}),
+    ],
+)
+def test_ids_that_carry_their_shard(body: Callable[[], type[Any]], expected: set[str]) -> None:
+    assert declare(body) == expected
+
+
+def test_ids_that_carry_a_shard_outside_of_shards() -> None:
+    def plain() -> type[Any]:
+        class Plain(GlobalModel):
+            id = TimestampedIDField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Plain
+
+    assert declare(plain) == {"E015"}
+
+
+def test_two_models_with_one_type_id() -> None:
+    with isolate_apps("tests.photos"):
+        one, other = (
+            type(
+                name,
+                (ShardedModel,),
+                {
+                    "__module__": "tests.photos.models",
+                    "id": PackedIDField(primary_key=True, type_id=7),
+                    "Meta": type("Meta", (), {"app_label": "photos_app"}),
+                    "ShardMeta": type("ShardMeta", (), {"group": group, "shard_key": "id"}),
+                },
+            )
+            for name, group in (("One", "pins"), ("Other", "pins"))
+        )
+        assert ids(one) == ids(other) == ids(one, other) == {"E017"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sharded_orm.models.fields.packed import PackedIDField
 from sharded_orm.models.fields.tickets import TicketField
+from sharded_orm.models.fields.timestamped import TimestampedIDField
 
-__all__ = ["TicketField"]
+__all__ = ["PackedIDField", "TicketField", "TimestampedIDField"]

@@ -1,0 +1,140 @@
+"""Timestamped ids made by this process, for databases that cannot make them (I2)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from sharded_orm.exceptions import InvalidID
+from sharded_orm.ids.layout import TimestampedLayout
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class _Lane:
+    """The ids of one shard and table. ``made`` counts those of millisecond ``last``."""
+
+    last: int
+    made: int
+    sequence: int
+
+
+class TimestampClock:
+    """Makes ids of one layout; never the same one twice. Thread-safe, fork-safe.
+
+    :param layout: the widths and the epoch.
+    :param clock: tells the time in milliseconds since 1970.
+    :param wait: waits for so many seconds; called when a millisecond is used up.
+    :param draw: a random number below its argument: where this process's sequence begins.
+
+    - A shard and table get at most ``2**sequence_bits`` ids of one millisecond; whoever
+      wants more waits for the next.
+    - When the clock steps back, ids go on from the last millisecond, at the same rate,
+      until the clock has caught up.
+    - A child process repeats none of the ids that its parent had made.
+
+    Two processes (or a process that is restarted while the clock steps back) may make
+    the same id for one table. Their sequences begin at random numbers, so it is rare,
+    and the insert finds it out: see ``TimestampedIDField``.
+    """
+
+    def __init__(
+        self,
+        layout: TimestampedLayout,
+        *,
+        clock: Callable[[], int] = _now,
+        wait: Callable[[float], object] = time.sleep,
+        draw: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        self.layout = layout
+        self._clock = clock
+        self._wait = wait
+        self._draw = draw
+        self._size = 1 << layout.sequence_bits
+        self._lanes: dict[tuple[int, str], _Lane] = {}
+        # Invariant: (last, sequence) of a lane has been handed out at most once.
+        self._lock = threading.Lock()
+        _clocks.add(self)
+
+    def take(self, shard: int, table: str, count: int = 1) -> list[int]:
+        """``count`` new ids for ``table`` on ``shard``, in the order of time.
+
+        :param table: whatever tells apart the tables of all groups.
+        :raises TimestampExhausted: the time does not fit into the layout any more.
+        :raises InvalidID: the shard does not fit, or the clock is before the epoch.
+        """
+        with self._lock:
+            lane = self._lanes.get((shard, table))
+            if lane is None:
+                lane = _Lane(-1, self._size, self._draw(self._size))
+                self._lanes[shard, table] = lane
+            return [self._next(lane, shard) for _ in range(count)]
+
+    def leave(self, shard: int, table: str) -> None:
+        """Make no more ids of this millisecond, and begin the next at a random number.
+
+        For a process that has met another one's ids: it would go on meeting them.
+        """
+        with self._lock:
+            if (lane := self._lanes.get((shard, table))) is not None:
+                self._leave(lane)
+
+    def _leave(self, lane: _Lane) -> None:
+        lane.made = self._size
+        lane.sequence = self._draw(self._size)
+
+    def _next(self, lane: _Lane, shard: int) -> int:
+        now = self._milliseconds()
+        while lane.made >= self._size and now == lane.last:
+            self._wait(0.0005)
+            now = self._milliseconds()
+        if now > lane.last:
+            lane.last, lane.made = now, 0
+        elif lane.made >= self._size:
+            # The clock was set back, by hours perhaps: nobody can wait for it.
+            lane.last, lane.made = lane.last + 1, 0
+        lane.made += 1
+        lane.sequence = (lane.sequence + 1) % self._size
+        return self.layout.pack(lane.last, shard, lane.sequence)
+
+    def _milliseconds(self) -> int:
+        now = self._clock() - self.layout.epoch_milliseconds
+        if now < 0:
+            raise InvalidID(
+                f"The clock is {-now} ms before the epoch {self.layout.epoch.isoformat()}: set the"
+                " clock, or choose an epoch that has passed."
+            )
+        return now
+
+    def _after_fork(self) -> None:
+        # In the child, which has one thread: another one may have held the lock.
+        self._lock = threading.Lock()
+        for lane in self._lanes.values():
+            # The parent made ids of this millisecond; which, it alone will know.
+            self._leave(lane)
+
+
+_clocks: weakref.WeakSet[TimestampClock] = weakref.WeakSet()
+
+
+def _renew_in_child() -> None:
+    for clock in _clocks:
+        clock._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
+
+@cache
+def clock_of(layout: TimestampedLayout) -> TimestampClock:
+    """The clock of all tables with ids of ``layout`` in this process."""
+    return TimestampClock(layout)

@@ -1,0 +1,109 @@
+"""What the fields have in common whose ids carry the number of their row's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django.db import models
+from django.db.models.constants import OnConflict
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
+from sharded_orm.models.options import describe, shard_options
+from sharded_orm.topology.model import Shard
+
+#: Inserts rows and answers with the values of these columns, as ``QuerySet._insert``.
+Insert = Callable[[Sequence[Any]], list[Any]]
+
+
+class EmbeddedShardMixin:
+    """An id that carries its shard and is made on it: by the insert, or just before it.
+
+    When it is the shard key, a new row may go to any shard: ``near=row`` chooses that of
+    another row, see :meth:`ShardOptions.place`.
+    """
+
+    layout: PackedLayout | TimestampedLayout
+    attname: str
+    name: str
+
+    @property
+    def embedded_shard(self) -> tuple[int, int]:
+        """Where the shard is in an id: ``SHIFT`` and ``BITS`` of the embedded strategy."""
+        return self.layout.shard_shift, self.layout.shard_bits
+
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]
+        key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
+        if key == name and not hasattr(cls, "near"):
+            # A property, since Model.__init__, create() and get_or_create() take those
+            # as keywords.
+            cls.near = property(_near, _set_near)
+
+    def insert_rows(
+        self,
+        instances: Sequence[Any],
+        alias: str,
+        returning: Sequence[Any],
+        insert: Insert,
+        on_conflict: OnConflict | None = None,
+    ) -> list[Any]:
+        """Insert ``instances`` on ``alias`` with the right ids; what ``insert`` answers.
+
+        Called for every insert of a sharded model, single or many.
+        """
+        raise NotImplementedError
+
+    def formfield(self, *args: Any, **kwargs: Any) -> Any:
+        # Nobody types an id.
+        return None
+
+    def validate(self, value: Any, model_instance: models.Model | None) -> None:
+        # Empty until the row is saved; the insert checks an id that was given.
+        return
+
+
+@lru_cache(maxsize=1024)
+def made_ids(model: Any) -> tuple[EmbeddedShardMixin, ...]:
+    """The fields of the model's own table whose ids are made on the shard."""
+    fields: tuple[Any, ...] = tuple(model._meta.local_concrete_fields)
+    return tuple(field for field in fields if isinstance(field, EmbeddedShardMixin))
+
+
+def shard_of(alias: str) -> Shard | None:
+    """The shard that ``alias`` names; None for a template and for what is no shard."""
+    if runtime.template_group(alias) is not None:
+        return None
+    return runtime.topology().resolve(alias)
+
+
+def forget_choice(instances: Sequence[Any]) -> None:
+    """The rows are stored: what chose their shard is not to choose that of a copy."""
+    for row in instances:
+        row._state.__dict__.pop("near", None)
+        row._state.__dict__.pop("drawn_shard", None)
+
+
+def _near(instance: Any) -> Any:
+    """The row beside which this one will be stored; None once it is."""
+    return getattr(instance._state, "near", None)
+
+
+def _set_near(instance: Any, row: Any) -> None:
+    options = shard_options(type(instance))
+    theirs = shard_options(type(row)) if row is not None else options
+    if options is None or theirs is None or theirs.group != options.group:
+        shown = describe(row) if isinstance(row, models.Model) else repr(row)
+        raise CrossShardRelation(
+            f"near={shown} is no row of group {options.group if options else None!r}, in which"
+            f" {type(instance).__name__} is stored: give a row of that group."
+        )
+    if row is not None and not instance._state.adding:
+        raise CrossShardRelation(
+            f"{describe(instance)} is stored and stays on {instance._state.db!r}: near= is for new"
+            " rows."
+        )
+    instance._state.near = row

@@ -1,0 +1,115 @@
+"""Ids of shard, type and a local number that the shard's own table counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models.constants import OnConflict
+
+from sharded_orm.exceptions import PackedIDMismatch
+from sharded_orm.ids.layout import PACKED, PackedLayout
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, forget_choice, shard_of
+from sharded_orm.topology.model import Shard
+
+
+class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]
+    """A primary key that tells the row's shard: shard, type, local id (Pinterest, P1, P5).
+
+    :param type_id: the number of this model among those of its group; it never changes.
+    :param layout: other widths than 16, 10 and 36 bits.
+
+    The group's strategy is ``"embedded"`` with the same widths. The local id is counted
+    by the table itself, which begins at the first id of its shard and type; ``migrate``
+    sets it so (see ``models/counters.py``). The insert checks what was counted inside
+    its transaction: :exc:`PackedIDMismatch` if it is an id of another shard or type, and
+    no row stays. An explicit id is kept if it is of the row's shard and of this type.
+
+    Cost of a new row: one INSERT, with BEGIN and COMMIT around it outside of a
+    transaction; with an explicit id the INSERT alone.
+    """
+
+    layout: PackedLayout
+    description = "64-bit id of shard, type and local number"
+
+    def __init__(
+        self, *args: Any, type_id: int, layout: PackedLayout = PACKED, **kwargs: Any
+    ) -> None:
+        self.type_id = type_id
+        self.layout = layout
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        kwargs["type_id"] = self.type_id
+        if self.layout != PACKED:
+            kwargs["layout"] = self.layout
+        # What migrations name, wherever this module is.
+        return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
+
+    def counted_on(self, shard: Shard) -> range:
+        """The ids that the table counts on ``shard``, from local id 1."""
+        return self.layout.counted(shard.number, self.type_id)
+
+    def insert_rows(
+        self,
+        instances: Sequence[Any],
+        alias: str,
+        returning: Sequence[Any],
+        insert: Insert,
+        on_conflict: OnConflict | None = None,
+    ) -> list[Any]:
+        shard = shard_of(alias)
+        if shard is None:
+            return insert(returning)  # A template, or a table from before the shards.
+        given = [v for row in instances if (v := getattr(row, self.attname)) is not None]
+        for value in given:
+            self._check_given(value, shard)
+        if len(given) == len(instances):
+            return insert(returning)
+        own = self.counted_on(shard)
+        # Leaving the block by an error takes the rows back.
+        with transaction.atomic(using=alias, savepoint=False):
+            rows = insert(returning)
+            if rows and self in returning:
+                place = list(returning).index(self)
+                counted = [row[place] for row in rows]
+            else:
+                # The answer holds no ids: to INSERT IGNORE, or to many rows on MySQL.
+                counted = self._strangers(alias, own)
+            for value in counted:
+                if value not in own:
+                    raise self._mismatch(value, shard)
+        forget_choice(instances)
+        return rows
+
+    def _check_given(self, value: Any, shard: Shard) -> None:
+        parts = self.layout.unpack(self.get_prep_value(value))
+        if (parts.shard, parts.type) != (shard.number, self.type_id):
+            raise PackedIDMismatch(
+                f"{self.model.__name__}.{self.name}={value!r} is {parts!r}, and the row is stored on"
+                f" {shard.alias!r} with type {self.type_id!r}. Leave the id out, or give one of that"
+                " shard and type."
+            )
+
+    def _strangers(self, alias: str, own: range) -> list[int]:
+        """An id in the table that it cannot have counted, if there is one. One query."""
+        below, above = {f"{self.name}__lt": own.start}, {f"{self.name}__gte": own.stop}
+        found = self.model._base_manager.using(alias).filter(models.Q(**below) | models.Q(**above))
+        return list(found.values_list(self.name, flat=True)[:1])
+
+    def _mismatch(self, value: int, shard: Shard) -> PackedIDMismatch:
+        own = self.counted_on(shard)
+        what = f"{self.model._meta.db_table!r} on {shard.alias!r} counted {value!r}, but its ids of"
+        what += f" type {self.type_id!r} are {own.start!r} to {own[-1]!r}. No row was stored."
+        if value >= own.stop:
+            return PackedIDMismatch(
+                f"{what} The local ids are used up: close the shard for new rows. Or a row with an id"
+                " of another table has moved the counter: remove it, and set the table's"
+                " AUTO_INCREMENT to its highest own id + 1."
+            )
+        return PackedIDMismatch(
+            f"{what} The table was made or emptied without its first id: 'manage.py migrate_shards"
+            f" --group {shard.group} --shards {shard.number}' sets it."
+        )

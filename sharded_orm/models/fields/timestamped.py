@@ -1,0 +1,158 @@
+"""Ids of milliseconds, shard and sequence, which order by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+from django.db import IntegrityError, NotSupportedError, connections, models
+from django.db.models import Value
+from django.db.models.constants import OnConflict
+from django.db.models.expressions import DatabaseDefault
+
+from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
+from sharded_orm.ids.timestamps import TimestampClock, clock_of
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, forget_choice, shard_of
+
+# Each try is in another millisecond, where two processes meet by chance only; that they do
+# so this often in a row means that something else is wrong.
+TRIES = 10
+
+
+class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]
+    """An id that orders by time and tells the row's shard (Instagram, I2).
+
+    :param epoch: an aware datetime from which milliseconds are counted; it never changes.
+    :param layout: other widths than 41, 13 and 10 bits; holds the epoch, too.
+
+    On MySQL, MariaDB and SQLite the process makes the id when the row is inserted; on
+    PostgreSQL the column's default does. An explicit id is kept. In a group whose strategy
+    is ``"embedded"`` with the same SHIFT and BITS the id routes; in any other group it is
+    unique over all shards.
+
+    Cost of a new row: the INSERT alone. When another process has made the same id, one
+    query tells so and the INSERT is repeated with an id of the next millisecond. (Not for
+    ``bulk_create(ignore_conflicts=True)``, which ignores that row as any other conflict.)
+    """
+
+    layout: TimestampedLayout
+    description = "64-bit id that orders by time"
+
+    def __init__(
+        self,
+        *args: Any,
+        epoch: datetime | None = None,
+        layout: TimestampedLayout | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if epoch is not None and layout is not None:
+            raise TypeError("Give either epoch or layout, which holds the epoch.")
+        self.layout = layout or (TimestampedLayout(epoch) if epoch else TIMESTAMPED)
+        super().__init__(*args, **kwargs)
+
+    @property
+    def epoch(self) -> datetime:
+        return self.layout.epoch
+
+    @cached_property
+    def clock(self) -> TimestampClock:
+        return clock_of(self.layout)
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        if self.layout == TimestampedLayout(self.epoch):
+            kwargs["epoch"] = self.epoch
+        else:
+            kwargs["layout"] = self.layout
+        # What migrations name, wherever this module is.
+        return name, "sharded_orm.models.fields.TimestampedIDField", args, kwargs
+
+    def insert_rows(
+        self,
+        instances: Sequence[Any],
+        alias: str,
+        returning: Sequence[Any],
+        insert: Insert,
+        on_conflict: OnConflict | None = None,
+    ) -> list[Any]:
+        new = [row for row in instances if getattr(row, self.attname) is None]
+        if not new:
+            return insert(returning)
+        connection = connections[alias]
+        if connection.vendor == "postgresql":
+            return self._insert_default(new, returning, insert)
+        if on_conflict == OnConflict.UPDATE and connection.vendor == "mysql":
+            # ON DUPLICATE KEY UPDATE is about every unique key: where another process has
+            # made the same id it would change that row.
+            raise NotSupportedError(
+                f"bulk_create(update_conflicts=True) on {alias!r} could take another process's row"
+                f" for a conflict, by its {self.name!r}. Give the rows their ids, or use"
+                " update_or_create()."
+            )
+        try:
+            self._fill(new, alias)
+            rows = self._insert_filled(new, alias, returning, insert)
+        except BaseException:
+            # As after any insert that fails: the next try draws again.
+            for row in new:
+                setattr(row, self.attname, None)
+            raise
+        forget_choice(new)
+        # As many answers as rows: QuerySet.bulk_create counts them.
+        return rows or [()] * len(instances)
+
+    def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
+        shard = shard_of(alias)
+        number = shard.number if shard is not None else 0  # A template's rows stay in it.
+        table = f"{alias}.{self.model._meta.db_table}"
+        if again:
+            self.clock.leave(number, table)
+        ids = self.clock.take(number, table, len(rows))
+        for row, value in zip(rows, ids, strict=True):
+            setattr(row, self.attname, value)
+
+    def _insert_filled(
+        self, new: list[Any], alias: str, returning: Sequence[Any], insert: Insert
+    ) -> list[Any]:
+        for _ in range(TRIES):
+            try:
+                # Needs no savepoint: on these databases the statement alone is undone.
+                return insert(returning)
+            except IntegrityError:
+                taken = self._taken(new, alias) if self.unique else []
+                if not taken:
+                    raise
+                self._fill(taken, alias, again=True)
+        return insert(returning)
+
+    def _taken(self, rows: list[Any], alias: str) -> list[Any]:
+        """Those of ``rows`` whose id another row has."""
+        by_id = {getattr(row, self.attname): row for row in rows}
+        connection = connections[alias]
+        found = self.model._base_manager.using(alias)
+        if connection.in_atomic_block and connection.features.has_select_for_update:
+            # A snapshot from before the other row would not show it.
+            found = found.select_for_update()
+        condition = {f"{self.name}__in": list(by_id)}
+        ids = found.filter(**condition).values_list(self.name, flat=True)
+        return [by_id[value] for value in ids]
+
+    def _insert_default(
+        self, new: list[Any], returning: Sequence[Any], insert: Insert
+    ) -> list[Any]:
+        """Leave the ids to the column's default, and read them from the answer."""
+        for row in new:
+            setattr(row, self.attname, DatabaseDefault(Value(None), self))
+        rows: list[Any] = []
+        try:
+            rows = insert([*returning, self])
+        finally:
+            # The rows that bulk_create inserts together all have an id, or none has. It is
+            # not told for rows that were ignored on a conflict.
+            for row, answer in zip_longest(new, rows):
+                setattr(row, self.attname, answer[-1] if answer else None)
+        forget_choice(new)
+        return [answer[:-1] for answer in rows]

@@ -1,0 +1,461 @@
+"""Ids of shard, type and local number: counted by the shard's table, checked by the insert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from asgiref.sync import async_to_sync
+from django import forms
+from django.core import serializers
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
+from django.db import IntegrityError, connections, transaction
+from django.test import TestCase
+
+import sharded_orm
+from sharded_orm import runtime
+from sharded_orm.exceptions import (
+    CrossShardRelation,
+    InvalidID,
+    InvalidShardKey,
+    NoOpenShard,
+    PackedIDMismatch,
+    ShardKeyRequired,
+    UnplacedKey,
+)
+from sharded_orm.ids.layout import PACKED, PackedID
+from sharded_orm.models import Route
+from tests.photos.models import Board, Event, Like, Person, Save
+from tests.queries.conftest import DATABASES
+
+pytestmark = pytest.mark.every_backend
+in_test = pytest.mark.django_db(databases=DATABASES)
+committed = pytest.mark.django_db(databases=DATABASES, transaction=True)
+
+assert_queries = TestCase().assertNumQueries
+
+
+def on(number: int, **values: Any) -> Board:
+    """A board on a shard that is named."""
+    return Board.objects.using(f"pins_{number:05d}").create(**values)
+
+
+def shard_of(row: Any) -> int:
+    return int(str(row._state.db).rpartition("_")[2])
+
+
+def restart_counter(alias: str, table: str, first: int) -> None:
+    """What TRUNCATE, CREATE TABLE LIKE or a wrong hand does to a table's counter."""
+    with connections[alias].cursor() as cursor:
+        if connections[alias].vendor == "mysql":
+            cursor.execute(f"ALTER TABLE {table} AUTO_INCREMENT = {first}")
+        else:
+            cursor.execute(f"DELETE FROM sqlite_sequence WHERE name = '{table}'")
+            cursor.execute(f"INSERT INTO sqlite_sequence VALUES ('{table}', {first - 1})")
+
+
+@pytest.fixture
+def spoilt_counter() -> Iterator[None]:
+    """For tests that move the counter of boards on shard 5 beyond what others expect."""
+    yield
+    Board.objects.using("pins_00005").all().delete()
+    restart_counter("pins_00005", "photos_app_board", PACKED.pack(5, 1, 1))
+
+
+@in_test
+def test_the_first_id_of_a_shard() -> None:
+    for number in (0, 5, 7):
+        board = on(number, name="first")
+        parts = PackedID.from_int(board.pk)
+        assert (parts.shard, parts.type) == (number, 1)
+        assert on(number, name="second").pk == board.pk + 1
+
+
+@in_test
+def test_every_way_to_make_a_row() -> None:
+    saved = Board(name="saved")
+    assert saved.pk is None
+    saved.save()
+    created = Board.objects.create(name="created")
+    bulk = Board.objects.bulk_create([Board(name=f"b{n}") for n in range(40)])
+    made, is_new = Board.objects.using("pins_00002").get_or_create(name="made")
+    assert is_new
+    assert Board.objects.using("pins_00002").get_or_create(name="made") == (made, False)
+    for row in (saved, created, made, *bulk):
+        parts = PackedID.from_int(row.pk)
+        assert (parts.shard, parts.type) == (shard_of(row), 1)
+        assert not row._state.adding
+        assert Board.objects.get(pk=row.pk).name == row.name
+    assert len({row.pk for row in (saved, created, made, *bulk)}) == 43
+    # 40 draws of 8 shards: that they are all the same has no chance.
+    assert len({shard_of(row) for row in bulk}) > 1
+
+
+@in_test
+def test_the_id_routes() -> None:
+    boards = [on(number, name=str(number)) for number in (1, 4, 4)]
+    with assert_queries(1, using="pins"):
+        assert Board.objects.get(pk=boards[1].pk) == boards[1]
+    assert Board.objects.get(id=PackedID.from_int(boards[0].pk)) == boards[0]
+    ids = [board.pk for board in boards]
+    assert Board.objects.filter(pk__in=ids).explain_routing().shards == (1, 4)
+    assert set(Board.objects.filter(pk__in=ids)) == set(boards)
+    assert not Board.objects.filter(pk=PACKED.pack(3, 1, 1)).exists()
+    boards[0].name = "changed"
+    with assert_queries(1, using="pins"):
+        boards[0].save()
+    boards[0].refresh_from_db()
+    assert boards[0].name == "changed"
+    assert Board.objects.filter(pk__in=ids).update(name="x") == 3
+    assert Board.objects.filter(pk=ids[2]).delete()[0] == 1
+    with pytest.raises(ShardKeyRequired):
+        Board.objects.filter(name="x").first()
+    with pytest.raises(InvalidShardKey, match="999"):
+        Board.objects.get(pk=PACKED.pack(999, 1, 1))
+
+
+@in_test
+def test_rows_whose_key_is_another_packed_id() -> None:
+    board = on(6, name="b")
+    saves = [
+        board.saves.create(note="related"),
+        Save.objects.create(board=board, note="by instance"),
+        Save.objects.create(board_id=board.pk, note="by id"),
+        *Save.objects.bulk_create([Save(board=board, note="bulk")]),
+    ]
+    assert [PackedID.from_int(row.pk).shard for row in saves] == [6] * 4
+    assert [PackedID.from_int(row.pk).type for row in saves] == [2] * 4
+    found, is_new = Save.objects.get_or_create(board=board, note="bulk")
+    assert (found, is_new) == (saves[3], False)
+
+    def route(query: Any) -> Route:
+        answer: Route = query.explain_routing()
+        return answer
+
+    # By the id alone; Django's fast path and the where tree.
+    with assert_queries(1, using="pins"):
+        assert Save.objects.get(pk=saves[0].pk) == saves[0]
+    assert route(Save.objects.filter(pk=saves[0].pk)).shards == (6,)
+    assert route(Save.objects.filter(pk__in=[s.pk for s in saves])).shards == (6,)
+    assert set(Save.objects.filter(board__in=[board.pk])) == set(saves)
+    assert Save.objects.filter(board__id=board.pk).count() == 4
+    # By a foreign key to an id that is not the shard key of its own model.
+    like = Like.objects.create(board=board, save_of=saves[1])
+    assert Like.objects.get(save_of=saves[1].pk) == like
+    assert Like.objects.get(save_of_id=saves[1].pk, id=like.pk) == like
+    assert Like.objects.filter(save_of__note="by instance", save_of__id=saves[1].pk).get() == like
+    other = PACKED.pack(2, 2, 1)
+    assert route(Like.objects.filter(save_of__in=[saves[1].pk, other])).shards == (2, 6)
+    assert list(Like.objects.filter(save_of__in=[saves[1].pk, other])) == [like]
+    assert route(Like.objects.filter(save_of=other, board=board)).shards == ()
+    assert not Like.objects.filter(save_of=other, board=board).exists()
+
+
+@in_test
+def test_what_does_not_tell_the_shard() -> None:
+    board = on(3, name="b")
+    like = Like.objects.create(board=board)
+    # NULL is in many rows, on any shard.
+    with pytest.raises(ShardKeyRequired):
+        Like.objects.filter(save_of=None).first()
+    assert Like.objects.scatter().filter(save_of=None).get() == like
+    with pytest.raises(ShardKeyRequired):
+        Like.objects.exclude(pk=like.pk).first()
+    with pytest.raises(ShardKeyRequired):
+        Like.objects.filter(pk__gt=like.pk).first()
+
+
+@in_test
+def test_near_places_a_row_beside_another() -> None:
+    board = on(5, name="b")
+    save = Save.objects.create(board=board, note="s")
+    built = Board(name="1", near=board)
+    built.save()
+    rows = [
+        built,
+        Board.objects.create(name="2", near=save),
+        *Board.objects.bulk_create([Board(name="3", near=board), Board(name="4", near=board)]),
+        Board.objects.get_or_create(name="5", near=board)[0],
+        Board.objects.using("pins_00005").get_or_create(name="6", defaults={"near": save})[0],
+    ]
+    assert [shard_of(row) for row in rows] == [5] * 6
+    assert Board.objects.get_or_create(name="5", near=board) == (rows[4], False)
+    row, is_new = Board.objects.update_or_create(near=board, name="5", defaults={"parent": board})
+    assert (row, is_new) == (rows[4], False)
+    assert Board.objects.update_or_create(near=board, name="7")[0]._state.db == "pins_00005"
+    with pytest.raises(ShardKeyRequired):
+        # Which shard to look on would be a guess.
+        Board.objects.get_or_create(name="8", defaults={"near": board})
+    assert built.near is None
+    assert Board(name="x", near=None).near is None
+
+
+@in_test
+def test_near_what_has_no_shard_or_another_group() -> None:
+    board = on(5, name="b")
+    with pytest.raises(CrossShardRelation, match="no row of group 'pins'"):
+        Board(near=Event.objects.create(account="x"))
+    with pytest.raises(CrossShardRelation, match="no row of group 'pins'"):
+        Board(near=Person(username="x"))
+    with pytest.raises(CrossShardRelation, match="stays on 'pins_00005'"):
+        board.near = on(6, name="c")
+    with pytest.raises(UnplacedKey, match="save it first"):
+        Board.objects.create(name="x", near=Board(name="unsaved"))
+    with pytest.raises(CrossShardRelation, match="pins_00006"):
+        Board(name="x", near=board).save(using="pins_00006")
+    with pytest.raises(TypeError, match="near"):
+        Save(near=board)  # Its board is its shard key.
+    # A neighbour that is saved later is waited for.
+    later = Board(name="later")
+    beside = Board(name="beside", near=later)
+    later.save()
+    beside.save()
+    assert shard_of(beside) == shard_of(later)
+
+
+@in_test
+def test_a_row_is_stored_beside_those_it_refers_to() -> None:
+    board = on(5, name="b")
+    assert shard_of(Board.objects.create(name="by instance", parent=board)) == 5
+    assert shard_of(Board.objects.create(name="by id", parent_id=board.pk)) == 5
+    with pytest.raises(CrossShardRelation, match="parent"), transaction.atomic(using="pins"):
+        Board.objects.create(name="torn", parent=board, near=on(2, name="elsewhere"))
+
+
+@in_test
+def test_the_random_shard_is_an_open_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = runtime.group("pins")
+    one, two = group.ranges
+    object.__setattr__(group, "ranges", (_with(one, open=False), two))
+    try:
+        assert {shard_of(b) for b in Board.objects.bulk_create([Board() for _ in range(60)])} == {
+            4, 5, 6, 7,
+        }  # fmt: skip
+        object.__setattr__(group, "ranges", (_with(one, open=False), _with(two, open=False)))
+        with pytest.raises(NoOpenShard, match="'pins'"):
+            Board.objects.create(name="x")
+        # A closed shard is full for new rows, not for what belongs beside others.
+        board = on(1, name="named")
+        assert shard_of(Board.objects.create(near=board)) == 1
+    finally:
+        object.__setattr__(group, "ranges", (one, two))
+
+
+def _with(shard_range: Any, **changed: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(shard_range, **changed)
+
+
+@in_test
+def test_the_shard_that_was_chosen_stays_chosen() -> None:
+    board = Board(name="x")
+    with sharded_orm.atomic(board):
+        board.save()
+    alias = board._state.db
+    assert transaction.get_connection(alias).alias == alias
+    aliases = set()
+    for _ in range(20):
+        board = Board(name="x")
+        from django.db import router
+
+        first = router.db_for_write(Board, instance=board)
+        assert router.db_for_write(Board, instance=board) == first
+        board.save()
+        assert board._state.db == first
+        aliases.add(first)
+    assert len(aliases) > 1
+
+
+@in_test
+def test_a_copy_is_a_new_row() -> None:
+    board = on(5, name="x")
+    first = board.pk
+    board.pk, board._state.adding = None, True
+    board.save()
+    assert board.pk != first
+    assert PackedID.from_int(board.pk).shard == shard_of(board)
+
+
+@in_test
+def test_explicit_ids() -> None:
+    own = PACKED.pack(3, 1, 500)
+    assert on(3, id=own, name="x").pk == own
+    assert shard_of(Board.objects.create(pk=own + 1, name="x")) == 3
+    assert Board.objects.get_or_create(pk=own + 2)[0].pk == own + 2
+    mixed = [Board(pk=own - 1, name="m"), Board(name="m", near=Board.objects.get(pk=own))]
+    Board.objects.bulk_create(mixed)
+    assert [shard_of(row) for row in mixed] == [3, 3]
+    # The table goes on counting behind them.
+    assert on(3, name="next").pk == own + 4
+    board = Board.objects.get(pk=own)
+    for make in (
+        lambda: Board.objects.create(pk=PACKED.pack(3, 2, 1)),
+        lambda: Board.objects.bulk_create([Board(pk=PACKED.pack(3, 0, 1))]),
+        lambda: Save.objects.create(pk=PACKED.pack(4, 2, 1), board=board),
+        lambda: Save.objects.bulk_create([Save(pk=PACKED.pack(3, 1, 1), board=board)]),
+    ):
+        with pytest.raises(PackedIDMismatch, match="Leave the id out"):
+            with transaction.atomic(using="pins"):
+                make()
+    with pytest.raises(InvalidID), transaction.atomic(using="pins"):
+        Save.objects.create(pk=-1, board=board)
+    with pytest.raises(InvalidShardKey):
+        Board.objects.create(pk=-1)
+    with pytest.raises(CrossShardRelation):
+        Board(pk=PACKED.pack(4, 1, 1)).save(using="pins_00003")
+    with pytest.raises(IntegrityError), transaction.atomic(using="pins"):
+        Board.objects.create(pk=own)
+
+
+@in_test
+def test_fixtures_keep_their_ids() -> None:
+    own, wrong = PACKED.pack(3, 1, 7), PACKED.pack(3, 2, 7)
+    for value in (own, wrong):
+        text = serializers.serialize("json", [Board(pk=value, name="x")])
+        (loaded,) = serializers.deserialize("json", text, using="pins_00003")
+        if value == own:
+            loaded.save(using="pins_00003")
+        else:
+            with pytest.raises(PackedIDMismatch), transaction.atomic(using="pins_00003"):
+                loaded.save(using="pins_00003")
+    assert Board.objects.get(pk=own).name == "x"
+
+
+class BoardForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Board
+        fields = ["id", "name", "parent"]
+
+
+@in_test
+def test_forms_and_validation() -> None:
+    Board(name="x").full_clean()
+    board = on(5, name="x")
+    form = BoardForm({"name": "by form"})
+    assert list(form.fields) == ["name", "parent"]
+    child = Board(name="child", parent_id=board.pk)
+    child.full_clean()
+    with pytest.raises(ValidationError) as caught:
+        Board(name="child", parent_id=board.pk + 99).full_clean()
+    assert set(caught.value.message_dict) == {"parent"}
+    with pytest.raises(ValidationError, match="already exists"):
+        Board(pk=board.pk, name="again").full_clean()
+    with pytest.raises(ValidationError):
+        Board(near=board, name="").full_clean()
+
+
+@committed
+def test_a_new_row_costs_one_insert_in_a_transaction() -> None:
+    board = on(5, name="warm")
+    with assert_queries(3, using="pins_00005"):  # BEGIN, INSERT, COMMIT
+        Board.objects.create(name="x", near=board)
+    with assert_queries(1, using="pins_00005"):
+        Board.objects.create(pk=PACKED.pack(5, 1, 900), name="x")
+    with assert_queries(3, using="pins_00005"):
+        Board.objects.bulk_create([Board(near=board) for _ in range(10)])
+    with sharded_orm.atomic(board), assert_queries(1, using="pins_00005"):
+        Board.objects.create(name="x", near=board)
+
+
+RESET: list[Callable[[Board], Any]] = [
+    lambda near: Board(near=near, name="new").save(),
+    lambda near: Board.objects.create(near=near, name="new"),
+    lambda near: Board.objects.bulk_create([Board(near=near, name="new") for _ in range(3)]),
+    lambda near: Board.objects.bulk_create(
+        [Board(near=near, name="new") for _ in range(3)], ignore_conflicts=True
+    ),
+    lambda near: Board.objects.get_or_create(near=near, name="new"),
+]
+
+
+@committed
+@pytest.mark.parametrize("write", RESET)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_table_that_counts_from_1_stores_no_row(
+    write: Callable[[Board], Any], inside: bool
+) -> None:
+    near = on(5, name="near")
+    Board.objects.filter(pk=near.pk).delete()
+    restart_counter("pins_00005", "photos_app_board", 1)
+    remedy = r"counted 1, .*migrate_shards --group pins --shards 5"
+    if inside:
+        with pytest.raises(PackedIDMismatch, match=remedy), sharded_orm.atomic(near):
+            write(near)
+    else:
+        with pytest.raises(PackedIDMismatch, match=remedy):
+            write(near)
+    assert not Board.objects.using("pins_00005").exists()
+    # The remedy.
+    call_command("migrate", database="pins_00005", verbosity=0)
+    write(near)
+    made = Board.objects.using("pins_00005").filter(name="new")
+    assert made
+    assert all(row.pk in PACKED.counted(5, 1) for row in made)
+
+
+@committed
+def test_migrating_again_never_lowers_a_counter() -> None:
+    board = on(5, name="x")
+    Board.objects.filter(pk=board.pk).delete()
+    call_command("migrate", database="pins_00005", verbosity=0)
+    assert on(5, name="y").pk == board.pk + 1
+
+
+@committed
+def test_flush_sets_the_counter_again() -> None:
+    on(5, name="x")
+    call_command("flush", database="pins_00005", verbosity=0, interactive=False)
+    assert on(5, name="y").pk == PACKED.pack(5, 1, 1)
+
+
+@committed
+def test_the_local_ids_run_out(db_all: None, spoilt_counter: None) -> None:
+    last = PACKED.counted(5, 1)[-1]
+    near = on(5, id=last - 1, name="near")
+    assert Board.objects.create(near=near, name="last").pk == last
+    # Each try moves the counter on where a rollback does not take it back.
+    for _ in range(2):
+        with pytest.raises(PackedIDMismatch, match="used up"):
+            Board.objects.create(near=near, name="beyond")
+    assert Board.objects.using("pins_00005").count() == 2
+
+
+@committed
+def test_a_foreign_row_that_moved_the_counter_is_told(db_all: None, spoilt_counter: None) -> None:
+    near = on(5, name="near")
+    restart_counter("pins_00005", "photos_app_board", PACKED.pack(6, 1, 1))
+    with pytest.raises(PackedIDMismatch, match="highest own id"):
+        Board.objects.create(near=near, name="x")
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True, reset_sequences=True)
+def test_reset_sequences_begins_at_the_shards_own_first_id() -> None:
+    assert on(5, name="x").pk == PACKED.pack(5, 1, 1)
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True, reset_sequences=True)
+def test_reset_sequences_again() -> None:
+    assert on(5, name="x").pk == PACKED.pack(5, 1, 1)
+
+
+@in_test
+def test_async_methods() -> None:
+    near = on(5, name="near")
+
+    async def write() -> Board:
+        made = await Board.objects.acreate(name="x", near=near)
+        return cast(Board, await Board.objects.aget(pk=made.pk))
+
+    assert shard_of(async_to_sync(write)()) == 5
+
+
+@in_test
+def test_sums_over_shards_see_every_row() -> None:
+    for number in (1, 2, 6):
+        on(number, name="s")
+    assert Board.objects.scatter().filter(name="s").count() == 3
+    rows = list(Board.objects.scatter().filter(name="s").order_by("-pk"))
+    assert [shard_of(row) for row in rows] == [6, 2, 1]
