@@ -21,7 +21,8 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm import checks  # noqa: F401  registers them
+        from sharded_orm import checks, database_checks  # noqa: F401  registers them
+        from sharded_orm.models import counters, defaults
         from sharded_orm.models.directory import DatabaseDirectory
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
@@ -29,6 +30,8 @@ class ShardedOrmConfig(AppConfig):
         runtime.provide_directory(DatabaseDirectory)
         runtime.validate()
         post_migrate.connect(TestSequences(), sender=self, weak=False)
+        post_migrate.connect(counters.after_migrate)
+        post_migrate.connect(defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Django's commands offer --database only what DATABASES iterates; a shard
             # that the command line names is one that was asked for. (A test run makes

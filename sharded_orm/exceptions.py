@@ -22,6 +22,7 @@
     ├── TicketError
     │   ├── UnknownSequence        (LookupError)           no server has the sequence
     │   ├── InvalidSequence        (ValueError)            a sequence that cannot be made or moved so
+    │   ├── SequenceNotChecked     (OperationalError)      nobody can tell which ids exist
     │   ├── InvalidTicketCount     (ValueError)            not a number of ids to take
     │   ├── SequenceExhausted                              no number is left below 2**63
     │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS says
@@ -152,6 +153,10 @@ class UnknownSequence(TicketError, LookupError):
 
 class InvalidSequence(TicketError, ValueError):
     """A sequence cannot be made or moved like that: its name, its start, its form."""
+
+
+class SequenceNotChecked(TicketError, OperationalError):
+    """Which ids exist, or have been handed out, is not known: a server or a shard is down."""
 
 
 class InvalidTicketCount(TicketError, ValueError):

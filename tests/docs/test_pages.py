@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharded_orm import checks, conf, exceptions
+from sharded_orm import checks, conf, database_checks, exceptions
 from sharded_orm.routing.base import BUILT_IN
 from tests.docs.markdown import DOCS, ROOT, Block, blocks, pages
 
@@ -51,7 +51,11 @@ def test_every_exception_is_documented(error: type[Exception]) -> None:
 
 def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
-    used = set(ids.findall(inspect.getsource(checks)))
+    used = {
+        found
+        for module in (checks, database_checks)
+        for found in ids.findall(inspect.getsource(module))
+    }
     assert used == set(ids.findall(read("checks.md")))
 
 

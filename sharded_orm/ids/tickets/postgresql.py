@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +30,7 @@ except ImportError as exc:
     ) from exc
 
 _MAX_IDENTIFIER = 63  # bytes
-_TEXT, _BINARY = pq.Format.TEXT, pq.Format.BINARY
+_BINARY = pq.Format.BINARY
 _INTEGERS = {20, 21, 23, 26}  # the types int8, int2, int4, oid
 #: Two processes that run CREATE … IF NOT EXISTS at the same moment may both fail. A number
 #: that nobody else locks, probably; if somebody does, we wait.
@@ -88,7 +90,8 @@ class PostgreSQLSession(Session):
             return (int.from_bytes(packed),)
         ids = array("q")
         ids.frombytes(packed)
-        ids.byteswap()
+        if sys.byteorder == "little":
+            ids.byteswap()
         return ids
 
     def _statement(self, name: str, single: bool, deadline: float) -> bytes:
@@ -104,9 +107,11 @@ class PostgreSQLSession(Session):
     # nextval logs 32 numbers in advance. The session whose call did the logging waits for
     # the disk when it commits; the sessions that get the next numbers meanwhile do not,
     # and if the server dies before the disk is done, it gives their numbers again. So: is
-    # anything of the log not on disk yet, write into the log, which makes our commit wait.
+    # anything of the log not on disk yet, and not by us (who logs has a transaction id),
+    # write into the log, which makes our commit wait.
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
+        " AND pg_current_xact_id_if_assigned() IS NULL"
         " THEN pg_logical_emit_message(true, 'sharded_orm', '') END"
     )
 
@@ -238,14 +243,7 @@ class PostgreSQLSession(Session):
     # ##### Administration #####
 
     def position(self, row: SequenceRow, deadline: float) -> int:
-        try:
-            rows = self.execute(
-                f"SELECT {self._last()} FROM {self._counter(row.name)}", (), deadline
-            )
-        except OperationalError as exc:
-            if self.is_missing_table(exc):
-                return row.value
-            raise
+        rows = self.execute(f"SELECT {self._last()} FROM {self._counter(row.name)}", (), deadline)
         return int(rows[0][0])
 
     def create_catalog(self, deadline: float) -> None:
@@ -267,11 +265,9 @@ class PostgreSQLSession(Session):
         if super().read(name, deadline) is not None:
             if self._made(name, deadline) is None:
                 raise InvalidSequence(
-                    f"Sequence {name!r} on {self.alias!r} has handed out ids, but its SEQUENCE is"
-                    " gone, and with it their number. Make one that begins above all ids in use:"
-                    f" CREATE SEQUENCE {self._counter(name)} AS bigint"
-                    f" INCREMENT {self.place.step:d} START … (the position of this server is"
-                    f" {self.place.position:d} of {self.place.step:d})."
+                    f"Sequence {name!r} on {self.alias!r} was begun before, but its SEQUENCE is gone:"
+                    f" restore {self._counter(name)}, or delete its row of the catalog and begin it"
+                    " again above all ids in use."
                 )
             return
         # One that is there already was made by another process, or by one that was cut off:
@@ -313,6 +309,14 @@ class PostgreSQLSession(Session):
             f"{names} {'is' if len(found) == 1 else 'are'} off: ids that were handed out before a"
             " crash can be handed out again; switch on"
         )
+
+    def abandon(self) -> None:
+        if self.connection is not None:
+            # psycopg closes nothing of another process on its own account; should somebody
+            # ask it to, the goodbye goes nowhere.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, self._pgconn.socket)
+            os.close(nowhere)
 
     # ##### Names #####
 

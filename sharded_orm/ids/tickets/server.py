@@ -17,6 +17,7 @@ from django.db.utils import Error
 
 from sharded_orm.exceptions import (
     SequenceExhausted,
+    TicketError,
     TicketServerBehind,
     TicketServerMisconfigured,
     UnknownSequence,
@@ -208,12 +209,13 @@ class TicketServer:
                     " not answer (%s).",
                     self.alias, name, self.partner.alias, exc,
                 )  # fmt: skip
-            return
+            return False
         session.unmarked.discard(name)
         state.complained.discard(f"mark of {name}")
         with state.lock:
             if mark > state.marks.get(name, 0):
                 state.marks[name] = mark
+        return True
 
     def mark_of_ward(self, name: str, deadline: float) -> int:
         """What is kept here for the server before this one. One round trip.
@@ -363,7 +365,7 @@ class _Borrowed:
         self._session: Session | None = None
 
     def __enter__(self) -> _Borrowed:
-        connect = connections[self._server.alias].__dict__.get("connect")
+        connect: Any = connections[self._server.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             # A test case that may not use this alias: Django has replaced the method by one
             # that raises its error (SimpleTestCase._add_databases_failures).
@@ -394,8 +396,9 @@ class _Borrowed:
     def __exit__(self, kind: Any, exc: Any, traceback: Any) -> None:
         if self._session is None:
             return
-        if isinstance(exc, FAILURES) or (exc is not None and not isinstance(exc, Exception)):
-            # Whatever it was asked may still be on its way; so does KeyboardInterrupt.
-            self._discard()
-        else:
+        # After any other error the answer may still be on its way, and would be taken for that
+        # to the next request: a signal handler may raise anything at any point.
+        if exc is None or (isinstance(exc, TicketError) and not isinstance(exc, FAILURES)):
             self._server._give_back(self._state, self._session)
+        else:
+            self._discard()

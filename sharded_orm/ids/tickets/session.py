@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +95,10 @@ class Session(ABC):
         #: the partner could not tell. Kept by :class:`TicketServer`.
         self.known: dict[str, SequenceRow] = {}
         self.unmarked: set[str] = set()
-        self._prepare()
+        # The driver's own errors, which are not Django's, would pass by whoever asks the next server.
+        with self._wrapper.wrap_database_errors:
+            self._prepare()
+        _open.add(self)
 
     def _make_wrapper(self, settings: Mapping[str, Any], seconds: int) -> BaseDatabaseWrapper:
         kind: type[BaseDatabaseWrapper] = import_string(self.wrapper_path)
@@ -218,6 +223,13 @@ class Session(ABC):
     def durability(self, deadline: float) -> str | None:
         """What lets this server forget ids that it has handed out; None when nothing does."""
 
+    def abandon(self) -> None:
+        """In a child: whatever closes the driver's copy, the parent's connection goes on.
+
+        Python closes what it finds open when a process ends, and drivers say goodbye.
+        """
+        return
+
     def close(self) -> None:
         """Close the connection, whatever state it is in. Never raises, never waits long."""
         connection, self.connection = self.connection, None
@@ -226,6 +238,18 @@ class Session(ABC):
                 connection.close()
         except Exception:
             pass
+
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for session in list(_open):
+        session.abandon()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def seconds_left(deadline: float) -> float:

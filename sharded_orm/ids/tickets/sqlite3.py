@@ -107,11 +107,20 @@ def _is_busy(exc: Exception) -> bool:
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _new_turns() -> None:
-    global _making_turns
-    # Other threads of the parent may have held them.
-    _making_turns = threading.Lock()
-    _turns.clear()
+# A child inherits SQLite's notes of who holds which lock in the process. If a statement
+# were running, the child would find the file locked for ever.
+def _hold_turns() -> None:
+    _making_turns.acquire()
+    for turn in _turns.values():
+        turn.acquire()
 
 
-os.register_at_fork(after_in_child=_new_turns)
+def _release_turns() -> None:
+    for turn in _turns.values():
+        turn.release()
+    _making_turns.release()
+
+
+os.register_at_fork(
+    before=_hold_turns, after_in_parent=_release_turns, after_in_child=_release_turns
+)

@@ -1,0 +1,65 @@
+"""Columns whose ids PostgreSQL makes itself (I3).
+
+Their function and default are no part of a migration, which is the same for all databases:
+they are set after each ``migrate``, like the counters of packed ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db import connections, transaction
+
+from sharded_orm.ids.timestamps_postgresql import (
+    create_function,
+    create_sequence,
+    function_name,
+    set_default,
+)
+from sharded_orm.models.fields.embedding import shard_of
+from sharded_orm.models.fields.timestamped import TimestampedIDField
+
+
+def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
+    """Receiver of ``post_migrate``: give timestamped ids their function and default.
+
+    Does nothing but on PostgreSQL. Costs nothing for an app without such ids; else one query,
+    and per table a function that is made again. A default is only set where it is another
+    one: that waits for all transactions on the table.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return
+    fields = _fields(sender)
+    if not fields:
+        return
+    shard = shard_of(using)
+    number = shard.number if shard is not None else 0  # A template's rows stay in it.
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name, column_default, table_schema"
+            " FROM information_schema.columns"
+            " WHERE table_schema = current_schema() AND table_name = ANY(%s)",
+            [[table for table, _ in fields]],
+        )
+        for table, column, default, schema in cursor.fetchall():
+            field = fields.get((table, column))
+            if field is None:
+                continue
+            cursor.execute(create_function(schema, number, field.layout))
+            if function_name(field.layout) not in (default or ""):
+                for statement in create_sequence(schema, table, column):
+                    cursor.execute(statement)
+                cursor.execute(set_default(schema, table, column, field.layout))
+
+
+def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
+    """Table and column -> field, of the timestamped ids of an app."""
+    return {
+        (model._meta.db_table, str(field.column)): field
+        for model in app.get_models()
+        if model._meta.managed and not model._meta.proxy
+        for field in model._meta.local_concrete_fields
+        if isinstance(field, TimestampedIDField)
+    }

@@ -1,0 +1,32 @@
+"""Sequences of the ticket servers: begin, look at, check against the rows, repair."""
+
+from __future__ import annotations
+
+from sharded_orm.operations.tickets.beginning import Begun, TestSequences, begin, create
+from sharded_orm.operations.tickets.repair import Advanced, Progress, Verified, advance, verify
+from sharded_orm.operations.tickets.rows import declared
+from sharded_orm.operations.tickets.status import (
+    SequenceStatus,
+    ServerStatus,
+    TicketStatus,
+    missing,
+    status,
+)
+
+__all__ = [
+    "Advanced",
+    "Begun",
+    "Progress",
+    "SequenceStatus",
+    "ServerStatus",
+    "TestSequences",
+    "TicketStatus",
+    "Verified",
+    "advance",
+    "begin",
+    "create",
+    "declared",
+    "missing",
+    "status",
+    "verify",
+]

@@ -1,0 +1,89 @@
+"""A small project of its own in a temporary folder, with ``manage.py`` in another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[4]
+
+SETTINGS = """
+from sharded_orm.topology.aliases import sharded_databases
+SECRET_KEY = "x"
+USE_TZ = True
+INSTALLED_APPS = ["sharded_orm", "jobs"]
+DATABASES = sharded_databases({{
+    "default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "default.sqlite3"}},
+    "tickets_1": {one!r},
+    "tickets_2": {two!r},
+}})
+DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+SHARDED_ORM = {{"TICKETS": ["tickets_1", "tickets_2"]}}
+"""
+MODELS = """
+from django.db import models
+from sharded_orm import TicketField
+
+class Job(models.Model):
+    id = TicketField(primary_key=True, sequence="jobs")
+"""
+TESTS = """
+from django.test import TestCase
+from jobs.models import Job
+from sharded_orm import runtime
+
+class Tests(TestCase):
+    databases = {"default", "tickets_1", "tickets_2"}
+
+    def test_ids(self):
+        self.assertEqual([Job.objects.create().pk for _ in range(2)], [101, 100])
+        self.assertEqual(runtime.tickets().next("more"), 1)
+"""
+
+
+class Project:
+    """Jobs with ids of the sequence ``jobs``, on SQLite."""
+
+    def __init__(self, folder: Path, *servers: dict[str, Any]) -> None:
+        """:param servers: entries of ``DATABASES``; by default two files."""
+        self.folder = folder
+        one, two = servers or (file("tickets_1"), file("tickets_2"))
+        for name, text in {
+            "settings.py": SETTINGS.format(one=one, two=two),
+            "jobs/__init__.py": "",
+            "jobs/models.py": MODELS,
+            "jobs/tests.py": TESTS,
+            "jobs/migrations/__init__.py": "",
+        }.items():
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def manage(self, *arguments: str, fails: bool = False) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "django", *arguments],
+            cwd=self.folder,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
+                "DJANGO_SETTINGS_MODULE": "settings",
+                "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
+                "PYTHONWARNINGS": "error",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        assert bool(done.returncode) is fails, done.stdout
+        return done.stdout
+
+
+def file(name: str) -> dict[str, Any]:
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{name}.sqlite3"}

@@ -1,0 +1,152 @@
+"""Ticket servers of a test's own: other databases under the aliases there are."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.conf import TicketOptions
+from sharded_orm.ids.tickets.generator import TicketGenerator
+from sharded_orm.ids.tickets.server import TicketServer
+from tests.photos.models import Photo
+
+#: An alias that tests may use for a third server.
+THIRD = "directory"
+
+
+@contextmanager
+def spare_servers(folder: Path, *aliases: str) -> Iterator[None]:
+    """The aliases name empty databases."""
+    with ExitStack() as stack:
+        for alias in aliases:
+            if connections[alias].vendor == "sqlite":
+                name = str(folder / f"{alias}.sqlite3")
+            else:
+                name = f"test_spare_{secrets.token_hex(6)}"
+                run(alias, f"CREATE DATABASE {name}")
+                stack.callback(run, alias, f"DROP DATABASE {name}")
+            stack.enter_context(pointed(alias, NAME=name))
+        yield
+
+
+@contextmanager
+def pointed(alias: str, **settings: Any) -> Iterator[None]:
+    """What connects to ``alias`` from now on comes to another database.
+
+    The connection that Django has stays where it is.
+    """
+    right = connections.settings[alias]
+    connections.settings[alias] = {**right, **settings}
+    try:
+        yield
+    finally:
+        connections.settings[alias] = right
+
+
+@contextmanager
+def down(generator: TicketGenerator, index: int) -> Iterator[None]:
+    """Nobody answers for one of the servers."""
+    server = generator.servers[index]
+    server.close()
+    with pointed(server.alias, **nobody(server.alias)):
+        yield
+    server.close()
+
+
+def nobody(alias: str) -> dict[str, Any]:
+    """Where the database of ``alias`` would be if it could not be reached."""
+    if connections[alias].vendor == "sqlite":
+        return {"NAME": "/dev/null/none.sqlite3"}
+    return {"PORT": closed_port(), "HOST": "127.0.0.1"}
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(alias: str, sql: str, params: Sequence[Any] = ()) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, params)
+
+
+def administer(server: TicketServer, sql: str, *params: Any) -> None:
+    """Change the database of one server behind the generator's back."""
+    deadline = time.monotonic() + 30
+    with server.session(deadline) as lent:
+        lent.ask(lambda session: session.execute(sql, params, deadline))
+
+
+def fall_back(server: TicketServer, name: str, value: int) -> None:
+    """As one that was restored from a backup."""
+    administer(server, "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", value, name)
+
+
+def lose(server: TicketServer, name: str) -> None:
+    """As one that was replaced."""
+    administer(server, "DELETE FROM sharded_orm_sequence WHERE name = %s", name)
+
+
+@contextmanager
+def generator_of(aliases: Sequence[str]) -> Iterator[TicketGenerator]:
+    made = TicketGenerator(aliases, TicketOptions(backoff=0.001))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def old_table(table: str, *ids: int) -> Iterator[None]:
+    """A table of the global database, from before its model was sharded."""
+    run("default", f"CREATE TABLE {table} (id BIGINT NOT NULL PRIMARY KEY)")
+    try:
+        for number in ids:
+            run("default", f"INSERT INTO {table} (id) VALUES (%s)", [number])
+        yield
+    finally:
+        run("default", f"DROP TABLE {table}")
+
+
+@contextmanager
+def a_shard_down() -> Iterator[str]:
+    """The node of ``photos_00012`` does not answer; on SQLite, its file cannot be read."""
+    Photo.objects.scatter().count()  # The test databases are made.
+    shard = runtime.shard("photos", 12)
+    if connections[shard.alias].vendor == "sqlite":
+        connections[shard.alias].close()
+        path = Path(connections[shard.alias].settings_dict["NAME"])
+        path.rename(path.with_suffix(".kept"))
+        path.mkdir()
+        try:
+            yield shard.alias
+        finally:
+            path.rmdir()
+            path.with_suffix(".kept").rename(path)
+        return
+    topology = runtime.topology()
+    nodes = {**topology.nodes, shard.node: {**topology.nodes[shard.node], **nobody(shard.alias)}}
+    aliases = [s.alias for s in runtime.group("photos").shards()]
+
+    def forget() -> None:
+        for alias in aliases:
+            connections[alias].close()
+            del connections[alias]
+
+    runtime.swap(replace(topology, nodes=nodes))
+    forget()
+    try:
+        yield shard.alias
+    finally:
+        runtime.swap(topology)
+        forget()
