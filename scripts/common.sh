@@ -17,16 +17,30 @@ can_apt() {
     command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }
 }
 
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
 # Installs the packages in apt_missing, if there are any.
 apt_install() {
     [ ${#apt_missing[@]} -gt 0 ] || return 0
     can_apt || die "missing, and cannot be installed from here (Debian's names): ${apt_missing[*]}"
-    local root=()
-    [ "$(id -u)" -eq 0 ] || root=(sudo)
     say "installing with apt: ${apt_missing[*]}"
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get -qq -y --no-install-recommends install "${apt_missing[@]}" </dev/null >/dev/null
+}
+
+# postgresql_programs_only on|off: on, Debian's package brings its programs only. Otherwise it
+# makes a database cluster and runs it as a system service, now and after every boot.
+postgresql_programs_only() {
+    local folder=/etc/postgresql-common/createcluster.d
+    if [ "$1" = on ]; then
+        as_root mkdir -p "$folder"
+        echo 'create_main_cluster = false' | as_root tee "$folder/programs-only.conf" >/dev/null
+    else
+        as_root rm -f "$folder/programs-only.conf"
+    fi
 }
 
 # is_installed VENV EXTRAS: whether install_project has nothing to do.

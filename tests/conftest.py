@@ -9,6 +9,7 @@ from django.conf import settings
 
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
+from tests.services import postgresql as postgresql_service
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,6 +61,34 @@ def own_mariadb() -> Iterator[mariadb_service.MariaDBServer]:
     """A MariaDB server of the module's own, to be killed, stopped and started at will."""
     try:
         with mariadb_service.MariaDBServer() as server:
+            yield server
+    except ServiceMissing as exc:
+        _missing(exc)
+
+
+@pytest.fixture(scope="session")
+def postgresql_nodes() -> Iterator[list[postgresql_service.Address]]:
+    """Two PostgreSQL servers, shared by the whole run: never kill them, drop what you create."""
+    try:
+        with postgresql_service.servers(2) as started:
+            yield [server.address for server in started]
+    except ServiceMissing as exc:
+        _missing(exc)
+
+
+@pytest.fixture(scope="session")
+def postgresql(
+    postgresql_nodes: list[postgresql_service.Address],
+) -> postgresql_service.Address:
+    """One PostgreSQL server, shared by the whole run; see ``postgresql_nodes``."""
+    return postgresql_nodes[0]
+
+
+@pytest.fixture(scope="module")
+def own_postgresql() -> Iterator[postgresql_service.PostgreSQLServer]:
+    """A PostgreSQL server of the module's own, to be killed, stopped and started at will."""
+    try:
+        with postgresql_service.PostgreSQLServer() as server:
             yield server
     except ServiceMissing as exc:
         _missing(exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 
 
 class ServiceMissing(RuntimeError):
@@ -15,13 +16,17 @@ def required() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
-def find_program(service: str, *names: str) -> str:
+def find_program(service: str, *names: str, folders: Sequence[str] = ()) -> str:
     """Path of the first of ``names`` that is installed.
+
+    :param folders: where to look beside the ``PATH``.
 
     :raises ServiceMissing: none is.
     """
     # Servers are often installed where only root looks.
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    path = os.pathsep.join(
+        [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", *folders]
+    )
     for name in names:
         found = shutil.which(name, path=path)
         if found:

@@ -3,11 +3,14 @@
 Started as ``python keeper.py FOLDER COMMAND…``. It reads one command per line from its
 standard input and answers each with one line:
 
-====== ============================= ==============
-start  start the server              ``pid N``
-stop   SIGTERM it, wait              ``exit CODE``
-kill   SIGKILL it, wait              ``exit CODE``
-====== ============================= ==============
+========== ========================================= ==============
+start      start the server                          ``pid N``
+end SIGNAL send it the signal of this number, wait   ``exit CODE``
+========== ========================================= ==============
+
+The server runs as the owner of FOLDER. It has ended when its children have, too: those
+that it leaves behind are killed (PostgreSQL's would go on for a moment and keep another
+server from starting on their data).
 
 When its input ends (because the parent closed it, or died in whatever way) or on
 SIGTERM, it kills the server and removes FOLDER. A pipe needs no cooperation from a dying
@@ -23,8 +26,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(how: int = signal.SIGKILL) -> None:
@@ -36,8 +41,32 @@ def die_with_parent(how: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, how)
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that ``pid`` has started or inherited (Linux only)."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as found:
+            return [int(child) for child in found.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def end_orphans() -> None:
+    """Kill and wait for what a server has left to us."""
+    while orphans := children_of(os.getpid()):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def main(folder: str, command: list[str]) -> None:
     server: subprocess.Popen[bytes] | None = None
+    owner = os.stat(folder)
+    as_owner: dict[str, Any] = {}
+    if owner.st_uid != os.geteuid():
+        as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+    if sys.platform == "linux":
+        # Children of the server become ours when it dies.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def end(signum: int, frame: object) -> None:
         raise SystemExit
@@ -46,11 +75,13 @@ def main(folder: str, command: list[str]) -> None:
     # Ctrl-C is for the parent; it decides when it has no more use for the server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def finish(how: str) -> str:
+    def finish(how: int) -> str:
         if server is None:
             return "exit 0"
-        server.terminate() if how == "stop" else server.kill()
-        return f"exit {server.wait()}"
+        server.send_signal(how)
+        code = server.wait()
+        end_orphans()
+        return f"exit {code}"
 
     try:
         with open(os.path.join(folder, "output.log"), "ab") as output:
@@ -64,16 +95,18 @@ def main(folder: str, command: list[str]) -> None:
                         stderr=output,
                         cwd=folder,
                         # This process has one thread, so its death is the parent's death.
+                        # Runs as the owner already: to become another user forgets it.
                         preexec_fn=die_with_parent,
+                        **as_owner,
                     )
                     answer = f"pid {server.pid}"
                 else:
-                    answer = finish(order)
+                    answer = finish(int(order.removeprefix("end ")))
                     server = None
                 print(answer, flush=True)
     finally:
         # Nothing in the folder will be read again: no clean shutdown is needed.
-        finish("kill")
+        finish(signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 

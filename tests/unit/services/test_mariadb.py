@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.services import ServiceMissing, find_program
-from tests.services.mariadb import MariaDBServer, _greets, _runs, addresses_from_environment
+from tests.services.mariadb import Address, MariaDBServer, addresses_from_environment
+from tests.services.server import HOST, runs
 
 OWNER = """
 import sys
@@ -24,18 +26,41 @@ with servers(1) as (server,):
 """
 
 
+def greets(address: Address) -> bool:
+    with socket.create_connection((address.host, address.port)) as connection:
+        return connection.recv(5)[4:5] == b"\x0a"  # the handshake of protocol 10
+
+
 def test_shared_servers_are_up(mariadb_nodes):
     assert len({address.port for address in mariadb_nodes}) == 2
-    assert all(_greets(address) for address in mariadb_nodes)
+    assert all(map(greets, mariadb_nodes))
 
 
 def test_a_killed_server_comes_back_with_its_data_and_port(own_mariadb: MariaDBServer):
     address, first = own_mariadb.address, own_mariadb.pid
     own_mariadb.kill()
-    assert not _greets(address)
+    assert not own_mariadb.is_ready()
     own_mariadb.start()
-    assert _greets(address)
+    assert own_mariadb.is_ready()
+    assert own_mariadb.address == address
     assert own_mariadb.pid != first
+
+
+def test_a_paused_server_takes_connections_and_does_not_answer(own_mariadb: MariaDBServer):
+    own_mariadb.pause()
+    try:
+        with socket.create_connection((HOST, own_mariadb.port)) as waiting:
+            assert not select.select([waiting], [], [], 0.1)[0]
+            own_mariadb.resume()
+            assert waiting.recv(5)[4:5] == b"\x0a"
+    finally:
+        own_mariadb.resume()
+
+
+def test_a_paused_server_can_be_killed(own_mariadb: MariaDBServer):
+    own_mariadb.pause()
+    own_mariadb.kill()
+    own_mariadb.start()
 
 
 def test_temporary_tables_are_in_its_own_folder(own_mariadb: MariaDBServer):
@@ -67,7 +92,7 @@ def test_nothing_is_left_when_the_owner_dies(mariadb, how):
         assert select.select([descriptor], [], [], 20)[0], "the keeper did not end"
     finally:
         os.close(descriptor)
-    assert not _runs(int(server))
+    assert not runs(int(server))
     assert not Path(folder).exists()
 
 

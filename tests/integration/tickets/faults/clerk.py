@@ -1,0 +1,148 @@
+"""A process that draws ids when it is told to."""
+
+from __future__ import annotations
+
+import io
+import logging
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tests.integration.tickets.faults.project import CONTEXT, PATIENCE, Project
+
+_SECONDS_BEFORE_INTERRUPTION = 0.3
+
+
+def _obey(project: Project, orders: Any) -> None:
+    project.configure()
+    generator = project.generator()
+    told: list[str] = []
+    logger = logging.getLogger("sharded_orm.tickets")
+    logger.setLevel(logging.INFO)
+    listener = logging.Handler()
+    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(listener)
+    work = {
+        "take": lambda *order: list(generator.take(*order)),
+        "threads": lambda *order: _in_threads(generator, *order),
+        "interrupt": lambda sequence: _interrupted(generator, sequence),
+        "manage": _manage,
+    }
+    while True:
+        try:
+            kind, *order = orders.recv()
+        except EOFError:
+            return
+        try:
+            answer = work[kind](*order)
+        except Exception as exc:
+            answer = Refused(type(exc).__name__, str(exc))
+        orders.send((answer, told[:]))
+        del told[:]
+
+
+def _in_threads(generator: Any, sequence: str, threads: int) -> list[int]:
+    together = threading.Barrier(threads)
+
+    def draw(_: int) -> int:
+        together.wait(PATIENCE)
+        return int(generator.next(sequence))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(draw, range(threads)))
+
+
+class Interruption(Exception):
+    """As some task queues raise in whatever is under way."""
+
+
+def _interrupted(generator: Any, sequence: str) -> list[int]:
+    def interrupt(number: int, frame: Any) -> None:
+        raise Interruption
+
+    ids = []
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_BEFORE_INTERRUPTION)
+    try:
+        while True:
+            ids.append(generator.next(sequence))
+    except Interruption:
+        return ids
+
+
+def _manage(*arguments: str) -> str:
+    from django.core.management import call_command
+
+    output = io.StringIO()
+    call_command(*arguments, stdout=output, stderr=output)
+    return output.getvalue()
+
+
+@dataclass
+class Refused(Exception):
+    """What a call in another process has raised."""
+
+    kind: str
+    message: str
+
+
+class Clerk:
+    """A process of its own that draws ids when it is told to, with a memory of its own."""
+
+    def __init__(self, project: Project) -> None:
+        self._orders, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_obey, args=(project, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        #: What it has logged, all in all.
+        self.log: list[str] = []
+        #: The ids that it was given.
+        self.ids: list[int] = []
+
+    def take(self, sequence: str, count: int = 1) -> list[int]:
+        """Its ids. :raises Refused: it raised."""
+        ids: list[int] = self._order("take", sequence, count)
+        self.ids += ids
+        return ids
+
+    def take_in_threads(self, sequence: str, threads: int) -> list[int]:
+        """One id in each of as many threads at the same time."""
+        ids: list[int] = self._order("threads", sequence, threads)
+        self.ids += ids
+        return ids
+
+    def be_interrupted(self, sequence: str) -> None:
+        """Take ids until a signal handler raises an exception, in the middle of a request."""
+        self.ids += self._order("interrupt", sequence)
+
+    def manage(self, *arguments: str) -> str:
+        """What ``manage.py`` prints. :raises Refused: it ended with an error."""
+        return str(self._order("manage", *arguments))
+
+    def _order(self, *order: Any) -> Any:
+        self._orders.send(order)
+        assert self._orders.poll(PATIENCE), f"no answer to {order!r}"
+        answer, told = self._orders.recv()
+        self.log += told
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    def take_from(self, place: int, sequence: str, count: int = 1) -> None:
+        """Take until the ids are of one server, as they are soon when all of them are well."""
+        end = time.monotonic() + PATIENCE
+        while (self.take(sequence, count)[0] - 1) % 2 != place:
+            assert time.monotonic() < end, f"server {place + 1} does not serve: {self.log!r}"
+
+    def close(self) -> None:
+        self._orders.close()
+        self._process.join(PATIENCE)
+
+    def __enter__(self) -> Clerk:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

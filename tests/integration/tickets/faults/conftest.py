@@ -1,0 +1,45 @@
+"""Two servers of a module's own, as ticket servers behind proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sharded_orm.ids.tickets.session import Place
+from tests.conftest import _missing
+from tests.integration.tickets.faults.servers import (
+    MariaDBTickets,
+    PostgreSQLTickets,
+    ServerTickets,
+)
+from tests.services import ServiceMissing, mariadb, postgresql
+
+
+def _pair(servers: Any, kind: type[ServerTickets], django_db_blocker: Any) -> Iterator[Any]:
+    try:
+        with (
+            servers as (one, two),
+            kind(one, Place(1, 2)) as first,
+            kind(two, Place(2, 2)) as second,
+            django_db_blocker.unblock(),
+        ):
+            yield [first, second]
+    except ServiceMissing as exc:
+        _missing(exc)
+
+
+@pytest.fixture(scope="module")
+def pair(django_db_blocker: Any) -> Iterator[list[MariaDBTickets]]:
+    """Servers 1 and 2. After a test both run, on whatever data."""
+    # One that is killed must not forget what it has acknowledged: with the usual option of
+    # these servers, the log leaves the process only once in a second.
+    servers = mariadb.servers(2, innodb_flush_log_at_trx_commit="1")
+    yield from _pair(servers, MariaDBTickets, django_db_blocker)
+
+
+@pytest.fixture(scope="module")
+def pair_on_postgresql(django_db_blocker: Any) -> Iterator[list[PostgreSQLTickets]]:
+    """The same, on PostgreSQL."""
+    yield from _pair(postgresql.servers(2), PostgreSQLTickets, django_db_blocker)

@@ -1,0 +1,221 @@
+"""Processes that draw ids as fast as they can."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.integration.tickets.faults.project import CONTEXT, PATIENCE, Project
+
+_SECONDS_BETWEEN_REPORTS = 0.02
+_ONE_BATCH_IN, _LARGEST_BATCH = 25, 60
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one process has drawn so far."""
+
+    count: int = 0
+    #: Of each server.
+    highest: tuple[int, ...] = (0, 0)
+    #: Of a single call, in seconds.
+    longest: float = 0.0
+    calls: int = 0
+    failure: str = ""
+    ended: bool = False
+
+
+def _draw(
+    project: Project, sequence: str, path: Path, wanted: int, stop: Any, reports: Any
+) -> None:
+    """Draw ids into a file until ``stop``, and at least as many as are wanted."""
+    drawn = array("q")
+    count = calls = 0
+    longest = 0.0
+    highest = [0] * len(project.aliases)
+    dice = random.Random(path.name)
+    with path.open("ab", buffering=0) as file:
+
+        def report(**more: Any) -> None:
+            for number in drawn:
+                place = (number - 1) % len(highest)
+                highest[place] = max(highest[place], number)
+            # In the file before it is told: SIGKILL may come between the two.
+            file.write(drawn.tobytes())
+            del drawn[:]
+            reports.send(Report(count, tuple(highest), longest, calls, **more))
+
+        try:
+            project.configure()
+            generator = project.generator()
+            reported = time.monotonic()
+            while True:
+                began = time.monotonic()
+                if dice.randrange(_ONE_BATCH_IN):
+                    drawn.append(generator.next(sequence))
+                    count += 1
+                else:
+                    size = dice.randint(2, _LARGEST_BATCH)
+                    batch = generator.take(sequence, size)
+                    assert len({number % len(highest) for number in batch}) == 1, "of one server"
+                    assert all(one < later for one, later in pairwise(batch)), "ascending"
+                    drawn.extend(batch)
+                    count += size
+                now = time.monotonic()
+                calls += 1
+                longest = max(longest, now - began)
+                if now - reported >= _SECONDS_BETWEEN_REPORTS:
+                    if count >= wanted and stop.is_set():
+                        break
+                    report()
+                    reported = now
+            report(ended=True)
+        except Exception:
+            report(failure=traceback.format_exc(), ended=True)
+
+
+@dataclass(eq=False)
+class Member:
+    """One process of a crowd, as seen from outside."""
+
+    process: Any
+    reports: Any
+    path: Path
+    last: Report = field(default_factory=Report)
+
+
+class Crowd:
+    """Processes that draw ids of one sequence at the same time, each into a file of its own.
+
+    :param wanted: how many ids each of them draws at least; they go on until
+        :meth:`finish`.
+    """
+
+    def __init__(
+        self, project: Project, sequence: str, folder: Path, processes: int, wanted: int
+    ) -> None:
+        self._project, self._sequence, self._folder = project, sequence, folder
+        self._wanted = wanted
+        self._stop = CONTEXT.Event()
+        self._changed = threading.Condition()
+        #: Also those that were killed.
+        self.everyone: list[Member] = []
+        self.members = [self._start() for _ in range(processes)]
+
+    def _start(self) -> Member:
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        path = self._folder / f"{self._sequence}-{len(self.everyone)}.ids"
+        process = CONTEXT.Process(
+            target=_draw,
+            args=(self._project, self._sequence, path, self._wanted, self._stop, theirs),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        member = Member(process, ours, path)
+        self.everyone.append(member)
+        # Reads all the time, so that nobody has to wait to report.
+        threading.Thread(target=self._listen, args=(member,), daemon=True).start()
+        return member
+
+    def _listen(self, member: Member) -> None:
+        ended = False
+        while not ended:
+            try:
+                report = member.reports.recv()
+            except (EOFError, OSError):  # killed
+                report = replace(member.last, ended=True)
+            with self._changed:
+                member.last, ended = report, report.ended
+                self._changed.notify_all()
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Return when ``condition`` of the last reports holds; fail at once with a process."""
+
+        def met() -> bool:
+            self._check()
+            return condition()
+
+        with self._changed:
+            met_in_time = self._changed.wait_for(met, PATIENCE)
+        assert met_in_time, f"{what} did not happen: {[member.last for member in self.members]!r}"
+
+    def go_past(self, place: int, number: int, quantity: Callable[[Iterable[bool]], bool]) -> None:
+        """Wait until ``all`` processes, or ``any``, have an id of a server above ``number``."""
+        self.wait_for(
+            f"that {quantity.__name__} have an id of server {place + 1} above {number}",
+            lambda: quantity(member.last.highest[place] > number for member in self.members),
+        )
+
+    def _check(self) -> None:
+        for member in self.members:
+            assert not member.last.failure, f"{member.path.name}:\n{member.last.failure}"
+            assert not member.last.ended or self._stop.is_set(), f"{member.path.name} has ended"
+
+    def replace_one(self, number: int) -> None:
+        """SIGKILL a process in the middle of whatever it does and start another."""
+        self.members[number].process.kill()
+        self.members[number] = self._start()
+
+    def finish(self) -> Drawn:
+        """What all have drawn when each has as many as it wants."""
+        self._stop.set()
+        self.wait_for("the end", lambda: all(member.last.ended for member in self.members))
+        for member in self.everyone:
+            member.process.join(PATIENCE)
+        return Drawn(
+            {member.path.stem: _read(member.path) for member in self.everyone},
+            {member.path.stem: member.last for member in self.members},
+        )
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for member in self.everyone:
+            member.process.kill()
+            member.process.join(PATIENCE)
+
+
+def _read(path: Path) -> array[int]:
+    ids = array("q")
+    ids.frombytes(path.read_bytes())
+    return ids
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The ids of a crowd."""
+
+    ids: dict[str, array[int]]
+    #: Of those that were not killed.
+    reports: dict[str, Report]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.ids.values()))
+
+    @property
+    def longest(self) -> float:
+        """Of all calls, in seconds."""
+        return max(report.longest for report in self.reports.values())
+
+    def highest(self, place: int) -> int:
+        """Of all ids of one server."""
+        return max(report.highest[place] for report in self.reports.values())
+
+    def duplicates(self) -> list[int]:
+        """Ids that were handed out more than once, to whomever; empty when all is well."""
+        seen = array("q")
+        for ids in self.ids.values():
+            seen.extend(ids)
+        in_order = sorted(seen)
+        return [one for one, next_one in pairwise(in_order) if one == next_one]

@@ -1,0 +1,53 @@
+"""What the processes of these tests are started with; imported by each of them.
+
+Imports no model: a process configures Django first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass, field
+from typing import Any
+
+# Forked from a process that has imported what they need, and has neither threads nor
+# connections.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["django.contrib.contenttypes", "django.db", "MySQLdb", "psycopg", "sharded_orm.runtime"]
+)
+PATIENCE = 120.0  # seconds until what a test waits for counts as missing
+
+
+@dataclass(frozen=True)
+class Project:
+    """What the settings of a process say."""
+
+    databases: dict[str, dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def aliases(self) -> list[str]:
+        return list(self.databases)
+
+    def configure(self) -> None:
+        import django
+        from django.conf import settings
+
+        settings.configure(
+            INSTALLED_APPS=["django.contrib.contenttypes", "sharded_orm"],
+            DATABASES={
+                "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+                **self.databases,
+            },
+            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+            SHARDED_ORM={"TICKETS": self.aliases, "TICKET_OPTIONS": self.options},
+            LOGGING_CONFIG=None,
+            USE_TZ=True,
+        )
+        django.setup()
+
+    def generator(self) -> Any:
+        """The one that the settings of a configured process describe."""
+        from sharded_orm import runtime
+
+        return runtime.tickets()

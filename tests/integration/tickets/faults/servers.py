@@ -1,0 +1,238 @@
+"""Ticket servers as the tests own them, and what can happen to one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from django.db.utils import ConnectionHandler
+
+from sharded_orm.ids.tickets.session import CATALOG, Place, SequenceRow, Session, session_class
+from tests.integration.tickets.faults.drawing import Crowd
+from tests.services.mariadb import MariaDBServer
+from tests.services.postgresql import PostgreSQLServer
+from tests.services.proxy import Proxy
+
+DATABASE = "tickets"
+_SECONDS = 30.0  # for administration
+
+
+class TicketDatabase:
+    """A ticket server as its administrator sees it, who needs no generator to reach it."""
+
+    def __init__(self, vendor: str, settings: dict[str, Any], place: Place) -> None:
+        self.alias = f"tickets_{place.position}"
+        self._class, self._place = session_class(vendor), place
+        # Completes the settings as Django does.
+        self._settings = ConnectionHandler({"default": {}, self.alias: settings}).settings
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        session = self._class(self.alias, self._settings[self.alias], self._place, _SECONDS)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def create(self, sequence: str, form: str | None = None) -> None:
+        with self.session() as session:
+            session.create_catalog(_deadline())
+            session.create(sequence, form or session.forms[0], 0, _deadline())
+
+    def position(self, sequence: str) -> int:
+        """The last id that the sequence has handed out."""
+        with self.session() as session:
+            return session.position(_row(session, sequence), _deadline())
+
+    def partner_mark(self, sequence: str) -> int:
+        with self.session() as session:
+            return _row(session, sequence).partner_mark
+
+
+def _deadline() -> float:
+    return time.monotonic() + _SECONDS
+
+
+def _row(session: Session, sequence: str) -> SequenceRow:
+    row = session.read(sequence, _deadline())
+    assert row is not None
+    return row
+
+
+class ServerTickets(TicketDatabase):
+    """On a server of the test's own, which its clients reach through a proxy."""
+
+    vendor: ClassVar[str]
+    faults = ("killed", "paused", "cut", "stalled", "silenced", "locked")
+
+    def __init__(self, server: MariaDBServer | PostgreSQLServer, place: Place) -> None:
+        self.server = server
+        self.proxy = Proxy(server.address.host, server.address.port)
+        settings = {
+            "ENGINE": f"django.db.backends.{self.vendor}",
+            "NAME": DATABASE,
+            **server.address.django(),
+        }
+        #: An entry of ``DATABASES``.
+        self.for_clients = {**settings, "HOST": self.proxy.host, "PORT": self.proxy.port}
+        super().__init__(self.vendor, settings, place)
+        self.execute(f"CREATE DATABASE {DATABASE}")
+
+    @abstractmethod
+    def connection(self) -> AbstractContextManager[Any]:
+        """Of the administrator; every statement is committed."""
+
+    def execute(self, sql: str) -> None:
+        with self.connection() as connection:
+            connection.cursor().execute(sql)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.proxy.close()
+
+    # ##### Its data #####
+
+    def back_up(self, folder: Path) -> None:
+        """Copy the data folder while the server does not run."""
+        self.server.stop()
+        shutil.copytree(self.server.folder / "data", folder)
+        self.server.start()
+
+    def put_back(self, folder: Path) -> None:
+        """Let the server come back with the data of a copy."""
+        self.server.stop()
+        shutil.rmtree(self.server.folder / "data")
+        shutil.copytree(folder, self.server.folder / "data")
+        self.server.start()
+
+    # ##### Faults: each is there while its block runs #####
+
+    @contextlib.contextmanager
+    def killed(self) -> Iterator[None]:
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.start()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.server.pause()
+        try:
+            yield
+        finally:
+            self.server.resume()
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Connections are reset, new ones refused."""
+        self.proxy.cut()
+        try:
+            yield
+        finally:
+            self.proxy.forward()
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Connections are accepted, and nothing comes through."""
+        self.proxy.stall()
+        try:
+            yield
+        finally:
+            self.proxy.forward()
+
+    @contextlib.contextmanager
+    def silenced(self) -> Iterator[None]:
+        """It counts, and nobody hears of it."""
+        self.proxy.drop_answers()
+        try:
+            yield
+        finally:
+            self.proxy.forward()
+
+    @abstractmethod
+    def locked(self) -> AbstractContextManager[None]:
+        """Somebody is in the way: requests wait in the server, and are done when it ends."""
+
+
+class MariaDBTickets(ServerTickets):
+    """On MariaDB."""
+
+    vendor = "mysql"
+
+    def connection(self) -> AbstractContextManager[Any]:
+        import MySQLdb
+
+        return contextlib.closing(MySQLdb.connect(**self.server.address.mysqldb(), autocommit=True))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with self.connection() as connection:
+            # As a backup does.
+            connection.cursor().execute("FLUSH TABLES WITH READ LOCK")
+            yield
+
+
+class PostgreSQLTickets(ServerTickets):
+    """On PostgreSQL."""
+
+    vendor = "postgresql"
+
+    def connection(self, database: str = "postgres") -> AbstractContextManager[Any]:
+        import psycopg
+
+        to = {**self.server.address.psycopg(), "dbname": database}
+        return contextlib.closing(psycopg.connect(**to, autocommit=True))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with self.connection(DATABASE) as connection:
+            # As VACUUM FULL does, and many a change of a table.
+            connection.execute(f"BEGIN; LOCK TABLE {CATALOG} IN ACCESS EXCLUSIVE MODE")
+            yield
+
+
+class SQLiteTickets(TicketDatabase):
+    """In a file."""
+
+    def __init__(self, path: Path, place: Place) -> None:
+        self.path = path
+        #: An entry of ``DATABASES``.
+        self.for_clients = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}
+        super().__init__("sqlite", self.for_clients, place)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Somebody's transaction holds the write lock of the file."""
+        with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield
+
+
+def all_serve(crowd: Crowd, servers: Sequence[TicketDatabase], sequence: str) -> None:
+    """Wait until each process has an id of each server that it has not had."""
+    for place, server in enumerate(servers):
+        crowd.go_past(place, server.position(sequence), all)
+
+
+def suffer(
+    crowd: Crowd, servers: Sequence[TicketDatabase], place: int, fault: str, sequence: str
+) -> None:
+    """One fault of one server, from its beginning to the use of what has recovered."""
+    server, partner = servers[place], servers[1 - place]
+    with getattr(server, fault)():
+        # Between two requests to the partner each process has asked the server, or has
+        # given up on it before.
+        for _ in range(2):
+            crowd.go_past(1 - place, partner.position(sequence), all)
+    # Not by all of them: the next fault may come while some still leave this one alone.
+    crowd.go_past(place, server.position(sequence), any)

@@ -1,0 +1,85 @@
+"""A child never hands out its parent's ids, nor speaks into its parent's connections."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharded_orm.ids.tickets.session import Place
+from tests.integration.tickets.faults import forking
+from tests.integration.tickets.faults.project import PATIENCE, Project
+from tests.integration.tickets.faults.servers import (
+    MariaDBTickets,
+    PostgreSQLTickets,
+    SQLiteTickets,
+    TicketDatabase,
+)
+
+BLOCKS = pytest.mark.parametrize("block_size", [1, 100])
+ENDS = pytest.mark.parametrize("end", ["exit", "_exit"])
+BUSY = pytest.mark.parametrize("busy", ["busy", "idle"])
+
+
+def fork(
+    pair: Sequence[TicketDatabase], folder: Path, block_size: int, busy: str, end: str
+) -> dict[str, Any]:
+    sequence = f"forked_{block_size}_{busy}_{end}"
+    for server in pair:
+        server.create(sequence)
+    project = Project(
+        {server.alias: server.for_clients for server in pair}, {"BLOCK_SIZE": block_size}
+    )
+    file = folder / "project"
+    file.write_bytes(pickle.dumps(project))
+    ran = subprocess.run(
+        [sys.executable, "-m", forking.__name__, str(file), sequence, busy, end],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    # A child that could not draw has told why.
+    assert ran.stderr == ""
+    told: dict[str, Any] = json.loads(ran.stdout)
+    return told
+
+
+def prove(told: dict[str, Any], busy: str) -> None:
+    assert told["ends"] == [0] * forking.CHILDREN
+    ids = [number for drawn in told["ids"] for number in drawn]
+    assert len(ids) == len(set(ids))
+    children = told["ids"][1:]
+    assert sorted(map(len, children)) == sorted([0, forking.EACH] * (forking.CHILDREN // 2))
+    if busy == "idle":  # else the threads take turns with several connections
+        assert told["kept"] == [True, True]
+
+
+@BLOCKS
+@BUSY
+@ENDS
+def test_on_mariadb(
+    pair: list[MariaDBTickets], tmp_path: Path, block_size: int, busy: str, end: str
+) -> None:
+    prove(fork(pair, tmp_path, block_size, busy, end), busy)
+
+
+@BUSY
+@ENDS
+def test_on_postgresql(
+    pair_on_postgresql: list[PostgreSQLTickets], tmp_path: Path, busy: str, end: str
+) -> None:
+    prove(fork(pair_on_postgresql, tmp_path, 1, busy, end), busy)
+
+
+@BUSY
+@ENDS
+def test_on_sqlite(tmp_path: Path, busy: str, end: str, django_db_blocker: Any) -> None:
+    with django_db_blocker.unblock():
+        pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", Place(n, 2)) for n in (1, 2)]
+        prove(fork(pair, tmp_path, 1, busy, end), busy)

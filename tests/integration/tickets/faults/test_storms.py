@@ -1,0 +1,103 @@
+"""Ticket servers that are killed, paused and cut off while processes draw ids (F3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.tickets.faults.drawing import Crowd, Drawn
+from tests.integration.tickets.faults.project import Project
+from tests.integration.tickets.faults.servers import (
+    MariaDBTickets,
+    PostgreSQLTickets,
+    ServerTickets,
+    all_serve,
+    suffer,
+)
+
+# A caller waits for at most twice as long as one server has.
+TIMEOUT, BACKOFF = 2.0, 0.2
+
+
+def storm(
+    pair: Sequence[ServerTickets],
+    folder: Path,
+    form: str,
+    block_size: int,
+    processes: int,
+    wanted: int,
+) -> Drawn:
+    """Draw while each server suffers each fault, again and again until all have enough."""
+    sequence = f"{form}_{block_size}_{processes}"
+    for server in pair:
+        server.create(sequence, form)
+    options = {"TIMEOUT": TIMEOUT, "BACKOFF": BACKOFF, "BLOCK_SIZE": block_size}
+    project = Project({server.alias: server.for_clients for server in pair}, options)
+    with Crowd(project, sequence, folder, processes, wanted) as crowd:
+        all_serve(crowd, pair, sequence)
+        enough = False
+        while not enough:
+            for fault, place in itertools.product(ServerTickets.faults, (0, 1)):
+                suffer(crowd, pair, place, fault, sequence)
+            enough = all(member.last.count >= wanted for member in crowd.members)
+        all_serve(crowd, pair, sequence)
+        drawn = crowd.finish()
+    for place, server in enumerate(pair):
+        # Else the other has handed out numbers of this one.
+        assert drawn.highest(place) <= server.position(sequence)
+    return drawn
+
+
+def prove(drawn: Drawn, wanted: int, record: Callable[[str, object], None]) -> None:
+    assert drawn.duplicates() == []
+    for name, report in drawn.reports.items():
+        # Each call gave as many as it was asked for; an error would have ended its process.
+        assert len(drawn.ids[name]) == report.count >= wanted
+    # For the eye: a machine that is busy makes anything late.
+    told = {
+        "ids": drawn.count,
+        "calls": sum(report.calls for report in drawn.reports.values()),
+        "longest wait of a call (s)": round(drawn.longest, 3),
+        "configured (s)": TIMEOUT,
+    }
+    for name, value in told.items():
+        record(name, value)
+    print(told)
+
+
+SIZES = pytest.mark.parametrize(
+    ("processes", "wanted"), [(4, 500), pytest.param(8, 50_000, marks=pytest.mark.long)]
+)
+
+
+@pytest.mark.parametrize("form", ["update", "replace"])
+@pytest.mark.parametrize("block_size", [1, 100])
+@SIZES
+def test_on_mariadb(
+    pair: list[MariaDBTickets],
+    tmp_path: Path,
+    form: str,
+    block_size: int,
+    processes: int,
+    wanted: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    drawn = storm(pair, tmp_path, form, block_size, processes, wanted)
+    prove(drawn, wanted, record_property)
+
+
+@pytest.mark.parametrize("block_size", [1, pytest.param(100, marks=pytest.mark.long)])
+@SIZES
+def test_on_postgresql(
+    pair_on_postgresql: list[PostgreSQLTickets],
+    tmp_path: Path,
+    block_size: int,
+    processes: int,
+    wanted: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    drawn = storm(pair_on_postgresql, tmp_path, "sequence", block_size, processes, wanted)
+    prove(drawn, wanted, record_property)

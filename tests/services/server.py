@@ -1,0 +1,252 @@
+"""What private servers of every kind have in common: a folder, a port, a keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from tests.services import keeper
+
+HOST = "127.0.0.1"
+START_TIMEOUT = 60.0  # seconds
+
+
+class PrivateServer(ABC):
+    """One server of our own. It may be killed and started again by a test.
+
+    The port and the data stay the same over :meth:`kill` and :meth:`start`. Use as a
+    context manager, or call :meth:`close`. Whatever happens to this process, the server
+    ends with it (see ``keeper``).
+    """
+
+    service: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    #: Who owns the folder and runs the server, if not us: user and group.
+    account: tuple[int, int] | None = None
+
+    def __init__(self, **options: str | None) -> None:
+        """Make the data folder and start; returns at once, see :meth:`wait_ready`.
+
+        :param options: more options of the server, e.g. ``wait_timeout="2"``.
+        :raises ServiceMissing: it is not installed.
+        """
+        self._find_programs()
+        self.port = free_port()
+        self.password = secrets.token_hex(8)
+        self.pid: int | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.service.lower()}-"))
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            if self.account is not None:
+                os.chown(self.folder, *self.account)
+            self._install()
+            self._keeper = subprocess.Popen(
+                [sys.executable, keeper.__file__, str(self.folder), *self._command(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # a Ctrl-C reaches us, not the servers
+            )
+            on_error.pop_all()
+        self.start(wait=False)
+
+    @abstractmethod
+    def _find_programs(self) -> None:
+        """Find what is run; raises ``ServiceMissing``."""
+
+    @abstractmethod
+    def _install(self) -> None:
+        """Fill the folder. Runs once, before the first start."""
+
+    @abstractmethod
+    def _command(self, options: dict[str, str | None]) -> list[str]:
+        """The server, to run in the foreground on ``self.port``."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether a client that connects now is served."""
+
+    def _run_installer(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        as_account: dict[str, Any] = {}
+        if self.account is not None:
+            user, group = self.account
+            as_account = {"user": user, "group": group, "extra_groups": []}
+        made = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **as_account,
+        )
+        if made.returncode:
+            name = Path(command[0]).name
+            raise RuntimeError(f"{name} failed ({made.returncode}):\n{made.stdout}")
+
+    # ##### Life and death #####
+
+    def _order(self, what: str) -> str:
+        if self._keeper.stdin is None or self._keeper.stdin.closed:
+            raise RuntimeError("this server was closed")
+        assert self._keeper.stdout is not None
+        self._keeper.stdin.write(what + "\n")
+        self._keeper.stdin.flush()
+        return self._keeper.stdout.readline().strip()
+
+    def start(self, wait: bool = True) -> None:
+        """Start it (again) on the same port with the same data."""
+        if self.pid is not None:
+            raise RuntimeError("this server runs already")
+        answer = self._order("start")
+        if not answer.startswith("pid "):
+            raise RuntimeError(f"the keeper of the server ended: {answer!r}")
+        self.pid = int(answer.removeprefix("pid "))
+        if wait:
+            self.wait_ready()
+
+    def kill(self) -> None:
+        """SIGKILL it and wait for its end: a crash, as clients see it."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Shut it down in order."""
+        self._end(self.stop_signal)
+
+    def _end(self, how: signal.Signals) -> None:
+        self._order(f"end {how:d}")
+        self.pid = None
+
+    def pause(self) -> None:
+        """SIGSTOP all its processes: connections stay open, new ones too, nothing answers.
+
+        Returns when they have stopped. Until :meth:`resume` it can be killed, but not stopped.
+        """
+        for pid in self._signal_all(signal.SIGSTOP):
+            while _state(pid) not in "TZX":
+                time.sleep(0.001)  # The kernel tells only its parent.
+
+    def resume(self) -> None:
+        """SIGCONT what :meth:`pause` has stopped."""
+        for _ in self._signal_all(signal.SIGCONT):
+            pass
+
+    def _signal_all(self, how: signal.Signals) -> Iterator[int]:
+        if self.pid is None:
+            raise RuntimeError("this server does not run")
+        os.kill(self.pid, how)
+        yield self.pid
+        # Listed when the caller has done with the parent: one that is stopped starts no more.
+        for pid in keeper.children_of(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+                yield pid
+
+    def wait_ready(self) -> None:
+        """Return when the server serves clients; RuntimeError with its log when it does not."""
+        assert self.pid is not None
+        end = time.monotonic() + START_TIMEOUT
+        while not self.is_ready():
+            if time.monotonic() > end or not runs(self.pid):
+                log = (self.folder / "output.log").read_text(errors="replace")
+                self.close()
+                raise RuntimeError(f"{self.service} did not start on port {self.port}:\n{log}")
+            time.sleep(0.05)  # between two attempts to connect
+
+    def close(self) -> None:
+        """End it and remove its folder. May be called twice."""
+        if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+            self._keeper.stdin.close()
+        self._keeper.wait()
+        if self._keeper.stdout is not None:
+            self._keeper.stdout.close()
+        self.pid = None
+
+    def __enter__(self) -> Self:
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+AnyServer = TypeVar("AnyServer", bound=PrivateServer)
+
+
+@contextlib.contextmanager
+def running(kind: type[AnyServer], count: int, **options: str | None) -> Iterator[list[AnyServer]]:
+    """``count`` servers of a kind that start at the same time and are ready.
+
+    :raises ServiceMissing: it is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            started.append(server := kind(**options))
+            stack.callback(server.close)
+        for server in started:
+            server.wait_ready()
+        yield started
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    # Below the range from which the kernel takes ports for outgoing connections: one of
+    # those could take the port before the server does, or while it is down.
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+
+
+def runs(pid: int) -> bool:
+    """Whether there is a process ``pid`` that has not ended."""
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; ``X`` when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def run_to_end(command: list[str], environment: dict[str, str]) -> int:
+    """Run ``command``. It is interrupted with us, ends before us, and does not outlive us."""
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        preexec_fn=functools.partial(keeper.die_with_parent, signal.SIGTERM),
+    )
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        # A terminal has sent it to the child as well, which now cleans up; kill has not.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(5)
+        child.send_signal(signal.SIGINT)
+        return child.wait()
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
