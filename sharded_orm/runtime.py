@@ -7,6 +7,7 @@ dropped whole by :func:`reset` (Django's ``setting_changed``; tests).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # In a child: another thread of its parent may have held it.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 _config: conf.Config | None = None
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
@@ -77,7 +87,8 @@ def validate() -> None:
         found += [
             f"{key} names {alias!r}, which is no alias of DATABASES"
             for alias in aliases
-            if topology().groups and not dict.__contains__(settings.DATABASES, alias)
+            if (topology().groups or key == "TICKETS")
+            and not dict.__contains__(settings.DATABASES, alias)
         ]
     if topology().groups and not isinstance(settings.DATABASES, ShardedDatabases):
         found.append(
@@ -188,8 +199,10 @@ def reset() -> None:
     global _config, _tickets
     with _lock:
         names = set(_config.topology.groups) if _config is not None else set()
-        _config = _tickets = None
+        generator, _config, _tickets = _tickets, None, None
         _strategies.clear()
+    if generator is not None:
+        generator.close()
     if isinstance(settings.DATABASES, ShardedDatabases) and _topology is None:
         settings.DATABASES._groups_changed(names)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from sharded_orm.ids.tickets.process import identity
 
 
 @dataclass
 class _Held:
     """What one process holds. A child begins with nothing: the ids are its parent's."""
 
-    pid: int = field(default_factory=os.getpid)
+    process: tuple[int, int] = field(default_factory=identity)
     # Guards the iterators: each id leaves once.
     lock: threading.Lock = field(default_factory=threading.Lock)
     blocks: defaultdict[str, deque[Iterator[int]]] = field(
@@ -37,7 +38,7 @@ class Blocks:
     def next(self, sequence: str) -> int:
         """One id."""
         held = self._held
-        if held.pid != os.getpid():
+        if held.process != identity():
             # Also the lock is new: a thread of the parent may have held it.
             held = self._held = _Held()
         with held.lock:

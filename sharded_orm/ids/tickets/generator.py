@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.asyncio import async_unsafe
 
 from sharded_orm.conf import MAX_TICKETS, TicketOptions
 from sharded_orm.exceptions import (
@@ -17,7 +19,8 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.base import IdGenerator
 from sharded_orm.ids.tickets.blocks import Blocks
-from sharded_orm.ids.tickets.server import FAILURES, TicketServer
+from sharded_orm.ids.tickets.pool import FAILURES
+from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer
 from sharded_orm.ids.tickets.session import Place
 
 
@@ -60,11 +63,13 @@ class TicketGenerator(IdGenerator):
             return self._blocks.next(sequence)
         return self.take(sequence, 1)[0]
 
+    @async_unsafe
     def take(self, sequence: str, count: int) -> Sequence[int]:
         """``count`` ids, ascending, all of one server. One round trip.
 
         :param count: 1 to 1,000,000.
         :raises InvalidTicketCount: it is not.
+        :raises SynchronousOnlyOperation: called in an event loop; use ``sync_to_async``.
         :raises UnknownSequence: no server has the sequence.
         :raises SequenceExhausted: there are not as many numbers left below 2**63.
         :raises TicketServerMisconfigured: a server is not the one ``TICKETS`` says.
@@ -78,41 +83,31 @@ class TicketGenerator(IdGenerator):
             raise ImproperlyConfigured(
                 "SHARDED_ORM['TICKETS'] names no ticket server; list the aliases of the pair."
             )
-        causes: dict[str, BaseException] = {}
-        deadline = time.monotonic() + self.options.timeout
-        for server in self._candidates():
-            within = min(deadline, time.monotonic() + server.patience)
+        causes: dict[str, Exception] = {}
+        for server, ask in self._attempts(sequence):
             try:
-                ids = server.take(sequence, count, within)
-            except FAILURES as exc:
+                return ask(sequence, count)
+            except (*FAILURES, *OF_ONE_SEQUENCE) as exc:
                 causes[server.alias] = exc
-                server.failed(exc)
-            except (UnknownSequence, SequenceExhausted) as exc:
-                causes[server.alias] = exc
-            else:
-                self._complain(sequence, causes)
-                return ids
+        first = next(iter(causes.values()))
         for kind in (UnknownSequence, SequenceExhausted):
             if all(isinstance(cause, kind) for cause in causes.values()):
-                raise next(iter(causes.values()))
-        raise TicketServersUnavailable(sequence, causes) from next(iter(causes.values()))
+                raise first
+        raise TicketServersUnavailable(sequence, causes) from first
 
-    def _complain(self, sequence: str, causes: dict[str, BaseException]) -> None:
-        """Tell of servers that are well but have not, or no longer, this sequence."""
-        for server in self.servers if causes else ():
-            cause = causes.get(server.alias)
-            if isinstance(cause, (UnknownSequence, SequenceExhausted)):
-                server.complain_once(sequence, cause)
-
-    def _candidates(self) -> Iterator[TicketServer]:
+    def _attempts(
+        self, sequence: str
+    ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
         """The servers that are well in turn; then, before giving up, the others."""
+        began = time.monotonic()
         left_alone = []
         for server in self._rounds[next(self._turn) % len(self.servers)]:
-            if server.claim():
-                yield server
+            if server.claim(sequence):
+                yield server, server.take
             else:
                 left_alone.append(server)
-        yield from left_alone
+        for server in left_alone:
+            yield server, partial(server.probe, began=began)
 
     def close(self) -> None:
         """Close the idle connections; more requests open new ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from sharded_orm.ids.tickets.session import (
     SequenceRow,
     Session,
     seconds_left,
+    send_nowhere,
 )
 
 _NO_SUCH_TABLE = 1146
@@ -39,7 +39,9 @@ class MySQLSession(Session):
 
     def _limits(self, seconds: int) -> dict[str, Any]:
         # Ours are finer; these end what the poll does not see: half an answer.
-        return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+        limits = ("connect_timeout", "read_timeout", "write_timeout")
+        # Names of sequences are any text.
+        return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
 
     def _prepare(self) -> None:
         self._statements: dict[tuple[SequenceRow, str], bytes] = {}
@@ -65,11 +67,9 @@ class MySQLSession(Session):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # mysql_close() sends COM_QUIT: let it go nowhere. The driver is not asked, which
-            # may be in use by a thread of the parent.
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, self._socket)
-            os.close(nowhere)
+            # mysql_close() sends COM_QUIT. The driver is not asked for the socket, which may be
+            # in use by a thread of the parent.
+            send_nowhere(self._socket)
 
     # ##### Handing out #####
 
@@ -89,15 +89,19 @@ class MySQLSession(Session):
         """With ``%d`` for the numbers; made once for a row, to be quick."""
         found = self._statements.get((row, kind))
         if found is None:
-            place, counter = self.place, _verbatim(self._counter(row.name))
+            counter = _verbatim(self._counter(row.name))
+            # What the row must still be stands in the statement itself.
+            unchanged = (
+                f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
+                f" AND step = {self.place.step:d} AND position = {self.place.position:d}"
+            )
             text = {
-                # What the row must still be stands in the statement itself.
                 _UPDATE: f"UPDATE {self.table} SET value = LAST_INSERT_ID(value + %d),"
-                " partner_mark = GREATEST(partner_mark, %d)"
-                f" WHERE name = {_verbatim(self._literal(row.name))} AND form = 'update'"
-                f" AND step = {place.step:d} AND position = {place.position:d} AND value <= %d",
-                _REPLACE: f"REPLACE INTO {counter} (stub) VALUES ('a')",
-                _BATCH: f"UPDATE {counter} SET id = LAST_INSERT_ID(id + %d) WHERE id <= %d",
+                f" partner_mark = GREATEST(partner_mark, %d) WHERE {unchanged} AND value <= %d",
+                _REPLACE: f"REPLACE INTO {counter} (stub)"
+                f" SELECT 'a' FROM {self.table} WHERE {unchanged}",
+                _BATCH: f"UPDATE {counter} SET id = LAST_INSERT_ID(id + %d)"
+                f" WHERE id <= %d AND EXISTS (SELECT 1 FROM {self.table} WHERE {unchanged})",
             }[kind]
             found = self._statements[(row, kind)] = text.encode()
         return found
@@ -165,7 +169,13 @@ class MySQLSession(Session):
         # ever (measured: 10 seconds) behind writers that never pause.
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        return int(self.connection.insert_id())
+        found = int(self.connection.insert_id())
+        if not found:
+            raise OperationalError(
+                f"the table {self._counter(row.name)} of sequence {row.name!r} is empty; run"
+                f" 'manage.py tickets advance {row.name}'"
+            )
+        return found
 
     def create_catalog(self, deadline: float) -> None:
         self.execute(
@@ -196,7 +206,7 @@ class MySQLSession(Session):
         # A batch moves the row, so there is one from the beginning. If the counter has
         # begun in another process, it stays.
         self.execute(
-            f"INSERT IGNORE INTO {self._counter(name)} (id, stub) VALUES (%s, 'a')",
+            f"INSERT IGNORE INTO {_verbatim(self._counter(name))} (id, stub) VALUES (%s, 'a')",
             [max(value, self.place.position)],
             deadline,
         )
@@ -206,7 +216,10 @@ class MySQLSession(Session):
             super()._advance(row, value, deadline)
             return
         self.execute(
-            f"UPDATE {self._counter(row.name)} SET id = %s WHERE id < %s", [value, value], deadline
+            f"INSERT INTO {_verbatim(self._counter(row.name))} (id, stub) VALUES (%s, 'a')"
+            " ON DUPLICATE KEY UPDATE id = GREATEST(id, VALUES(id))",
+            [value],
+            deadline,
         )
 
     def durability(self, deadline: float) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import select
 import sys
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +19,7 @@ from sharded_orm.ids.tickets.session import (
     SequenceRow,
     Session,
     seconds_left,
+    send_nowhere,
 )
 
 try:
@@ -151,6 +152,8 @@ class PostgreSQLSession(Session):
 
     def _ask(self, send: Callable[[], None], deadline: float) -> pq.abc.PGresult:
         """Send, and return the last result; nothing here waits beyond the deadline."""
+        # Of one request, however many pieces its answer comes in.
+        deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
             return self._answer(deadline)
@@ -178,10 +181,10 @@ class PostgreSQLSession(Session):
         return last
 
     def _wait(self, events: int, deadline: float) -> None:
-        left = seconds_left(deadline)
+        left = max(0.0, deadline - time.monotonic())
         self._socket.modify(self._pgconn.socket, events)
         if not self._socket.poll(left * 1000):
-            raise OperationalError(f"no answer within {left:.3g} seconds")
+            raise OperationalError("no answer within the time limit")
 
     @staticmethod
     def _is(exc: Exception, *kinds: type[Exception]) -> bool:
@@ -314,9 +317,7 @@ class PostgreSQLSession(Session):
         if self.connection is not None:
             # psycopg closes nothing of another process on its own account; should somebody
             # ask it to, the goodbye goes nowhere.
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, self._pgconn.socket)
-            os.close(nowhere)
+            send_nowhere(self._pgconn.socket)
 
     # ##### Names #####
 

@@ -1,47 +1,39 @@
-"""One ticket server: its connections, its health, and what is known to have left it."""
+"""One ticket server: its place, its health, and what is known to have left it."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from django.db import OperationalError, connections
-from django.db.utils import Error
 
 from sharded_orm.exceptions import (
     SequenceExhausted,
+    SequenceNotChecked,
     TicketError,
     TicketServerBehind,
     TicketServerMisconfigured,
     UnknownSequence,
 )
-from sharded_orm.ids.tickets.session import (
-    Place,
-    SequenceRow,
-    Session,
-    seconds_left,
-    session_class,
-)
-
-T = TypeVar("T")
+from sharded_orm.ids.tickets.health import Health
+from sharded_orm.ids.tickets.pool import FAILURES, Lent, SessionPool
+from sharded_orm.ids.tickets.process import identity
+from sharded_orm.ids.tickets.session import Checked, Place, SequenceRow, Session
 
 logger = logging.getLogger("sharded_orm.tickets")
 
-#: What a server that is down, unreachable or unwell raises.
-FAILURES = (Error, OSError, TicketServerBehind)
-_MAX_IDLE = 16
+#: The server answered; what is wrong is one sequence.
+OF_ONE_SEQUENCE = (UnknownSequence, SequenceExhausted, TicketServerBehind)
+# An open connection does not tell that rows were restored under it.
+_SECONDS_CHECKED = 10.0
 _SECONDS_BETWEEN_MARKS = 1.0
 
-# Sessions that a fork copied into this process. To use, close or finalise them would
-# speak into the parent's conversations; kept, so that nothing does.
-_of_parents: list[list[Session]] = []
+# Pools that a fork copied into this process. To use, close or finalise their sessions
+# would speak into the parent's conversations; kept, so that nothing does.
+_of_parents: list[SessionPool] = []
 
 
 @dataclass
@@ -49,24 +41,25 @@ class _State:
     """What belongs to one process and one database; replaced as a whole, never repaired."""
 
     database: str
-    pid: int = field(default_factory=os.getpid)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    idle: list[Session] = field(default_factory=list)
+    pool: SessionPool
+    health: Health
+    process: tuple[int, int] = field(default_factory=identity)
     #: The highest id of each sequence that is known to have left the server.
     marks: dict[str, int] = field(default_factory=dict)
-    #: Why the server is left alone, and until when.
-    cause: Exception | None = None
-    retry_at: float = 0.0
+    #: Guards the marks: they never go back.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    #: Held by the one caller that asks a server which is left alone; the others share its luck.
+    probing: threading.Lock = field(default_factory=threading.Lock)
     #: Sequence -> when the partner's mark was last written here.
     marks_kept: dict[str, float] = field(default_factory=dict)
-    complained: set[str] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
 
 
 class TicketServer:
     """Hands out the ids of its :class:`Place`. Thread-safe and fork-safe.
 
     :param patience: seconds that the server has to answer.
-    :param backoff: seconds that it is left alone when it has failed.
+    :param backoff: seconds that it, or a sequence of it, is left alone after a failure.
     :param needs_partner: whether a new session waits for the partner's mark (the policy
         ``PARTNER_DOWN``).
 
@@ -77,6 +70,8 @@ class TicketServer:
 
     partner: TicketServer | None = None
     ward: TicketServer | None = None
+    #: Whether idle sessions stay open. A test run on PostgreSQL could not drop its database.
+    keeps_sessions = True
 
     def __init__(
         self, alias: str, place: Place, patience: float, backoff: float, needs_partner: bool = False
@@ -86,53 +81,87 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        self._state = _State("")
+        # Guards the swap of the state.
+        self._lock = threading.Lock()
+        self._state = self._new_state("")
 
     # ##### Handing out #####
 
-    def take(self, name: str, count: int, deadline: float) -> Sequence[int]:
+    def take(self, name: str, count: int) -> Sequence[int]:
         """``count`` ids, ascending.
 
-        One round trip; the first time on a connection, two more: one that asks the partner
-        for the mark, one that checks the sequence and where it stands.
+        One round trip. Two more for the first id of a connection, and every ten seconds:
+        one asks the partner for the mark, one where the sequence stands.
         """
         state = self._current()
-        with _Borrowed(self, state, deadline) as borrowed:
-            ids = borrowed.ask(lambda session: self._take(state, session, name, count, deadline))
-        self._recovered(state)
+        deadline = time.monotonic() + self.patience
+        try:
+            with state.pool.lend(deadline) as lent:
+                ids = lent.ask(lambda session: self._take(state, session, name, count, deadline))
+        except OF_ONE_SEQUENCE as exc:
+            self._recovered(state, None)
+            self._failed(state, name, exc)
+            raise
+        except SequenceNotChecked:
+            raise  # The partner's doing.
+        except FAILURES as exc:
+            self._failed(state, None, exc)
+            raise
+        self._recovered(state, None, name)
         return ids
+
+    def probe(self, name: str, count: int, began: float) -> Sequence[int]:
+        """:meth:`take` while the server is left alone, because no other one serves.
+
+        One caller at a time asks; who waited meanwhile shares a failure that is younger than
+        its own request.
+
+        :param began: when the caller's request did.
+        """
+        state = self._current()
+        if not state.probing.acquire(timeout=self.patience):
+            raise OperationalError("it is left alone, and does not answer another caller")
+        try:
+            for key in (None, name):
+                if (cause := state.health.cause(key, since=began)) is not None:
+                    raise _again(cause)
+            return self.take(name, count)
+        finally:
+            state.probing.release()
 
     def _take(
         self, state: _State, session: Session, name: str, count: int, deadline: float
     ) -> Sequence[int]:
-        row = session.known.get(name)
-        if row is None or name in session.unmarked:
+        checked = session.checked.get(name)
+        if checked is None or checked.until <= time.monotonic():
+            began = time.monotonic()
+            learned = self._learn_mark(state, name, anew=checked is None)
+            # The partner's silence does not shorten this server's time.
+            deadline += time.monotonic() - began
             row = self._verify(state, session, name, deadline)
+            seconds = _SECONDS_CHECKED if learned else self._backoff
+            session.checked[name] = Checked(row, time.monotonic() + seconds)
+        else:
+            row = checked.row
         # Read before the request is sent: answers that overtake each other are no alarm.
         mark = state.marks.get(name, 0)
         of_ward = self.ward.mark(name) if self.ward is not None else 0
         ids = session.take(row, count, of_ward, deadline)
         if not ids:
-            session.known.pop(name, None)
+            session.checked.pop(name, None)
             raise self._nothing_left(session, name, count, deadline)
         if not self.place.owns(ids[-1]):
             raise self._misplaced(row, f"its last id was {ids[-1]!r}")
         if ids[0] <= mark:
+            session.checked.pop(name, None)
             raise self._behind(name, f"gave id {ids[0]!r}", mark)
-        with state.lock:
-            if ids[-1] > state.marks.get(name, 0):
-                state.marks[name] = ids[-1]
+        self._raise_mark(state, name, ids[-1])
         if of_ward and row.form not in session.carries_marks:
             self._keep_mark_of_ward(state, session, name, of_ward, deadline)
         return ids
 
     def _verify(self, state: _State, session: Session, name: str, deadline: float) -> SequenceRow:
-        """The row of a sequence of which nothing was taken on this connection yet."""
-        learned = self._learn_mark(state, session, name, deadline)
-        known = session.known.get(name)
-        if known is not None and not learned:
-            return known
-        # Before the position is read, which may rise at any time and does not fall.
+        # The mark before the position, which may rise at any time and does not fall.
         mark = state.marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -140,7 +169,6 @@ class TicketServer:
             # Not found out by taking ids, as each attempt would bring it nearer to the mark:
             # between that and the last id that left it may be some that nobody here knows of.
             raise self._behind(name, f"stands at {position!r}", mark)
-        session.known[name] = row
         return row
 
     def _behind(self, name: str, found: str, mark: int) -> TicketServerBehind:
@@ -172,11 +200,12 @@ class TicketServer:
     def _nothing_left(
         self, session: Session, name: str, count: int, deadline: float
     ) -> SequenceExhausted:
-        """Why the row did not serve: gone, another server's, or used up."""
-        self._check(session, name, deadline)
+        """Why the row did not serve: gone, another server's, without its counter, or used up."""
+        row = self._check(session, name, deadline)
+        position = session.position(row, deadline)
         return SequenceExhausted(
-            f"Sequence {name!r} on {self.alias!r} has fewer than {count!r} numbers left below"
-            " 2**63. Continue with a new sequence."
+            f"Sequence {name!r} on {self.alias!r} stands at {position!r} and has fewer than"
+            f" {count!r} numbers left below 2**63. Continue with a new sequence."
         )
 
     # ##### Marks #####
@@ -185,57 +214,59 @@ class TicketServer:
         """The highest id of ``name`` that is known to have left this server; 0 for none."""
         return self._state.marks.get(name, 0)
 
-    def _learn_mark(self, state: _State, session: Session, name: str, deadline: float) -> bool:
+    def _raise_mark(self, state: _State, name: str, mark: int) -> None:
+        with state.lock:
+            if mark > state.marks.get(name, 0):
+                state.marks[name] = mark
+
+    def _learn_mark(self, state: _State, name: str, *, anew: bool) -> bool:
         """Ask the partner for the mark that other processes have left with it.
 
         Whether it told.
+
+        :param anew: nothing was taken on this connection yet.
         """
         if self.partner is None:
             return True
         try:
-            # Half of the time, so that the partner's silence leaves enough for the id.
-            mark = self.partner.mark_of_ward(name, time.monotonic() + seconds_left(deadline) / 2)
-        except FAILURES as exc:
-            if self._needs_partner:
-                raise OperationalError(
-                    f"{self.partner.alias!r}, which keeps its mark, does not answer, and"
-                    f" PARTNER_DOWN is 'refuse': {exc}"
+            mark = self.partner.mark_of_ward(name)
+        except (*FAILURES, UnknownSequence) as exc:
+            if self._needs_partner and anew:
+                raise SequenceNotChecked(
+                    f"{self.partner.alias!r}, which keeps the mark of {self.alias!r}, could not tell"
+                    f" it, and PARTNER_DOWN is 'refuse': {exc}"
                 ) from exc
-            session.unmarked.add(name)
-            if f"mark of {name}" not in state.complained:
-                state.complained.add(f"mark of {name}")
+            if name not in state.unchecked:
+                state.unchecked.add(name)
                 logger.warning(
-                    "Ticket server %r hands out ids of %r unchecked: %r, which keeps its mark, does"
-                    " not answer (%s).",
+                    "Ticket server %r hands out ids of %r unchecked: %r, which keeps its mark, could"
+                    " not tell it (%s).",
                     self.alias, name, self.partner.alias, exc,
                 )  # fmt: skip
             return False
-        session.unmarked.discard(name)
-        state.complained.discard(f"mark of {name}")
-        with state.lock:
-            if mark > state.marks.get(name, 0):
-                state.marks[name] = mark
+        state.unchecked.discard(name)
+        self._raise_mark(state, name, mark)
         return True
 
-    def mark_of_ward(self, name: str, deadline: float) -> int:
+    def mark_of_ward(self, name: str) -> int:
         """What is kept here for the server before this one. One round trip.
 
         Raises at once while this server is left alone.
         """
         state = self._current()
-        if not self.claim():
-            assert state.cause is not None
-            raise OperationalError(str(state.cause)) from state.cause
+        if not state.health.claim(None):
+            raise OperationalError(f"it is left alone: {state.health.cause()}")
+        deadline = time.monotonic() + self.patience
         try:
-            with _Borrowed(self, state, deadline) as borrowed:
-                row = borrowed.ask(lambda session: self._check(session, name, deadline))
-        except UnknownSequence as exc:
-            # It may have lost what it kept.
-            raise OperationalError(str(exc)) from exc
-        except FAILURES as exc:
-            self.failed(exc)
+            with state.pool.lend(deadline) as lent:
+                row = lent.ask(lambda session: self._check(session, name, deadline))
+        except UnknownSequence:
+            self._recovered(state, None)
             raise
-        self._recovered(state)
+        except FAILURES as exc:
+            self._failed(state, None, exc)
+            raise
+        self._recovered(state, None)
         return row.partner_mark
 
     def _keep_mark_of_ward(
@@ -249,156 +280,67 @@ class TicketServer:
 
     # ##### Health #####
 
-    def claim(self) -> bool:
-        """Whether to ask this server now: it is well, or it is this caller's turn to try."""
-        state = self._current()
-        if state.cause is None:
-            return True
-        with state.lock:
-            now = time.monotonic()
-            if now < state.retry_at:
-                return False
-            state.retry_at = now + self._backoff
-            return True
+    def claim(self, name: str) -> bool:
+        """Whether to ask for ids of ``name`` now; if it was left alone, this caller tries it."""
+        return self._current().health.claim(None, name)
 
-    @property
-    def cause(self) -> Exception | None:
-        """Why the server is left alone; None while it is well."""
-        return self._current().cause
+    def cause(self, name: str | None = None) -> Exception | None:
+        """Why the server, or a sequence of it, is left alone; None while it is well."""
+        return self._current().health.cause(name)
 
-    def failed(self, exc: Exception) -> None:
-        """Leave the server alone for a while."""
-        state = self._current()
-        with state.lock:
-            known, state.cause = state.cause, exc
-            state.retry_at = time.monotonic() + self._backoff
-            idle, state.idle = state.idle, []
-        for session in idle:
-            session.close()
-        if type(known) is not type(exc):
-            level = logging.ERROR if isinstance(exc, TicketServerBehind) else logging.WARNING
+    def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
+        if key is None:
+            state.pool.close()  # They are as dead, most likely.
+        if state.health.failed(key, exc):
+            level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
 
-    def _recovered(self, state: _State) -> None:
-        if state.cause is None:
-            return
-        with state.lock:
-            was, state.cause = state.cause, None
-        if was is not None:
-            logger.info("Ticket server %r is used again.", self.alias)
-
-    def complain_once(self, name: str, exc: Exception) -> None:
-        """Log what is wrong with one sequence of a server that is well."""
-        state = self._current()
-        if name not in state.complained:
-            state.complained.add(name)
-            logger.error("%s", exc)
+    def _recovered(self, state: _State, *keys: str | None) -> None:
+        for key in keys:
+            if state.health.recovered(key):
+                what = "" if key is None else f" for {key!r}"
+                logger.info("Ticket server %r is used again%s.", self.alias, what)
 
     # ##### Sessions #####
 
-    def session(self, deadline: float) -> _Borrowed:
+    def session(self, deadline: float) -> Lent:
         """A context manager that lends a session, for administration."""
-        return _Borrowed(self, self._current(), deadline)
+        return self._current().pool.lend(deadline)
+
+    def close(self) -> None:
+        """Close the idle sessions."""
+        self._current().pool.close()
 
     def _current(self) -> _State:
         """The state of this process and database: tests change the database under an alias."""
         state = self._state
         database = str(connections.settings[self.alias]["NAME"])
-        if state.pid != os.getpid():
-            _of_parents.append(state.idle)
-            marks = dict(state.marks) if state.database == database else {}
-            state = self._state = _State(database, marks=marks)
-        elif state.database != database:
-            idle, state.idle = state.idle, []
-            for session in idle:
-                session.close()
-            state = self._state = _State(database)
-        return state
+        if state.database == database and state.process == identity():
+            return state
+        return self._renewed(state, database)
 
-    def _open(self, state: _State, deadline: float) -> Session:
-        """A new session by ``deadline``, whatever the driver does until then."""
-        wrapper = connections[self.alias]
-        kind = session_class(wrapper.vendor)
-        settings = connections.settings[self.alias]
-        opened: Future[Session] = Future()
+    def _renewed(self, state: _State, database: str) -> _State:
+        if state.process != identity():
+            _of_parents.append(state.pool)
+            # Another thread of the parent may have held it.
+            self._lock = threading.Lock()
+        with self._lock:
+            if self._state is not state:
+                return self._state
+            new = self._state = self._new_state(database)
+            if state.database == database:
+                new.marks.update(state.marks)
+        if state.process == new.process:
+            state.pool.close(for_good=True)
+        return new
 
-        def connect() -> None:
-            try:
-                opened.set_result(kind(self.alias, settings, self.place, self.patience))
-            except BaseException as exc:
-                opened.set_exception(exc)
-
-        left = seconds_left(deadline)
-        # The driver's limits are whole seconds, and looking up a name has none.
-        threading.Thread(target=connect, name=f"connect to {self.alias}", daemon=True).start()
-        try:
-            return opened.result(left)
-        except NotInTime as exc:
-            if opened.done():
-                raise
-            opened.add_done_callback(lambda late: self._keep_late(state, late))
-            raise OperationalError(f"no connection within {left:.3g} seconds") from exc
-
-    def _keep_late(self, state: _State, late: Future[Session]) -> None:
-        if late.exception() is None:
-            self._give_back(state, late.result())
-
-    def _give_back(self, state: _State, session: Session) -> None:
-        if state is self._state and len(state.idle) < _MAX_IDLE:
-            state.idle.append(session)
-        else:
-            session.close()
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        state = self._current()
-        idle, state.idle = state.idle, []
-        for session in idle:
-            session.close()
+    def _new_state(self, database: str) -> _State:
+        pool = SessionPool(self.alias, self.place, self.patience, keep=self.keeps_sessions)
+        return _State(database, pool, Health(self._backoff))
 
 
-class _Borrowed:
-    """A session for one caller. It goes back if nothing failed, else it is closed."""
-
-    def __init__(self, server: TicketServer, state: _State, deadline: float) -> None:
-        self._server, self._state, self._deadline = server, state, deadline
-        self._session: Session | None = None
-
-    def __enter__(self) -> _Borrowed:
-        connect: Any = connections[self._server.alias].__dict__.get("connect")
-        if hasattr(connect, "wrapped"):
-            # A test case that may not use this alias: Django has replaced the method by one
-            # that raises its error (SimpleTestCase._add_databases_failures).
-            connect()
-        return self
-
-    def ask(self, work: Callable[[Session], T]) -> T:
-        """``work(session)``. One that waited in the pool may be dead; then a new one is asked."""
-        try:
-            session = self._session = self._state.idle.pop()
-        except IndexError:
-            session = None
-        if session is not None:
-            try:
-                return work(session)
-            except FAILURES as exc:
-                if isinstance(exc, TicketServerBehind):
-                    raise
-                self._discard()
-        session = self._session = self._server._open(self._state, self._deadline)
-        return work(session)
-
-    def _discard(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def __exit__(self, kind: Any, exc: Any, traceback: Any) -> None:
-        if self._session is None:
-            return
-        # After any other error the answer may still be on its way, and would be taken for that
-        # to the next request: a signal handler may raise anything at any point.
-        if exc is None or (isinstance(exc, TicketError) and not isinstance(exc, FAILURES)):
-            self._server._give_back(self._state, self._session)
-        else:
-            self._discard()
+def _again(cause: Exception) -> Exception:
+    """The same error for another caller, with a traceback of its own."""
+    if isinstance(cause, TicketError):
+        return type(cause)(*cause.args)
+    return OperationalError(*cause.args)

@@ -8,10 +8,10 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.utils.module_loading import import_string
@@ -22,6 +22,7 @@ CATALOG = "sharded_orm_sequence"
 #: Ids are positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
+_A_MOMENT = 0.01  # seconds
 
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
@@ -62,6 +63,14 @@ class SequenceRow:
         return Place(self.position, self.step)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A row that was found to be right; to be looked at again when ``until`` has passed."""
+
+    row: SequenceRow
+    until: float
+
+
 class Session(ABC):
     """A physical connection in autocommit that belongs to the generator alone.
 
@@ -91,10 +100,8 @@ class Session(ABC):
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences that were checked on this connection, and those of them whose mark
-        #: the partner could not tell. Kept by :class:`TicketServer`.
-        self.known: dict[str, SequenceRow] = {}
-        self.unmarked: set[str] = set()
+        #: The sequences that were checked on this connection. Kept by :class:`TicketServer`.
+        self.checked: dict[str, Checked] = {}
         # The driver's own errors, which are not Django's, would pass by whoever asks the next server.
         with self._wrapper.wrap_database_errors:
             self._prepare()
@@ -245,19 +252,27 @@ _open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        session.abandon()
+        with suppress(OSError):  # Too many open files; Python then says goodbye for it.
+            session.abandon()
     _open.clear()
+
+
+def send_nowhere(socket: int) -> None:
+    """Make what this process writes to a file descriptor vanish. The parent's stays."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, socket)
+    os.close(nowhere)
 
 
 os.register_at_fork(after_in_child=_abandon_all)
 
 
 def seconds_left(deadline: float) -> float:
-    """Until ``deadline``; raises :exc:`OperationalError` when it has passed."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise OperationalError("no answer within the time limit")
-    return left
+    """Until ``deadline``, and never nothing: if it has passed, this process was late.
+
+    A server that is well answers within that moment, too.
+    """
+    return max(deadline - time.monotonic(), _A_MOMENT)
 
 
 _SESSIONS = {

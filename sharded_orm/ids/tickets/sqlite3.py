@@ -69,7 +69,7 @@ class SQLiteSession(Session):
         while True:
             try:
                 # The connection's own, not Django's cursor, which would not know this thread.
-                return list(self.connection.execute(sql, params).fetchall())
+                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
@@ -104,21 +104,26 @@ class SQLiteSession(Session):
 
 def _is_busy(exc: Exception) -> bool:
     # Extended codes have the kind in the low byte.
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    # Locked: by another connection to the same memory, in tests.
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 # A child inherits SQLite's notes of who holds which lock in the process. If a statement
-# were running, the child would find the file locked for ever.
+# were running, the child would find the file locked for ever. (A signal handler that forks
+# in the middle of one would wait for itself: hence the limit.)
+_held: list[threading.Lock] = []
+
+
 def _hold_turns() -> None:
-    _making_turns.acquire()
-    for turn in _turns.values():
-        turn.acquire()
+    for turn in (_making_turns, *_turns.values()):
+        if turn.acquire(timeout=1.0):
+            _held.append(turn)
 
 
 def _release_turns() -> None:
-    for turn in _turns.values():
-        turn.release()
-    _making_turns.release()
+    while _held:
+        _held.pop().release()
 
 
 os.register_at_fork(

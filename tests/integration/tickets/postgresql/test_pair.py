@@ -175,13 +175,13 @@ project = Project({databases!r})
 project.configure()
 generator = project.generator()
 (first,) = generator.take({sequence!r}, 1)
-session = generator.servers[0]._state.idle[0]
+session = generator.servers[0]._state.pool._idle[0]
 if (child := os.fork()) == 0:
     session.close() if {closes} else None
     sys.exit()  # as usual: what is open is closed
 assert os.waitpid(child, 0)[1] == 0
 generator.take({sequence!r}, 1), generator.take({sequence!r}, 1)
-assert generator.servers[0]._state.idle == [session]
+assert generator.servers[0]._state.pool._idle == [session]
 """
 
 
@@ -263,7 +263,7 @@ def test_a_server_that_falls_back_hands_out_nothing(
         generator.next(sequence)
     administer(generator.servers[0], f"SELECT setval('{counter(sequence)}', 1)")
     assert {generator.next(sequence) % 2 for _ in range(4)} == {0}
-    assert isinstance(generator.servers[0].cause, TicketServerBehind)
+    assert isinstance(generator.servers[0].cause(sequence), TicketServerBehind)
 
 
 def test_a_lost_sequence_is_told(
