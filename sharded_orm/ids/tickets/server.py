@@ -21,7 +21,7 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.health import Health
 from sharded_orm.ids.tickets.pool import FAILURES, Lent, SessionPool
 from sharded_orm.ids.tickets.process import identity
-from sharded_orm.ids.tickets.session import Checked, Place, SequenceRow, Session
+from sharded_orm.ids.tickets.session import LAST_ID, Checked, Place, SequenceRow, Session
 
 logger = logging.getLogger("sharded_orm.tickets")
 
@@ -197,12 +197,15 @@ class TicketServer:
             " same ids. Is one database listed twice, or did order or number of TICKETS change?"
         )
 
-    def _nothing_left(
-        self, session: Session, name: str, count: int, deadline: float
-    ) -> SequenceExhausted:
-        """Why the row did not serve: gone, another server's, without its counter, or used up."""
+    def _nothing_left(self, session: Session, name: str, count: int, deadline: float) -> Exception:
+        """Why nothing was handed out: no row, another server's, no counter, or used up."""
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
+        if position <= LAST_ID - count * self.place.step:
+            return OperationalError(
+                f"what sequence {name!r} on {self.alias!r} counts with is gone; run 'manage.py tickets"
+                f" advance {name}'"
+            )
         return SequenceExhausted(
             f"Sequence {name!r} on {self.alias!r} stands at {position!r} and has fewer than"
             f" {count!r} numbers left below 2**63. Continue with a new sequence."

@@ -1,0 +1,246 @@
+"""Who is left alone, who pays for it, and who does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import OperationalError
+
+from sharded_orm.conf import TicketOptions
+from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
+from sharded_orm.ids.tickets import server as server_module
+from sharded_orm.ids.tickets.generator import TicketGenerator
+from sharded_orm.ids.tickets.pool import SessionPool
+from sharded_orm.ids.tickets.server import TicketServer
+from sharded_orm.ids.tickets.session import Session
+from sharded_orm.operations.tickets import begin
+from tests.integration.tickets.conftest import PAIR
+from tests.integration.tickets.test_marks import down, put_back
+from tests.queries.conftest import DATABASES
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def patient(sequence: str) -> Iterator[TicketGenerator]:
+    """Who fails is left alone for longer than the test takes."""
+    made = TicketGenerator(PAIR, TicketOptions(backoff=LONG))
+    yield made
+    made.close()
+
+
+@contextmanager
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The aliases to which connections are opened."""
+    aliases: list[str] = []
+    opens = SessionPool.open
+
+    def note(self: SessionPool, deadline: float) -> Session:
+        aliases.append(self.alias)
+        return opens(self, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionPool, "open", note)
+        yield aliases
+
+
+def test_a_server_that_failed_is_left_alone(
+    patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        down(patient.servers[0], patch)
+        assert [patient.next(sequence) for _ in range(2)] == [2, 4]
+    with opened(monkeypatch) as aliases:
+        assert [patient.next(sequence) for _ in range(4)] == [6, 8, 10, 12]
+    assert aliases == []
+
+
+def test_a_server_that_is_left_alone_serves_when_nobody_else_does(
+    patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = patient.servers
+    with monkeypatch.context() as patch:
+        down(one, patch)
+        assert patient.next(sequence) == 2
+    two.close()
+    with monkeypatch.context() as patch:
+        down(two, patch)
+        assert [patient.next(sequence) for _ in range(2)] == [1, 3]
+    assert one.cause() is None
+
+
+def test_callers_share_the_luck_of_the_one_that_tries(
+    patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are down: threads that come together do not each wait for each server."""
+    asked, failed = threading.Semaphore(0), []
+    everybody = threading.Barrier(8)
+
+    def refuse(self: SessionPool, deadline: float) -> Session:
+        asked.release()
+        # All callers are on their way before the first one fails.
+        with_all.wait(30)
+        raise OperationalError("it is down")
+
+    monkeypatch.setattr(SessionPool, "open", refuse)
+    with_all = threading.Event()
+    with_all.set()
+    with pytest.raises(TicketServersUnavailable):
+        patient.next(sequence)
+    with_all.clear()
+    while asked.acquire(blocking=False):
+        pass
+
+    def draw() -> None:
+        everybody.wait(30)
+        try:
+            patient.next(sequence)
+        except TicketServersUnavailable as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert asked.acquire(timeout=30)
+    with_all.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(failed) == 8
+    attempts = 1
+    while asked.acquire(blocking=False):
+        attempts += 1
+    # One of each server for whoever came before the first failure: not eight of each.
+    assert attempts < 8
+
+
+def test_one_sequence_that_is_behind_does_not_stop_the_others(
+    patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{sequence}_other"
+    for server in patient.servers:
+        begin(server, [other])
+    patient.take(sequence, 100), patient.next(sequence)
+    put_back(patient.servers[0], sequence, 9)
+    assert [patient.next(sequence) % 2 for _ in range(4)] == [0] * 4
+    assert isinstance(patient.servers[0].cause(sequence), TicketServerBehind)
+    assert patient.servers[0].cause() is None
+    with opened(monkeypatch) as aliases:
+        assert {patient.next(other) % 2 for _ in range(4)} == {0, 1}
+    assert aliases == []
+
+
+def test_refusing_without_the_partner_does_not_blame_the_server(
+    sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = TicketGenerator(PAIR, TicketOptions(backoff=LONG, partner_down="refuse"))
+    for _ in range(2):
+        strict.next(sequence)
+    other = f"{sequence}_other"
+    for server in strict.servers:
+        begin(server, [other])
+    one, two = strict.servers
+    two.close()
+    with monkeypatch.context() as patch:
+        down(two, patch)
+        # What was checked goes on; what was not is refused, again and again.
+        assert [strict.next(sequence) for _ in range(2)] == [3, 5]
+        for _ in range(2):
+            with pytest.raises(TicketServersUnavailable, match="PARTNER_DOWN is 'refuse'"):
+                strict.next(other)
+        assert strict.next(sequence) == 7
+    assert one.cause() is None
+    strict.close()
+
+
+def test_a_connection_is_checked_again(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that were restored under open connections, in a process that draws rarely."""
+    idle, busy = TicketGenerator(PAIR), generator
+    assert idle.next(sequence) == 1
+    busy.take(sequence, 1000), busy.next(sequence)
+    put_back(busy.servers[0], sequence, 9)
+    monkeypatch.setattr(server_module, "_SECONDS_CHECKED", 0.0)
+    for server in idle.servers:
+        server.close()
+    idle.next(sequence)
+    assert {idle.next(sequence) % 2 for _ in range(4)} == {0}
+    idle.close()
+
+
+def test_a_process_that_stood_still_is_served(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is up before anything was asked: no server is to blame."""
+    generator.next(sequence), generator.next(sequence)
+    take = TicketServer._take
+
+    def late(self: Any, state: Any, session: Any, name: str, count: int, deadline: float) -> Any:
+        return take(self, state, session, name, count, time.monotonic() - 60)
+
+    monkeypatch.setattr(TicketServer, "_take", late)
+    assert [generator.next(sequence) for _ in range(4)] == [3, 4, 5, 6]
+    assert all(server.cause() is None for server in generator.servers)
+
+
+def test_a_partner_that_connects_slowly_is_waited_for(
+    sequence: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its share of the time is its own."""
+    generator = TicketGenerator(PAIR)
+    opens, left = SessionPool.open, []
+
+    def note(self: SessionPool, deadline: float) -> Session:
+        left.append(deadline - time.monotonic())
+        return opens(self, deadline)
+
+    monkeypatch.setattr(SessionPool, "open", note)
+    generator.next(sequence)
+    patience = generator.servers[0].patience
+    assert [round(seconds, 1) for seconds in left] == [patience, patience]
+    assert caplog.text == ""
+    generator.close()
+
+
+def test_an_error_out_of_nowhere_leaves_no_answer_behind(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may raise while the answer is on its way."""
+    server = generator.servers[0]
+    generator.next(sequence), generator.next(sequence)
+    taken: list[Any] = []
+    kind: Any = None
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        taken.append(kind_take(self, *args))
+        raise RuntimeError("soft time limit")
+
+    with server.session(time.monotonic() + 30) as lent:
+        kind = lent.ask(type)
+    kind_take = kind.take
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "take", interrupted)
+        with pytest.raises(RuntimeError):
+            generator.next(sequence)
+    assert server._state.pool.pop() is None
+    assert server.take(sequence, 1)[0] > taken[0][0]
+
+
+def test_not_in_an_event_loop(generator: TicketGenerator) -> None:
+    async def draw() -> None:
+        generator.take("photos", 1)
+
+    with pytest.raises(SynchronousOnlyOperation):
+        async_to_sync(draw)()
