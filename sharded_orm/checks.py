@@ -21,6 +21,7 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E016``  a ``type_id`` that does not fit its bits
 ``sharded_orm.E017``  two models of a group with one ``type_id``
 ``sharded_orm.E018``  more shards than an id has numbers for
+``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
 ==================  ==========================================================
 """
 
@@ -99,6 +100,26 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
         for alias in aliases
         if settings.DATABASES[alias].get("NAME") == default.get("NAME")
     ]
+
+
+@checks.register(checks.Tags.models)
+def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Tickets are drawn on connections of their own, which a transaction would lock out."""
+    found: list[checks.CheckMessage] = []
+    for alias in runtime.config().tickets:
+        entry = settings.DATABASES[alias]
+        mode = entry.get("OPTIONS", {}).get("transaction_mode")
+        if str(entry.get("ENGINE")).endswith("sqlite3") and mode not in (None, "DEFERRED"):
+            found.append(
+                checks.Warning(
+                    f"The ticket server {alias!r} is an SQLite file with transaction_mode {mode!r}. A"
+                    " transaction there, such as that of a test case, keeps the ids waiting until it"
+                    " ends.",
+                    hint="Leave transaction_mode out of its OPTIONS: an id is one statement.",
+                    id="sharded_orm.W019",
+                )
+            )
+    return found
 
 
 def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:

@@ -12,7 +12,7 @@ from django.db import models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
-from sharded_orm.checks import check_autonomous_files, check_models
+from sharded_orm.checks import check_autonomous_files, check_models, check_ticket_files
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models import (
     GlobalModel,
@@ -271,6 +271,22 @@ def test_sqlite_has_one_writer_per_file() -> None:
     with override_settings(SHARDED_ORM=changed):
         if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
             assert [m.id for m in check_autonomous_files()] == ["sharded_orm.W014"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({"transaction_mode": "IMMEDIATE"}, ["sharded_orm.W019"]),
+        ({"transaction_mode": "DEFERRED"}, []),
+        ({}, []),
+    ],
+)
+def test_a_transaction_mode_of_a_ticket_file(
+    options: dict[str, str], ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    monkeypatch.setitem(settings.DATABASES, "tickets_1", entry)
+    assert [message.id for message in check_ticket_files()] == ids
 
 
 def packed(group: str, key: str = "id", **options: Any) -> Callable[[], type[Any]]:
