@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, TypeVar
 
+from django.core import mail
 from django.db import OperationalError, connections
 from django.db.utils import Error
 
@@ -96,6 +97,14 @@ class SessionPool:
             self.give_back(late.result())
 
 
+def _refuse_where_tests_do(alias: str) -> None:
+    """In a test case that may not use ``alias``, raise what Django raises there."""
+    connect: Any = connections[alias].__dict__.get("connect")
+    if hasattr(connect, "wrapped"):
+        # SimpleTestCase._add_databases_failures has put it in the method's place.
+        connect()
+
+
 class Lent:
     """A session for one caller. It goes back if nothing failed, else it is closed."""
 
@@ -105,11 +114,8 @@ class Lent:
         self._session: Session | None = None
 
     def __enter__(self) -> Lent:
-        connect: Any = connections[self._pool.alias].__dict__.get("connect")
-        if hasattr(connect, "wrapped"):
-            # A test case that may not use this alias: Django has replaced the method by one
-            # that raises its error (SimpleTestCase._add_databases_failures).
-            connect()
+        if hasattr(mail, "outbox"):  # Made by Django's setup_test_environment().
+            _refuse_where_tests_do(self._pool.alias)
         return self
 
     def ask(self, work: Callable[[Session], T]) -> T:

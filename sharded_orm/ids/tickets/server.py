@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import OperationalError, connections
 
@@ -40,7 +41,7 @@ _of_parents: list[SessionPool] = []
 class _State:
     """What belongs to one process and one database; replaced as a whole, never repaired."""
 
-    database: str
+    database: Any
     pool: SessionPool
     health: Health
     process: tuple[int, int] = field(default_factory=identity)
@@ -83,7 +84,7 @@ class TicketServer:
         self._needs_partner = needs_partner
         # Guards the swap of the state.
         self._lock = threading.Lock()
-        self._state = self._new_state("")
+        self._state = self._new_state(None)
 
     # ##### Handing out #####
 
@@ -285,7 +286,7 @@ class TicketServer:
 
     def claim(self, name: str) -> bool:
         """Whether to ask for ids of ``name`` now; if it was left alone, this caller tries it."""
-        return self._current().health.claim(None, name)
+        return self._state.health.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
         """Why the server, or a sequence of it, is left alone; None while it is well."""
@@ -317,12 +318,12 @@ class TicketServer:
     def _current(self) -> _State:
         """The state of this process and database: tests change the database under an alias."""
         state = self._state
-        database = str(connections.settings[self.alias]["NAME"])
+        database = connections.settings[self.alias]["NAME"]
         if state.database == database and state.process == identity():
             return state
         return self._renewed(state, database)
 
-    def _renewed(self, state: _State, database: str) -> _State:
+    def _renewed(self, state: _State, database: Any) -> _State:
         if state.process != identity():
             _of_parents.append(state.pool)
             # Another thread of the parent may have held it.
@@ -337,7 +338,7 @@ class TicketServer:
             state.pool.close(for_good=True)
         return new
 
-    def _new_state(self, database: str) -> _State:
+    def _new_state(self, database: Any) -> _State:
         pool = SessionPool(self.alias, self.place, self.patience, keep=self.keeps_sessions)
         return _State(database, pool, Health(self._backoff))
 
