@@ -28,9 +28,14 @@ class Health:
         self._lock = threading.Lock()
         self._rests: dict[str | None, _Rest] = {}
 
+    @property
+    def is_well(self) -> bool:
+        """Nothing is left alone. Takes no lock."""
+        return not self._rests
+
     def claim(self, *keys: str | None) -> bool:
         """Whether to ask: all is well, or it is this caller's turn to try."""
-        if not self._rests:
+        if self.is_well:
             return True
         with self._lock:
             now = time.monotonic()
@@ -53,6 +58,12 @@ class Health:
             before = self._rests.get(key)
             self._rests[key] = _Rest(cause, now, now + self._backoff)
         return before is None or type(before.cause) is not type(cause)
+
+    def try_again(self, key: str | None) -> None:
+        """There is a sign that it is well: let the next caller try."""
+        with self._lock:
+            if (rest := self._rests.get(key)) is not None:
+                rest.until = time.monotonic()
 
     def recovered(self, key: str | None) -> bool:
         """It has served. Whether that is news."""

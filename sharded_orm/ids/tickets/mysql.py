@@ -198,20 +198,19 @@ class MySQLSession(Session):
             (),
             deadline,
         )
-        # A batch moves the row, so there is one from the beginning. If the counter has
-        # begun in another process, it stays.
-        self.execute(
-            f"INSERT IGNORE INTO {_verbatim(self._counter(name))} (id, stub) VALUES (%s, 'a')",
-            [max(value, self.place.position)],
-            deadline,
-        )
+        # A batch moves the row, so there is one from the beginning. One that is there was made
+        # by another process, or by one that was cut off: it may be below.
+        self._raise_counter(name, max(value, self.place.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
         if row.form != "replace":
             super()._advance(row, value, deadline)
             return
+        self._raise_counter(row.name, value, deadline)
+
+    def _raise_counter(self, name: str, value: int, deadline: float) -> None:
         self.execute(
-            f"INSERT INTO {_verbatim(self._counter(row.name))} (id, stub) VALUES (%s, 'a')"
+            f"INSERT INTO {_verbatim(self._counter(name))} (id, stub) VALUES (%s, 'a')"
             " ON DUPLICATE KEY UPDATE id = GREATEST(id, VALUES(id))",
             [value],
             deadline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
@@ -28,14 +29,13 @@ class SessionPool:
     """Sessions of one server. Thread-safe; of one process and one database.
 
     :param patience: seconds, for the driver's own limits.
-    :param keep: whether idle sessions stay open.
     """
 
-    def __init__(self, alias: str, place: Place, patience: float, *, keep: bool = True) -> None:
+    def __init__(self, alias: str, place: Place, patience: float) -> None:
         self.alias = alias
         self._place = place
         self._patience = patience
-        self._keep = keep
+        self._keep = True
         # Invariant: a session is in the list, or with one caller.
         self._lock = threading.Lock()
         self._idle: list[Session] = []
@@ -60,10 +60,14 @@ class SessionPool:
     def give_back(self, session: Session) -> None:
         """Take back a session whose last request was answered."""
         with self._lock:
-            if self._keep and len(self._idle) < _MAX_IDLE:
+            if self._keep and len(self._idle) < _MAX_IDLE and not self._is_to_be_dropped():
                 self._idle.append(session)
                 return
         session.close()
+
+    def _is_to_be_dropped(self) -> bool:
+        # At the end of a test run PostgreSQL does not drop a database with open sessions.
+        return hasattr(mail, "outbox") and connections[self.alias].vendor == "postgresql"
 
     def open(self, deadline: float) -> Session:
         """A new session by ``deadline``, whatever the driver does until then."""
@@ -110,7 +114,8 @@ class Lent:
 
     def __init__(self, pool: SessionPool, deadline: float) -> None:
         self._pool = pool
-        self._deadline = deadline
+        #: Of the server that is asked. Who waits for another one meanwhile moves it.
+        self.deadline = deadline
         self._session: Session | None = None
 
     def __enter__(self) -> Lent:
@@ -125,10 +130,10 @@ class Lent:
             try:
                 return work(self._session)
             except FAILURES as exc:
-                if isinstance(exc, _SAME_FROM_ANY):
+                if isinstance(exc, _SAME_FROM_ANY) or time.monotonic() >= self.deadline:
                     raise
                 self._discard()
-        self._session = self._pool.open(self._deadline)
+        self._session = self._pool.open(self.deadline)
         return work(self._session)
 
     def _discard(self) -> None:

@@ -54,6 +54,8 @@ class _State:
     #: Sequence -> when the partner's mark was last written here.
     marks_kept: dict[str, float] = field(default_factory=dict)
     unchecked: set[str] = field(default_factory=set)
+    #: Sequence -> how often it was refused as one that is behind.
+    refusals: dict[str, int] = field(default_factory=dict)
 
 
 class TicketServer:
@@ -71,8 +73,6 @@ class TicketServer:
 
     partner: TicketServer | None = None
     ward: TicketServer | None = None
-    #: Whether idle sessions stay open. A test run on PostgreSQL could not drop its database.
-    keeps_sessions = True
 
     def __init__(
         self, alias: str, place: Place, patience: float, backoff: float, needs_partner: bool = False
@@ -98,7 +98,7 @@ class TicketServer:
         deadline = time.monotonic() + self.patience
         try:
             with state.pool.lend(deadline) as lent:
-                ids = lent.ask(lambda session: self._take(state, session, name, count, deadline))
+                ids = lent.ask(lambda session: self._take(state, lent, session, name, count))
         except OF_ONE_SEQUENCE as exc:
             self._recovered(state, None)
             self._failed(state, name, exc)
@@ -120,30 +120,44 @@ class TicketServer:
         :param began: when the caller's request did.
         """
         state = self._current()
+        if self._share_luck(state, name, began):
+            return self.take(name, count)
         if not state.probing.acquire(timeout=self.patience):
             raise OperationalError("it is left alone, and does not answer another caller")
         try:
-            for key in (None, name):
-                if (cause := state.health.cause(key, since=began)) is not None:
-                    raise _again(cause)
-            return self.take(name, count)
+            if not self._share_luck(state, name, began):
+                return self.take(name, count)
         finally:
             state.probing.release()
+        return self.take(name, count)
+
+    def _share_luck(self, state: _State, name: str, began: float) -> bool:
+        """Whether it is well by now. Raises what another caller has met since ``began``."""
+        for key in (None, name):
+            if (cause := state.health.cause(key, since=began)) is not None:
+                raise _again(cause)
+        return state.health.cause(None) is None and state.health.cause(name) is None
 
     def _take(
-        self, state: _State, session: Session, name: str, count: int, deadline: float
+        self, state: _State, lent: Lent, session: Session, name: str, count: int
     ) -> Sequence[int]:
         checked = session.checked.get(name)
-        if checked is None or checked.until <= time.monotonic():
+        if (
+            checked is None
+            or checked.until <= time.monotonic()
+            or checked.refusals != state.refusals.get(name, 0)
+        ):
+            refusals = state.refusals.get(name, 0)
             began = time.monotonic()
             learned = self._learn_mark(state, name, anew=checked is None)
             # The partner's silence does not shorten this server's time.
-            deadline += time.monotonic() - began
-            row = self._verify(state, session, name, deadline)
+            lent.deadline += time.monotonic() - began
+            row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
-            session.checked[name] = Checked(row, time.monotonic() + seconds)
+            session.checked[name] = Checked(row, time.monotonic() + seconds, refusals)
         else:
             row = checked.row
+        deadline = lent.deadline
         # Read before the request is sent: answers that overtake each other are no alarm.
         mark = state.marks.get(name, 0)
         of_ward = self.ward.mark(name) if self.ward is not None else 0
@@ -154,7 +168,8 @@ class TicketServer:
         if not self.place.owns(ids[-1]):
             raise self._misplaced(row, f"its last id was {ids[-1]!r}")
         if ids[0] <= mark:
-            session.checked.pop(name, None)
+            with state.lock:
+                state.refusals[name] = state.refusals.get(name, 0) + 1
             raise self._behind(name, f"gave id {ids[0]!r}", mark)
         self._raise_mark(state, name, ids[-1])
         if of_ward and row.form not in session.carries_marks:
@@ -203,7 +218,7 @@ class TicketServer:
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
         if position <= LAST_ID - count * self.place.step:
-            return OperationalError(
+            return UnknownSequence(
                 f"what sequence {name!r} on {self.alias!r} counts with is gone; run 'manage.py tickets"
                 f" advance {name}'"
             )
@@ -233,7 +248,10 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            mark = self.partner.mark_of_ward(name)
+            # If this server is left alone itself, this is the one caller that tries it. Without
+            # the partner it could not, and the partner's one not without this server.
+            at_any_rate = self._needs_partner and anew and state.health.cause() is not None
+            mark = self.partner.mark_of_ward(name, at_any_rate=at_any_rate)
         except (*FAILURES, UnknownSequence) as exc:
             if self._needs_partner and anew:
                 raise SequenceNotChecked(
@@ -252,25 +270,24 @@ class TicketServer:
         self._raise_mark(state, name, mark)
         return True
 
-    def mark_of_ward(self, name: str) -> int:
+    def mark_of_ward(self, name: str, *, at_any_rate: bool = False) -> int:
         """What is kept here for the server before this one. One round trip.
 
-        Raises at once while this server is left alone.
+        :param at_any_rate: ask also while this server is left alone; otherwise that raises
+            at once.
         """
         state = self._current()
-        if not state.health.claim(None):
+        if not state.health.claim(None) and not at_any_rate:
             raise OperationalError(f"it is left alone: {state.health.cause()}")
         deadline = time.monotonic() + self.patience
         try:
             with state.pool.lend(deadline) as lent:
                 row = lent.ask(lambda session: self._check(session, name, deadline))
-        except UnknownSequence:
-            self._recovered(state, None)
-            raise
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        self._recovered(state, None)
+        # It may be that it can read and not write.
+        state.health.try_again(None)
         return row.partner_mark
 
     def _keep_mark_of_ward(
@@ -286,7 +303,8 @@ class TicketServer:
 
     def claim(self, name: str) -> bool:
         """Whether to ask for ids of ``name`` now; if it was left alone, this caller tries it."""
-        return self._state.health.claim(None, name)
+        # Without a lock that a thread of the parent may have held when this process was forked.
+        return self._state.health.is_well or self._current().health.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
         """Why the server, or a sequence of it, is left alone; None while it is well."""
@@ -339,7 +357,7 @@ class TicketServer:
         return new
 
     def _new_state(self, database: Any) -> _State:
-        pool = SessionPool(self.alias, self.place, self.patience, keep=self.keeps_sessions)
+        pool = SessionPool(self.alias, self.place, self.patience)
         return _State(database, pool, Health(self._backoff))
 
 

@@ -69,6 +69,8 @@ class Checked:
 
     row: SequenceRow
     until: float
+    #: How often the sequence had been refused by then: a refusal is news for all sessions.
+    refusals: int
 
 
 class Session(ABC):
@@ -252,7 +254,8 @@ _open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        with suppress(OSError):  # Too many open files; Python then says goodbye for it.
+        # Too many open files, or a driver that has lost it: Python then says goodbye for it.
+        with suppress(Exception):
             session.abandon()
     _open.clear()
 

@@ -74,14 +74,15 @@ class Command(BaseCommand):
         )
         _names(advance, "By default all.")
         advance.add_argument("--server", metavar="ALIAS", help="Only this one.")
-        advance.add_argument(
+        target = advance.add_mutually_exclusive_group()
+        target.add_argument(
             "--margin",
             type=int,
             default=MARGIN,
             metavar="N",
             help="How far above, for ids that are in no row. Default: %(default)s",
         )
-        advance.add_argument("--to", type=int, metavar="N", help="In place of that: up to N.")
+        target.add_argument("--to", type=int, metavar="N", help="In place of that: up to N.")
         _check(advance, "Do not look for existing ids; needs --to.")
         advance.add_argument("--dry-run", action="store_true", help="Only tell what would be done.")
 

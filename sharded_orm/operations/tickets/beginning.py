@@ -79,6 +79,9 @@ def create(
     standings = _standings(servers, wanted)
     plan: list[tuple[str, TicketServer, int, str]] = []
     for name in wanted:
+        for known in standings.values():
+            if name in known:
+                _refuse_other(known[name], start, form)
         missing = [
             server
             for server in servers
@@ -103,6 +106,21 @@ def create(
         for server in servers
         if name in standings[server.alias]
     ]
+
+
+def _refuse_other(standing: Standing, start: int | None, form: str | None) -> None:
+    """Raise if what is there is not what is asked for."""
+    row = standing.row
+    if form is not None and form != row.form:
+        raise InvalidSequence(
+            f"Sequence {row.name!r} is there, of form {row.form!r} and not {form!r}. Leave out the"
+            " form, or begin one of another name."
+        )
+    if start is not None and standing.position < row.place.at_or_below(start - 1):
+        raise InvalidSequence(
+            f"Sequence {row.name!r} is there, at {max(standing.position, 0)!r} and below {start!r}. To"
+            f" move it, run 'manage.py tickets advance {row.name} --to {start!r}'."
+        )
 
 
 def _begun(standing: Standing, server: TicketServer, made: bool) -> Begun:
@@ -238,6 +256,4 @@ class TestSequences:
         if is_test_database(using):
             for server in runtime.tickets().servers:
                 if server.alias == using:
-                    # An open session would keep PostgreSQL from dropping the database.
-                    server.keeps_sessions = connections[using].vendor != "postgresql"
                     begin(server, declared())

@@ -104,11 +104,22 @@ def advance(
     """
     _check_arguments(margin, to, check)
     return [
-        _advanced(answers, index, name, fields if check else (), margin, to, dry_run)
+        _advanced(answers, index, name, fields if check else None, margin, to, dry_run)
         for answers, name, fields in _each(names, servers, progress)
         for index, answer in enumerate(answers)
         if only in (None, answer.server.alias)
     ]
+
+
+def _unmarked(answers: Sequence[Answer], index: int, name: str) -> str:
+    """How far a server was is known to its partner, which does not tell."""
+    server, keeper = answers[index].server, answers[(index + 1) % len(answers)]
+    why = f"does not answer: {keeper.error}" if keeper.error else f"has no sequence {name!r}"
+    return (
+        f"{keeper.server.alias!r}, which keeps the mark of {server.alias!r}, {why}. Bring it back"
+        f" ('manage.py tickets create {name}' if it has been replaced), or say how far to go: --to N"
+        " --no-check, above all ids that were ever handed out."
+    )
 
 
 def _each(
@@ -149,7 +160,10 @@ def _verified(
         return replace(bad, problem=str(exc)), None
     if found is not None or is_behind(position, mark):
         # The position was read first; ids may have left since, and be in rows already.
-        standing = ask(server).standings.get(name, standing)
+        later = ask(server)
+        if later.error is not None:
+            return replace(bad, problem=f"{server.alias!r} does not answer: {later.error}"), None
+        standing = later.standings.get(name, standing)
         position = standing.position
     return _compared(name, server, position, mark, found), standing.row
 
@@ -188,15 +202,17 @@ def _advanced(
     answers: Sequence[Answer],
     index: int,
     name: str,
-    fields: Sequence[TicketField],
+    fields: Sequence[TicketField] | None,
     margin: int,
     to: int | None,
     dry_run: bool,
 ) -> Advanced:
-    seen, row = _verified(answers, index, name, fields)
+    seen, row = _verified(answers, index, name, fields or ())
     before, server = seen.position, answers[index].server
     if row is None or before is None:
         return Advanced(name, server.alias, before, before, seen.problem)
+    if seen.mark is None and len(answers) > 1 and fields is not None:
+        return Advanced(name, server.alias, before, before, _unmarked(answers, index, name))
     least = max(before, seen.mark or 0, seen.offending or 0)
     if to is not None and to < least and least > before:
         problem = (

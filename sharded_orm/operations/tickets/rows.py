@@ -66,7 +66,7 @@ def _in_tables(field: TicketField, above: int, place: Place | None) -> Iterator[
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        alias = router.db_for_read(field.model)
+        alias = router.db_for_write(field.model)  # A replica may not have the last rows.
     else:
         alias = DEFAULT_DB_ALIAS
         number = _on_shards(field, above, place)

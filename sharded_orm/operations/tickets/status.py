@@ -129,8 +129,11 @@ def _sequence(
     if problem is None and is_behind(standing.position, mark):
         # The mark was read after the position; ids may have left in between.
         server = answers[index].server
-        standing = ask(server, PATIENCE).standings.get(name, standing)
-        if is_behind(standing.position, mark):
+        later = ask(server, PATIENCE)
+        standing = later.standings.get(name, standing)
+        if later.error is not None:
+            problem = f"{server.alias!r} does not answer any more: {later.error}"
+        elif is_behind(standing.position, mark):
             problem = (
                 f"Sequence {name!r} on {server.alias!r} is at {max(standing.position, 0)!r}, below"
                 f" {mark!r}, which has left it before: it may have come back from a backup. Run"

@@ -164,6 +164,62 @@ def test_refusing_without_the_partner_does_not_blame_the_server(
     strict.close()
 
 
+def test_refusing_processes_recover_when_both_servers_have_failed(
+    sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each needs the other's mark, and each is left alone: who tries one asks both."""
+    strict = TicketGenerator(PAIR, TicketOptions(backoff=LONG, partner_down="refuse"))
+    with monkeypatch.context() as patch:
+        for server in strict.servers:
+            down(server, patch)
+        with pytest.raises(TicketServersUnavailable):
+            strict.next(sequence)
+    assert {strict.next(sequence) % 2 for _ in range(4)} == {0, 1}
+    strict.close()
+
+
+def test_waiting_for_the_partner_leaves_the_server_its_time(
+    sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partner hangs, and the server's idle connection is dead: a new one has time to open."""
+    generator = TicketGenerator(PAIR)
+    server = generator.servers[0]
+    generator.next(sequence), generator.next(sequence)
+    left: list[float] = []
+    opens, learn, take = SessionPool.open, TicketServer._learn_mark, Session.read
+
+    def slowly(self: TicketServer, state: Any, name: str, *, anew: bool) -> bool:
+        # As if the partner had been silent for its whole share.
+        clock.append(self.patience)
+        return learn(self, state, name, anew=anew)
+
+    def note(self: SessionPool, deadline: float) -> Session:
+        left.append(deadline - now())
+        return opens(self, deadline)
+
+    def dead(self: Session, *args: Any) -> Any:
+        monkeypatch.setattr(Session, "read", take)
+        raise OperationalError("the connection is dead")
+
+    clock: list[float] = []
+    real = time.monotonic
+
+    def now() -> float:
+        return real() + sum(clock)
+
+    with server.session(real() + 30) as lent:
+        lent.ask(lambda session: session.checked.clear())
+    monkeypatch.setattr(time, "monotonic", now)
+    monkeypatch.setattr(TicketServer, "_learn_mark", slowly)
+    monkeypatch.setattr(SessionPool, "open", note)
+    generator.servers[1].close()
+    monkeypatch.setattr(server, "partner", None)
+    monkeypatch.setattr(Session, "read", dead)
+    assert server.take(sequence, 1)[0] == 3
+    assert left and left[-1] > server.patience / 2
+    generator.close()
+
+
 def test_a_connection_is_checked_again(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +243,9 @@ def test_a_process_that_stood_still_is_served(
     generator.next(sequence), generator.next(sequence)
     take = TicketServer._take
 
-    def late(self: Any, state: Any, session: Any, name: str, count: int, deadline: float) -> Any:
-        return take(self, state, session, name, count, time.monotonic() - 60)
+    def late(self: Any, state: Any, lent: Any, session: Any, name: str, count: int) -> Any:
+        lent.deadline = time.monotonic() - 60
+        return take(self, state, lent, session, name, count)
 
     monkeypatch.setattr(TicketServer, "_take", late)
     assert [generator.next(sequence) for _ in range(4)] == [3, 4, 5, 6]
