@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db.utils import ConnectionHandler
 
+from sharded_orm.ids.tickets.pool import SessionPool
 from sharded_orm.ids.tickets.session import Place, SequenceRow, session_class
 from tests.services.postgresql import Address
 
@@ -20,6 +21,12 @@ Opener = Callable[..., Any]
 
 def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
+
+
+@pytest.fixture(autouse=True)
+def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sessions stay open, though this is a test run: no runner drops these databases."""
+    monkeypatch.setattr(SessionPool, "_is_to_be_dropped", lambda self: False)
 
 
 @pytest.fixture
