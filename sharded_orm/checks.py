@@ -22,6 +22,8 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E017``  two models of a group with one ``type_id``
 ``sharded_orm.E018``  more shards than an id has numbers for
 ``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
+``sharded_orm.W020``  a foreign key inside its group that no database enforces
+``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique
 ==================  ==========================================================
 """
 
@@ -38,7 +40,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.fields import PackedIDField
+from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.query import ShardedQuerySet
@@ -178,6 +180,8 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     keys = {options.key.name, options.key.attname}
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
+        if isinstance(field, EmbeddedShardMixin):
+            continue  # Holds the shard, so it is unique everywhere.
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:
@@ -256,6 +260,14 @@ def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             )
         if isinstance(field, PackedIDField):
             yield from _type_id(model, field)
+        if isinstance(field, TimestampedIDField) and not field.unique:
+            yield checks.Error(
+                f"{field.name!r} is not unique, and two processes may make the same id: the database"
+                " has to tell.",
+                hint="Set primary_key=True or unique=True.",
+                obj=field,
+                id="sharded_orm.E021",
+            )
 
 
 def _type_id(model: Any, field: PackedIDField) -> Iterator[checks.CheckMessage]:
@@ -314,7 +326,9 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if remote is None or isinstance(remote.model, str):
             continue
         other = _group(remote.model)
-        if (own is None and other is None) or own == other:
+        if own is not None and own == other:
+            yield from _unenforced(model, field)
+        if own == other:
             continue
         where = f"group {other!r}" if other is not None else "the global database"
         if getattr(field, "db_constraint", False):
@@ -349,6 +363,26 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 obj=many,
                 id="sharded_orm.E008",
             )
+
+
+def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
+    if getattr(field, "db_constraint", True):
+        return
+    target: Any = field.target_field
+    own, theirs = (
+        getattr(getattr(each, "ShardMeta", None), "shard_key", None)
+        for each in (model, field.remote_field.model)
+    )
+    if own in (field.name, field.attname) and theirs in (target.name, target.attname):
+        return  # Equal keys are on one shard.
+    yield checks.Warning(
+        f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
+        " on one shard all the same: one that is on another shard is not found.",
+        hint="Leave out db_constraint=False. To refer to rows of any shard, store the id in a"
+        " BigIntegerField.",
+        obj=field,
+        id="sharded_orm.W020",
+    )
 
 
 def _group(model: type[models.Model]) -> str | None:

@@ -63,7 +63,14 @@ class ShardRouter:
         return shard.alias
 
     def _from_key_target(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """``user.photo_set``: the instance is what the shard key refers to."""
+        """``user.photo_set``: the instance is what the shard key refers to. Or it is new."""
+        theirs = shard_options(type(instance))
+        if theirs is not None and theirs.group == options.group and instance._state.adding:
+            if theirs.awaits_key(instance):
+                shard = theirs.locate(instance)
+                return shard.alias if shard is not None else options.group
+            if theirs.key is not None and instance.__dict__.get(theirs.key.attname) is None:
+                return options.group  # Saved later; then Django asks again.
         key = options.key
         remote = getattr(key, "remote_field", None)
         if key is not None and remote is not None and isinstance(instance, remote.model):

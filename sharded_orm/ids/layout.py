@@ -220,7 +220,12 @@ class TimestampedLayout(_Layout):
         )
 
     def milliseconds_of(self, moment: datetime) -> int:
-        """``moment`` in whole milliseconds after the epoch; negative before it."""
+        """``moment`` in whole milliseconds after the epoch; negative before it.
+
+        :raises InvalidID: it is no aware datetime.
+        """
+        if not isinstance(moment, datetime) or moment.utcoffset() is None:
+            raise InvalidID(f"{moment!r} is no datetime with a time zone: give it one.")
         return (moment - self.epoch) // _MILLISECOND
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from sharded_orm.exceptions import InvalidID
@@ -26,6 +26,13 @@ class _Lane:
     last: int
     made: int
     sequence: int
+    # Invariant: (last, sequence) has been handed out at most once. Held while waiting for
+    # the clock, which keeps nobody else from his lane.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+# Milliseconds that the clock may be behind the last id, for which it is waited.
+_PATIENCE = 1000
 
 
 class TimestampClock:
@@ -38,8 +45,9 @@ class TimestampClock:
 
     - A shard and table get at most ``2**sequence_bits`` ids of one millisecond; whoever
       wants more waits for the next.
-    - When the clock steps back, ids go on from the last millisecond, at the same rate,
-      until the clock has caught up.
+    - When the clock steps back, ids go on from the last millisecond. When that is used up,
+      whoever wants more waits for the clock, if it is a second behind at most; otherwise
+      ids take the milliseconds to come, as fast as they are wanted.
     - A child process repeats none of the ids that its parent had made.
 
     Two processes (or a process that is restarted while the clock steps back) may make
@@ -61,7 +69,7 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Invariant: (last, sequence) of a lane has been handed out at most once.
+        # For finding and adding a lane.
         self._lock = threading.Lock()
         _clocks.add(self)
 
@@ -77,6 +85,7 @@ class TimestampClock:
             if lane is None:
                 lane = _Lane(-1, self._size, self._draw(self._size))
                 self._lanes[shard, table] = lane
+        with lane.lock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
@@ -85,7 +94,9 @@ class TimestampClock:
         For a process that has met another one's ids: it would go on meeting them.
         """
         with self._lock:
-            if (lane := self._lanes.get((shard, table))) is not None:
+            lane = self._lanes.get((shard, table))
+        if lane is not None:
+            with lane.lock:
                 self._leave(lane)
 
     def _leave(self, lane: _Lane) -> None:
@@ -94,7 +105,7 @@ class TimestampClock:
 
     def _next(self, lane: _Lane, shard: int) -> int:
         now = self._milliseconds()
-        while lane.made >= self._size and now == lane.last:
+        while lane.made >= self._size and 0 <= lane.last - now <= _PATIENCE:
             self._wait(0.0005)
             now = self._milliseconds()
         if now > lane.last:
@@ -116,9 +127,10 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # In the child, which has one thread: another one may have held the lock.
+        # In the child, which has one thread: another one may have held a lock.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
+            lane.lock = threading.Lock()
             # The parent made ids of this millisecond; which, it alone will know.
             self._leave(lane)
 

@@ -11,8 +11,14 @@ from django.db.models.base import ModelBase
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.colocation import check_colocated
-from sharded_orm.models.fields.embedding import made_ids
-from sharded_orm.models.options import ShardOptions, describe, shard_key_required, shard_options
+from sharded_orm.models.fields.embedding import forget_choice, made_ids
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    describe,
+    shard_key_required,
+    shard_options,
+)
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
@@ -82,7 +88,10 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         else:
             self._refuse_other_shard(using)
         self._refuse_relations_elsewhere(options, using)
+        self._refuse_near_elsewhere(options, using)
         super().save_base(raw, force_insert, force_update, using, update_fields)
+        if options.key_is_made:
+            forget_choice([self])
 
     def delete(
         self, using: str | None = None, keep_parents: bool = False
@@ -116,6 +125,16 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                     f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
                     " related on one shard."
                 )
+
+    def _refuse_near_elsewhere(self, options: ShardOptions, using: str) -> None:
+        # Only where a key was given, which places the row, can near be somewhere else.
+        near: Any = getattr(self._state, "near", None)
+        alias = colocated_alias(options, near) if near is not None else None
+        if alias is not None and alias != using:
+            raise CrossShardRelation(
+                f"{describe(self)} cannot be saved on {using!r}: near={describe(near)} is on"
+                f" {alias!r}. Leave out the {options.key.name if options.key else None!r}, or near=."
+            )
 
     def _refuse_other_shard(self, alias: str) -> None:
         """Raise unless the shard key of this instance belongs on ``alias``."""
@@ -276,7 +295,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
         key = options.key
-        if key is not None and key.name not in errors and getattr(self, key.attname) is not None:
+        has_key = key is not None and getattr(self, key.attname) is not None
+        if key is not None and key.name not in errors and (has_key or options.awaits_key(self)):
             for field in alone:
                 errors[field.name] = [_does_not_exist(field, getattr(self, field.attname))]
         if errors:

@@ -123,6 +123,14 @@ class ReadingQuerySet(RoutedQuerySet):
             f"{self.model._meta.object_name} matching query does not exist."
         )
 
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        # Django asks for the alias before it filters; the ids may tell the shards.
+        if id_list is None or self._pinned() or self.query.is_sliced:
+            return super().in_bulk(id_list, field_name=field_name)
+        ids = list(id_list)
+        found = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
+        return super(ReadingQuerySet, found).in_bulk(field_name=field_name)
+
     def count(self) -> int:
         if self._result_cache is not None:
             return super().count()

@@ -10,9 +10,9 @@ from typing import Any, Self
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ShardKeyChanged
-from sharded_orm.models.fields.embedding import made_ids
-from sharded_orm.models.options import ShardOptions, shard_key_required
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
+from sharded_orm.models.options import ShardOptions, describe, shard_key_required
 from sharded_orm.models.routed import RoutedQuerySet
 
 
@@ -29,17 +29,32 @@ class WritingQuerySet(RoutedQuerySet):
         return super().create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
-        if not self._pinned():
-            return self._at_key(kwargs).get_or_create(defaults, **kwargs)
-        return super().get_or_create(defaults, **kwargs)
+        found = self._beside(kwargs)
+        if not found._pinned():
+            found = found._at_key(kwargs)
+        return super(WritingQuerySet, found).get_or_create(defaults, **kwargs)
 
     def update_or_create(
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
     ) -> tuple[Any, bool]:
         self._refuse_key(defaults or (), "update_or_create()", kwargs)
-        if not self._pinned():
-            return self._at_key(kwargs).update_or_create(defaults, create_defaults, **kwargs)
-        return super().update_or_create(defaults, create_defaults, **kwargs)
+        found = self._beside(kwargs)
+        if not found._pinned():
+            found = found._at_key(kwargs)
+        return super(WritingQuerySet, found).update_or_create(defaults, create_defaults, **kwargs)
+
+    def _beside(self, given: dict[str, Any]) -> Self:
+        """This queryset on the shard of ``near``, which is taken out of ``given``."""
+        options = self._options
+        if not options.key_is_made or (near := given.pop("near", None)) is None:
+            return self
+        alias = options.place(self.model(near=near)).alias
+        if self._pinned() and self._db != alias:
+            raise CrossShardRelation(
+                f"near={describe(near)} is on {alias!r}, and the row is to be found or created on"
+                f" {self._db!r}. Leave out using(), or near=."
+            )
+        return self.using(alias)
 
     def _at_key(self, given: dict[str, Any]) -> Self:
         """This queryset on the shard of the row that ``given`` finds or creates.
@@ -52,9 +67,6 @@ class WritingQuerySet(RoutedQuerySet):
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
             return self.using(options.place(probe).alias)
-        if options.key_is_made and given.get("near") is not None:
-            # The row is found beside that one, or made there.
-            return self.using(options.place(self.model(near=given.pop("near"))).alias)
         found = self._chain()
         conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
         found = found.filter(**conditions) if conditions else found
@@ -77,15 +89,39 @@ class WritingQuerySet(RoutedQuerySet):
             for obj in objs:
                 obj._refuse_other_shard(self._db)
             self._fill_ids(objs)
-            return super().bulk_create(objs, *args, **kwargs)
+            return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
         by_shard = _by_shard(options, objs)
         self._fill_ids(objs)
         for number, rows in sorted(by_shard.items()):
             alias = runtime.shard(options.group, number).alias
-            super(WritingQuerySet, self.using(alias)).bulk_create(rows, *args, **kwargs)
+            self.using(alias)._store(rows, *args, **kwargs)
         return objs
+
+    def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """``bulk_create`` on one shard. If it fails, all rows are as they were before."""
+        model: Any = self.model
+        if self._options.key_is_made:
+            for obj in objs:
+                obj._refuse_near_elsewhere(self._options, self._db)
+        made = made_ids(model)
+        new = [
+            (obj, field.attname)
+            for field in made
+            for obj in objs
+            if getattr(obj, field.attname) is None
+        ]
+        try:
+            stored: list[Any] = super().bulk_create(objs, *args, **kwargs)
+        except BaseException:
+            # A later batch may have failed, which has taken back the rows before it.
+            for obj, attname in new:
+                setattr(obj, attname, None)
+            raise
+        if made:
+            forget_choice(objs)
+        return stored
 
     def _insert(
         self,
@@ -111,6 +147,7 @@ class WritingQuerySet(RoutedQuerySet):
                 str(using),
                 insert=insert,
                 on_conflict=conflict.get("on_conflict"),
+                unique_fields=conflict.get("unique_fields"),
             )
         return insert(returning_fields or ())
 
@@ -176,13 +213,17 @@ class WritingQuerySet(RoutedQuerySet):
         key = self._options.key
         if key is None:
             return
+        fixed = {key.name: "the shard key", key.attname: "the shard key"}
+        for field in self.model._meta.concrete_fields:
+            if isinstance(field, EmbeddedShardMixin):
+                fixed.setdefault(field.name, "an id that holds the shard")
         for name in names:
-            if name in (key.name, key.attname):
+            if name in fixed:
                 same = lookup is not None and name in lookup
                 if same and isinstance(names, dict) and names[name] == lookup[name]:
                     continue
                 raise ShardKeyChanged(
-                    f"{method} cannot set {name!r} of {self.model.__name__}: it is the shard key, and"
+                    f"{method} cannot set {name!r} of {self.model.__name__}: it is {fixed[name]}, and"
                     " the rows would stay on the wrong shard. Create the row under the new key and"
                     " delete the old one."
                 )

@@ -182,3 +182,37 @@ class Story(ShardedModel):
     class ShardMeta:
         group = "events"
         shard_key = "author"
+
+
+class BoardProxy(Board):
+    class Meta:
+        proxy = True
+
+
+class VisitProxy(Visit):
+    class Meta:
+        proxy = True
+
+
+class Note(ShardedModel):
+    """Its own packed id is the key, and it may refer to a board; has a second id."""
+
+    id = PackedIDField(primary_key=True, type_id=4)
+    board = models.ForeignKey(Board, models.CASCADE, null=True, blank=True, related_name="notes")
+    text = models.CharField(max_length=100)
+    stamp = TimestampedIDField(unique=True)
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "id"
+
+
+class Tick(ShardedModel):
+    """Its timestamped id is not the shard key, and routes all the same."""
+
+    id = TimestampedIDField(primary_key=True)
+    visit = models.ForeignKey(Visit, models.CASCADE)
+
+    class ShardMeta:
+        group = "visits"
+        shard_key = "visit"

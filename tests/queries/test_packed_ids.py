@@ -11,7 +11,7 @@ from django import forms
 from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, connections, models, transaction
 from django.test import TestCase
 
 import sharded_orm
@@ -25,9 +25,9 @@ from sharded_orm.exceptions import (
     ShardKeyRequired,
     UnplacedKey,
 )
-from sharded_orm.ids.layout import PACKED, PackedID
-from sharded_orm.models import Route
-from tests.photos.models import Board, Event, Like, Person, Save
+from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID
+from sharded_orm.models import PackedIDField, Route
+from tests.photos.models import Board, BoardProxy, Event, Like, Note, Person, Save
 from tests.queries.conftest import DATABASES
 
 pytestmark = pytest.mark.every_backend
@@ -459,3 +459,143 @@ def test_sums_over_shards_see_every_row() -> None:
     assert Board.objects.scatter().filter(name="s").count() == 3
     rows = list(Board.objects.scatter().filter(name="s").order_by("-pk"))
     assert [shard_of(row) for row in rows] == [6, 2, 1]
+
+
+@committed
+def test_proxies_are_checked_too(db_all: None, spoilt_counter: None) -> None:
+    near = on(5, name="near")
+    (row,) = BoardProxy.objects.bulk_create([BoardProxy(name="x", near=near)])
+    assert row.pk in PACKED.counted(5, 1)
+    restart_counter("pins_00005", "photos_app_board", PACKED.pack(6, 1, 1))
+    with pytest.raises(PackedIDMismatch):
+        BoardProxy.objects.bulk_create([BoardProxy(name="y", near=near)])
+    with pytest.raises(PackedIDMismatch), transaction.atomic(using="pins"):
+        BoardProxy.objects.bulk_create([BoardProxy(pk=PACKED.pack(5, 2, 1))])
+
+
+@in_test
+def test_what_chose_the_shard_lasts_until_the_whole_bulk_is_stored() -> None:
+    near = Note.objects.using("pins_00005").create(text="near")
+    rows = [Note(text="1", near=near), Note(text="2", near=near, stamp=near.stamp)]
+    with pytest.raises(IntegrityError), transaction.atomic(using="pins_00005"):
+        Note.objects.bulk_create(rows, batch_size=1)
+    assert [row.near for row in rows] == [near, near]
+    rows[1].stamp = None
+    Note.objects.bulk_create(rows, batch_size=1)
+    assert [shard_of(row) for row in rows] == [5, 5]
+    assert [row.near for row in rows] == [None, None]
+
+
+@in_test
+def test_validating_a_row_whose_id_is_still_to_be_made() -> None:
+    board = on(5, name="b")
+    Note(board=board, text="x").full_clean()
+    Note(board_id=board.pk, text="x").full_clean()
+    for missing in (board.pk + 77, PACKED.pack(999, 1, 1)):
+        with pytest.raises(ValidationError, match="not a valid choice"):
+            Note(board_id=missing, text="x").full_clean()
+        with pytest.raises(ValidationError, match="not a valid choice"):
+            Board(parent_id=missing, name="x").full_clean()
+
+
+@in_test
+def test_relating_to_a_row_that_is_saved_later() -> None:
+    parent = Board(name="parent")
+    save, note = Save(board=parent, note="x"), Note(board=parent, text="x")
+    parent.save()
+    save.save()
+    note.save()
+    assert shard_of(parent) == shard_of(save) == shard_of(note)
+
+
+@in_test
+@pytest.mark.parametrize(("child", "name"), [(Save, "saves"), (Note, "notes")])
+def test_inline_forms_of_a_new_parent(child: Any, name: str) -> None:
+    field = "note" if child is Save else "text"
+    forms_of = forms.inlineformset_factory(Board, child, fields=[field])
+    parent = Board(name="parent")
+    data = {f"{name}-TOTAL_FORMS": "1", f"{name}-INITIAL_FORMS": "0", f"{name}-0-{field}": "hi"}
+    inline = forms_of(data, instance=parent)
+    assert inline.is_valid(), inline.errors
+    parent.save()
+    (row,) = inline.save()
+    assert row._state.db == parent._state.db
+
+
+@in_test
+def test_in_bulk_is_routed_by_its_ids() -> None:
+    boards = [on(number, name=str(number)) for number in (1, 4, 4)]
+    found = Board.objects.in_bulk([board.pk for board in boards])
+    assert found == {board.pk: board for board in boards}
+    assert Board.objects.in_bulk([boards[0].pk]) == {boards[0].pk: boards[0]}
+    assert Board.objects.in_bulk([]) == {}
+    assert Board.objects.using("pins_00004").in_bulk() == {b.pk: b for b in boards[1:]}
+    with pytest.raises(ShardKeyRequired):
+        Board.objects.in_bulk()
+    with pytest.raises(ValueError, match="must be a unique field"):
+        Board.objects.in_bulk(["x"], field_name="name")
+
+
+@in_test
+def test_near_and_a_given_id_must_agree() -> None:
+    near = on(5, name="near")
+    own, other = PACKED.pack(5, 1, 900), PACKED.pack(4, 1, 900)
+    assert Board.objects.create(pk=own, near=near)._state.db == "pins_00005"
+    for make in (
+        lambda: Board.objects.create(pk=other, near=near),
+        lambda: Board.objects.bulk_create([Board(pk=other, near=near)]),
+        lambda: Board.objects.using("pins_00004").bulk_create([Board(pk=other, near=near)]),
+    ):
+        with pytest.raises(CrossShardRelation, match="near"), transaction.atomic(using="pins"):
+            make()
+    with pytest.raises(CrossShardRelation), transaction.atomic(using="pins"):
+        Board.objects.get_or_create(pk=other, near=near)
+
+
+@in_test
+def test_near_on_a_named_shard() -> None:
+    near = on(5, name="near")
+    boards = Board.objects.using("pins_00005")
+    row, is_new = boards.get_or_create(name="x", near=near)
+    assert (shard_of(row), is_new) == (5, True)
+    assert boards.update_or_create(name="x", near=near) == (row, False)
+    assert boards.get_or_create(name="x", near=None) == (row, False)
+    with pytest.raises(CrossShardRelation, match="pins_00004"):
+        Board.objects.using("pins_00004").get_or_create(name="x", near=near)
+
+
+@committed
+def test_no_row_stays_with_autocommit_off(db_all: None, spoilt_counter: None) -> None:
+    near = on(5, name="near")
+    restart_counter("pins_00005", "photos_app_board", PACKED.pack(6, 1, 1))
+    connection = connections["pins_00005"]
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(PackedIDMismatch):
+            Board.objects.create(name="x", near=near)
+        connection.commit()
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    assert Board.objects.using("pins_00005").get() == near
+
+
+@committed
+def test_a_foreign_row_is_found_behind_any_manager(
+    db_all: None, spoilt_counter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = on(5, name="near")
+    foreign = PACKED.pack(6, 1, 1)
+    models.QuerySet(Board).using("pins_00005").filter(pk=near.pk).update(id=foreign)
+    field: Any = Board._meta.pk
+    with monkeypatch.context() as patched, transaction.atomic(using="pins_00005"):
+        patched.setitem(Board._meta.__dict__, "base_manager", None)
+        with pytest.raises(PackedIDMismatch, match=f"{foreign}, or held it before"):
+            # As where the answer holds no ids.
+            field.insert_rows([Board(name="x")], "pins_00005", [], lambda returning: [])
+        transaction.set_rollback(False, using="pins_00005")
+
+
+def test_the_layout_is_one_of_packed_ids() -> None:
+    with pytest.raises(TypeError, match="no PackedLayout"):
+        PackedIDField(type_id=1, layout=TIMESTAMPED)  # type: ignore[arg-type]

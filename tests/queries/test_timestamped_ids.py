@@ -15,12 +15,12 @@ from django.test import TestCase
 
 import sharded_orm
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidID, ShardKeyRequired
-from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
+from sharded_orm.exceptions import CrossShardRelation, InvalidID, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.ids.layout import PACKED, TimestampedID, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock
 from sharded_orm.models import TimestampedIDField
 from tests.integration.timestamp_race import NOW, Time, race
-from tests.photos.models import Story, Visit
+from tests.photos.models import Note, Story, Tick, Visit, VisitProxy
 from tests.queries.conftest import DATABASES
 
 pytestmark = pytest.mark.every_backend
@@ -58,11 +58,10 @@ def test_every_way_to_make_a_row() -> None:
     saved.save()
     created = Visit.objects.create(page="created")
     bulk = Visit.objects.bulk_create([Visit(page=f"p{n}") for n in range(40)])
-    ignoring = Visit.objects.bulk_create([Visit(page="i")], ignore_conflicts=True)
     made, is_new = Visit.objects.using("visits_00002").get_or_create(page="made")
     assert is_new
-    rows = [saved, created, made, *bulk, *ignoring]
-    assert len({row.pk for row in rows}) == 44
+    rows = [saved, created, made, *bulk]
+    assert len({row.pk for row in rows}) == 43
     for row in rows:
         parts = TimestampedID.from_int(row.pk)
         assert before < parts.time < datetime.now(UTC) + timedelta(seconds=60)
@@ -217,7 +216,15 @@ def test_updating_conflicts_never_touches_a_row_of_another_process(same_time: No
                 Visit.objects.bulk_create(ours, **how)
     else:
         Visit.objects.bulk_create(ours, **how)
-        assert ours[0].pk != theirs.pk
+        with pytest.raises(NotSupportedError, match="another process"):
+            with transaction.atomic(using="visits_00001"):
+                Visit.objects.bulk_create(
+                    [Visit(page="x", near=theirs)], **{**how, "unique_fields": ["id"]}
+                )
+        # A conflict: the row keeps the id that it has, and nobody tells it.
+        again = Visit(page="theirs", near=theirs)
+        Visit.objects.bulk_create([again], **how)
+        assert again.pk is None
     assert Visit.objects.get(pk=theirs.pk).page == "theirs"
 
 
@@ -244,6 +251,93 @@ def test_it_does_not_try_for_ever(same_time: None, monkeypatch: pytest.MonkeyPat
     with pytest.raises(IntegrityError):
         Visit.objects.create(page="ours", near=theirs)
     assert Visit.objects.using("visits_00001").count() == 1
+
+
+@in_test
+def test_ignoring_conflicts_needs_ids(same_time: None) -> None:
+    theirs = on(1, page="theirs")
+    FIELD.restart()
+    ours = Visit(page="ours", near=theirs)
+    with pytest.raises(NotSupportedError, match=r"ignore_conflicts.*another process"):
+        with transaction.atomic(using="visits_00001"):
+            Visit.objects.bulk_create([ours], ignore_conflicts=True)
+    assert ours.pk is None
+    given = int(TimestampedID(88, 1, 5))
+    Visit.objects.bulk_create([Visit(pk=given, page="x")] * 2, ignore_conflicts=True)
+    assert Visit.objects.get(pk=given).page == "x"
+    assert Visit.objects.get(pk=theirs.pk).page == "theirs"
+
+
+@in_test
+def test_proxies_make_ids_too() -> None:
+    near = on(1, page="near")
+    (row,) = VisitProxy.objects.bulk_create([VisitProxy(page="x", near=near)])
+    saved = VisitProxy.objects.create(page="y", near=near)
+    for made in (row, saved):
+        assert TimestampedID.from_int(made.pk).shard == 1
+        assert VisitProxy.objects.get(pk=made.pk) == made
+
+
+@in_test
+def test_a_given_id_that_routes_is_of_the_rows_shard() -> None:
+    visit = on(3, page="x")
+    own, other = int(TimestampedID(77, 3, 5)), int(TimestampedID(77, 2, 5))
+    assert Tick.objects.get(pk=Tick.objects.create(pk=own, visit=visit).pk).visit_id == visit.pk
+    for make in (
+        lambda: Tick.objects.create(pk=other, visit=visit),
+        lambda: Tick.objects.bulk_create([Tick(pk=other, visit=visit)]),
+        lambda: Tick.objects.bulk_create([Tick(visit=visit), Tick(pk=other, visit=visit)]),
+    ):
+        with pytest.raises(CrossShardRelation, match="Leave the id out"):
+            with transaction.atomic(using="visits"):
+                make()
+    # Where it does not route, it may be any.
+    assert Story.objects.create(pk=own, author=5, text="x").pk == own
+
+
+@in_test
+def test_an_id_that_holds_its_shard_is_not_updated() -> None:
+    tick = Tick.objects.create(visit=on(3, page="x"))
+    other = int(TimestampedID(77, 2, 5))
+    with pytest.raises(ShardKeyChanged, match="holds the shard"):
+        Tick.objects.filter(pk=tick.pk).update(id=other)
+    with pytest.raises(ShardKeyChanged, match="holds the shard"):
+        Note.objects.scatter().update(stamp=other)
+    with pytest.raises(ShardKeyChanged, match="holds the shard"):
+        Note.objects.bulk_update([Note.objects.create(text="x")], ["stamp"])
+    assert Tick.objects.get(pk=tick.pk) == tick
+
+
+@committed
+def test_a_bulk_whose_last_batch_fails_can_be_tried_again() -> None:
+    near = on(1, page="near")
+    rows = [Visit(page=page, near=near) for page in ("a", "b", "near")]
+    with pytest.raises(IntegrityError):
+        Visit.objects.bulk_create(rows, batch_size=1)
+    assert [row.pk for row in rows] == [None] * 3
+    rows[2].page = "c"
+    Visit.objects.bulk_create(rows, batch_size=1)
+    assert [shard_of(row) for row in rows] == [1] * 3
+    assert Visit.objects.using("visits_00001").count() == 4
+
+
+@committed
+def test_beside_a_packed_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    field: Any = Note._meta.get_field("stamp")
+    theirs = Note.objects.using("pins_00005").create(text="theirs")
+    rest = iter([theirs.stamp])  # Once, as if by another process.
+    take = field.clock.take
+    monkeypatch.setattr(
+        field.clock,
+        "take",
+        lambda shard, table, count=1: list(rest) or take(shard, table, count),
+        raising=False,
+    )
+    with sharded_orm.atomic(theirs):
+        ours = Note.objects.create(text="ours", near=theirs)
+    assert shard_of(ours) == 5
+    assert ours.stamp != theirs.stamp
+    assert Note.objects.get(pk=ours.pk).stamp == ours.stamp
 
 
 def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +372,13 @@ def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch
         FIELD.insert_rows(visits, "visits_00001", [], fail)
     assert visits[0].pk is None
 
+    # Of rows that are inserted together some may have ids, if it is not the primary key.
+    given = int(TimestampedID(77, 1, 5))
+    visits = [Visit(pk=given, page="a"), Visit(page="b")]
+    answer = FIELD.insert_rows(visits, "visits_00001", [], lambda returning: [(given,), (12,)])
+    assert answer == [(), ()]
+    assert [visit.pk for visit in visits] == [given, 12]
+
 
 def test_the_field_in_migrations() -> None:
     epoch = datetime(2030, 1, 1, tzinfo=UTC)
@@ -294,3 +395,5 @@ def test_the_field_in_migrations() -> None:
         TimestampedIDField(epoch=epoch, layout=TimestampedLayout())
     with pytest.raises(InvalidID):
         TimestampedIDField(epoch=datetime(2030, 1, 1))
+    with pytest.raises(TypeError, match="no TimestampedLayout"):
+        TimestampedIDField(layout=PACKED)  # type: ignore[arg-type]

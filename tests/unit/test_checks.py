@@ -374,3 +374,70 @@ def test_two_models_with_one_type_id() -> None:
             for name, group in (("One", "pins"), ("Other", "pins"))
         )
         assert ids(one) == ids(other) == ids(one, other) == {"E017"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, {"E021"}), ({"unique": True}, set()), ({"primary_key": True}, set())],
+)
+def test_a_timestamped_id_is_unique(options: dict[str, Any], expected: set[str]) -> None:
+    def body() -> type[Any]:
+        fields: dict[str, Any] = {"stamp": TimestampedIDField(**options)}
+        if "primary_key" not in options:
+            fields["id"] = TicketField(primary_key=True)
+        meta = type("Meta", (), {"app_label": "photos_app"})
+        return type(
+            "Stamped", (Base,), {"__module__": "tests.photos.models", "Meta": meta, **fields}
+        )
+
+    assert declare(body) == expected
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_foreign_key_inside_a_group_that_nothing_enforces(enforced: bool) -> None:
+    with isolate_apps("tests.photos"):
+        meta = {"Meta": type("Meta", (), {"app_label": "photos_app"})}
+        parent: Any = type(
+            "Parent",
+            (Base,),
+            {"__module__": "tests.photos.models", "id": TicketField(primary_key=True), **meta},
+        )
+        child = type(
+            "Child",
+            (Base,),
+            {
+                "__module__": "tests.photos.models",
+                "id": TicketField(primary_key=True),
+                "parent": models.ForeignKey(parent, models.CASCADE, db_constraint=enforced),
+                **meta,
+            },
+        )
+        assert ids(child) == (set() if enforced else {"W020"})
+
+
+def test_a_shard_key_that_is_the_key_of_its_parent_needs_no_constraint() -> None:
+    with isolate_apps("tests.photos"):
+        attrs = {
+            "__module__": "tests.photos.models",
+            "Meta": type("Meta", (), {"app_label": "photos_app"}),
+        }
+        parent: Any = type(
+            "Parent",
+            (ShardedModel,),
+            {
+                **attrs,
+                "id": PackedIDField(primary_key=True, type_id=8),
+                "ShardMeta": type("ShardMeta", (), {"group": "pins", "shard_key": "id"}),
+            },
+        )
+        child = type(
+            "Child",
+            (ShardedModel,),
+            {
+                **attrs,
+                "id": PackedIDField(primary_key=True, type_id=9),
+                "parent": models.ForeignKey(parent, models.CASCADE, db_constraint=False),
+                "ShardMeta": type("ShardMeta", (), {"group": "pins", "shard_key": "parent"}),
+            },
+        )
+        assert ids(child) == set()

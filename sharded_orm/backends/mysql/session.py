@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from MySQLdb.connections import Connection
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
+_CLOSE_ATTEMPTS = 1000
+_BUSY = 0.001  # seconds
 # Server errors after which the server closes the connection: shutdown, network trouble,
 # killed (MariaDB), idle for too long (MySQL).
 _FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])
@@ -168,11 +171,19 @@ class Session:
         return True
 
     def close(self) -> None:
-        try:
-            self.raw.close()
-        except MySQLError:
-            # Closed or broken already: what was wanted.
-            return
+        for _ in range(_CLOSE_ATTEMPTS):
+            try:
+                self.raw.close()
+            except ProgrammingError:
+                if not self.raw.open:
+                    return  # Closed already: what was wanted.
+                # The driver is busy with it in another thread, which frees a result, say. Left
+                # open it would keep its transaction, and its locks, on the server.
+                time.sleep(_BUSY)
+            except MySQLError:
+                return
+            else:
+                return
 
     def abandon(self) -> None:
         """Let go of the socket without a word to the server (it is the parent process's)."""

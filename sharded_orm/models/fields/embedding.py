@@ -30,6 +30,10 @@ class EmbeddedShardMixin:
     attname: str
     name: str
 
+    #: Whether the insert of this field wraps that of others: it opens a transaction, and
+    #: the others may fail and try again inside.
+    outermost = False
+
     @property
     def embedded_shard(self) -> tuple[int, int]:
         """Where the shard is in an id: ``SHIFT`` and ``BITS`` of the embedded strategy."""
@@ -50,6 +54,7 @@ class EmbeddedShardMixin:
         returning: Sequence[Any],
         insert: Insert,
         on_conflict: OnConflict | None = None,
+        unique_fields: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Insert ``instances`` on ``alias`` with the right ids; what ``insert`` answers.
 
@@ -68,9 +73,11 @@ class EmbeddedShardMixin:
 
 @lru_cache(maxsize=1024)
 def made_ids(model: Any) -> tuple[EmbeddedShardMixin, ...]:
-    """The fields of the model's own table whose ids are made on the shard."""
-    fields: tuple[Any, ...] = tuple(model._meta.local_concrete_fields)
-    return tuple(field for field in fields if isinstance(field, EmbeddedShardMixin))
+    """The fields of the model's own table whose ids are made on the shard, outermost last."""
+    # A proxy has no fields of its own, and stores rows of the model behind it.
+    fields: tuple[Any, ...] = tuple(model._meta.concrete_model._meta.local_concrete_fields)
+    found = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
+    return tuple(sorted(found, key=lambda field: field.outermost))
 
 
 def shard_of(alias: str) -> Shard | None:

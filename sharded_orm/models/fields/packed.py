@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import PackedIDMismatch
 from sharded_orm.ids.layout import PACKED, PackedLayout
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, forget_choice, shard_of
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
 from sharded_orm.topology.model import Shard
 
 
@@ -31,11 +31,14 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     """
 
     layout: PackedLayout
+    outermost = True
     description = "64-bit id of shard, type and local number"
 
     def __init__(
         self, *args: Any, type_id: int, layout: PackedLayout = PACKED, **kwargs: Any
     ) -> None:
+        if not isinstance(layout, PackedLayout):
+            raise TypeError(f"layout={layout!r} is no PackedLayout.")
         self.type_id = type_id
         self.layout = layout
         super().__init__(*args, **kwargs)
@@ -59,6 +62,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         returning: Sequence[Any],
         insert: Insert,
         on_conflict: OnConflict | None = None,
+        unique_fields: Sequence[Any] | None = None,
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
@@ -70,18 +74,20 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
             return insert(returning)
         own = self.counted_on(shard)
         # Leaving the block by an error takes the rows back.
-        with transaction.atomic(using=alias, savepoint=False):
+        connection = connections[alias]
+        # With autocommit off the transaction is the caller's, who may commit it in spite of
+        # the error: then a savepoint takes the rows back.
+        is_manual = not connection.in_atomic_block and not connection.get_autocommit()
+        with transaction.atomic(using=alias, savepoint=is_manual):
             rows = insert(returning)
             if rows and self in returning:
                 place = list(returning).index(self)
-                counted = [row[place] for row in rows]
-            else:
-                # The answer holds no ids: to INSERT IGNORE, or to many rows on MySQL.
-                counted = self._strangers(alias, own)
-            for value in counted:
-                if value not in own:
-                    raise self._mismatch(value, shard)
-        forget_choice(instances)
+                for row in rows:
+                    if row[place] not in own:
+                        raise self._mismatch(row[place], shard)
+            # The answer holds no ids: to INSERT IGNORE, or to many rows on MySQL.
+            elif (stranger := self._stranger(alias, own)) is not None:
+                raise self._mismatch(stranger, shard, told=False)
         return rows
 
     def _check_given(self, value: Any, shard: Shard) -> None:
@@ -93,15 +99,20 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                 " shard and type."
             )
 
-    def _strangers(self, alias: str, own: range) -> list[int]:
+    def _stranger(self, alias: str, own: range) -> int | None:
         """An id in the table that it cannot have counted, if there is one. One query."""
         below, above = {f"{self.name}__lt": own.start}, {f"{self.name}__gte": own.stop}
-        found = self.model._base_manager.using(alias).filter(models.Q(**below) | models.Q(**above))
-        return list(found.values_list(self.name, flat=True)[:1])
+        # Not by a manager of the model's, which may hide rows.
+        found: Any = models.QuerySet(self.model).using(alias)
+        found = found.filter(models.Q(**below) | models.Q(**above))
+        value: int | None = found.values_list(self.name, flat=True).first()
+        return value
 
-    def _mismatch(self, value: int, shard: Shard) -> PackedIDMismatch:
+    def _mismatch(self, value: int, shard: Shard, *, told: bool = True) -> PackedIDMismatch:
         own = self.counted_on(shard)
-        what = f"{self.model._meta.db_table!r} on {shard.alias!r} counted {value!r}, but its ids of"
+        what = f"{self.model._meta.db_table!r} on {shard.alias!r}"
+        # What is found in the table may have been there before.
+        what += f" counted {value!r}{'' if told else ', or held it before'}, but its ids of"
         what += f" type {self.type_id!r} are {own.start!r} to {own[-1]!r}. No row was stored."
         if value >= own.stop:
             return PackedIDMismatch(

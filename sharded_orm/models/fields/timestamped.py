@@ -13,9 +13,11 @@ from django.db.models import Value
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import DatabaseDefault
 
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, forget_choice, shard_of
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
 
 # Each try is in another millisecond, where two processes meet by chance only; that they do
 # so this often in a row means that something else is wrong.
@@ -29,13 +31,14 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     :param layout: other widths than 41, 13 and 10 bits; holds the epoch, too.
 
     On MySQL, MariaDB and SQLite the process makes the id when the row is inserted; on
-    PostgreSQL the column's default does. An explicit id is kept. In a group whose strategy
-    is ``"embedded"`` with the same SHIFT and BITS the id routes; in any other group it is
-    unique over all shards.
+    PostgreSQL the column's default does. In a group whose strategy is ``"embedded"`` with the
+    same SHIFT and BITS the id routes; in any other group it is unique over all shards. An
+    explicit id is kept; where it routes it must be of the row's shard
+    (:exc:`CrossShardRelation`).
 
     Cost of a new row: the INSERT alone. When another process has made the same id, one
-    query tells so and the INSERT is repeated with an id of the next millisecond. (Not for
-    ``bulk_create(ignore_conflicts=True)``, which ignores that row as any other conflict.)
+    query tells so and the INSERT is repeated with an id of the next millisecond.
+    ``bulk_create`` that ignores or updates conflicts by this id is refused there.
     """
 
     layout: TimestampedLayout
@@ -50,6 +53,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     ) -> None:
         if epoch is not None and layout is not None:
             raise TypeError("Give either epoch or layout, which holds the epoch.")
+        if layout is not None and not isinstance(layout, TimestampedLayout):
+            raise TypeError(f"layout={layout!r} is no TimestampedLayout.")
         self.layout = layout or (TimestampedLayout(epoch) if epoch else TIMESTAMPED)
         super().__init__(*args, **kwargs)
 
@@ -77,20 +82,21 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         returning: Sequence[Any],
         insert: Insert,
         on_conflict: OnConflict | None = None,
+        unique_fields: Sequence[Any] | None = None,
     ) -> list[Any]:
+        self._check_given(instances, alias)
         new = [row for row in instances if getattr(row, self.attname) is None]
         if not new:
             return insert(returning)
         connection = connections[alias]
         if connection.vendor == "postgresql":
-            return self._insert_default(new, returning, insert)
-        if on_conflict == OnConflict.UPDATE and connection.vendor == "mysql":
-            # ON DUPLICATE KEY UPDATE is about every unique key: where another process has
-            # made the same id it would change that row.
+            return self._insert_default(instances, new, returning, insert)
+        if self._takes_for_conflict(connection.vendor, on_conflict, unique_fields):
+            option = "ignore" if on_conflict == OnConflict.IGNORE else "update"
             raise NotSupportedError(
-                f"bulk_create(update_conflicts=True) on {alias!r} could take another process's row"
+                f"bulk_create({option}_conflicts=True) on {alias!r} could take another process's row"
                 f" for a conflict, by its {self.name!r}. Give the rows their ids, or use"
-                " update_or_create()."
+                f" {'get' if option == 'ignore' else 'update'}_or_create()."
             )
         try:
             self._fill(new, alias)
@@ -100,9 +106,38 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             for row in new:
                 setattr(row, self.attname, None)
             raise
-        forget_choice(new)
+        if on_conflict is not None:
+            # Which rows were stored, and which were there, is not told: an id that was not
+            # stored must not be that of a later save().
+            for row in new:
+                setattr(row, self.attname, None)
         # As many answers as rows: QuerySet.bulk_create counts them.
         return rows or [()] * len(instances)
+
+    def _takes_for_conflict(
+        self, vendor: str, on_conflict: OnConflict | None, unique_fields: Sequence[Any] | None
+    ) -> bool:
+        """Whether an equal id of another process would count as a conflict."""
+        if on_conflict == OnConflict.UPDATE and vendor != "mysql":
+            return self in (unique_fields or ()) or self.column in (unique_fields or ())
+        # IGNORE, and ON DUPLICATE KEY UPDATE of MySQL, are about every unique key.
+        return on_conflict is not None
+
+    def _check_given(self, instances: Sequence[Any], alias: str) -> None:
+        """Where the id routes, one that was given must be of the row's shard."""
+        shard = shard_of(alias)
+        if shard is None or runtime.strategy(shard.group).embedded != self.embedded_shard:
+            return
+        for row in instances:
+            value = getattr(row, self.attname)
+            if value is None:
+                continue
+            parts = self.layout.unpack(self.get_prep_value(value))
+            if parts.shard != shard.number:
+                raise CrossShardRelation(
+                    f"{self.model.__name__}.{self.name}={value!r} is {parts!r}, and the row is stored"
+                    f" on {shard.alias!r}. Leave the id out, or give one of that shard."
+                )
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
@@ -132,7 +167,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         """Those of ``rows`` whose id another row has."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
-        found = self.model._base_manager.using(alias)
+        # Not by a manager of the model's, which may hide rows.
+        found: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
             # A snapshot from before the other row would not show it.
             found = found.select_for_update()
@@ -141,18 +177,19 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         return [by_id[value] for value in ids]
 
     def _insert_default(
-        self, new: list[Any], returning: Sequence[Any], insert: Insert
+        self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
     ) -> list[Any]:
         """Leave the ids to the column's default, and read them from the answer."""
+        default = DatabaseDefault(Value(None), self)
         for row in new:
-            setattr(row, self.attname, DatabaseDefault(Value(None), self))
+            setattr(row, self.attname, default)
         rows: list[Any] = []
         try:
             rows = insert([*returning, self])
         finally:
-            # The rows that bulk_create inserts together all have an id, or none has. It is
-            # not told for rows that were ignored on a conflict.
-            for row, answer in zip_longest(new, rows):
-                setattr(row, self.attname, answer[-1] if answer else None)
-        forget_choice(new)
+            # One answer per row, also for those with ids of their own; none at all if rows
+            # were ignored on a conflict.
+            for row, answer in zip_longest(instances, rows):
+                if getattr(row, self.attname, None) is default:
+                    setattr(row, self.attname, answer[-1] if answer else None)
         return [answer[:-1] for answer in rows]

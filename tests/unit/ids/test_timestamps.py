@@ -83,21 +83,23 @@ def test_each_shard_and_table_has_its_own_ids() -> None:
     assert time.waits == 0
 
 
-@pytest.mark.parametrize("back", [1, 3_600_000])
-def test_a_clock_that_steps_back(back: int) -> None:
+@pytest.mark.parametrize(("back", "waits"), [(1, 6), (1000, 2004), (1001, 0), (999_999, 0)])
+def test_a_clock_that_steps_back(back: int, waits: int) -> None:
     time = Time()
     clock = make(time)
     ids = clock.take(0, "a", 1000)
-    time.now -= min(back, 999_999)
-    # Goes on from the last millisecond, without waiting for hours and without haste.
-    ids += clock.take(0, "a", 3000)
+    time.now -= back
+    # Goes on from the last millisecond: waits for a second, not for hours.
+    ids += clock.take(0, "a", 24)
     assert time.waits == 0
+    ids += clock.take(0, "a", 2976)
+    assert time.waits == pytest.approx(waits, abs=2)
     assert len(set(ids)) == 4000
     assert max(Counter(p.milliseconds for p in parts(ids)).values()) == 1024
     times = [p.milliseconds for p in parts(ids)]
     assert times == sorted(times)
-    time.now = START + 100
-    assert parts(clock.take(0, "a"))[0].milliseconds == 1_000_100
+    time.now = START + 1100
+    assert parts(clock.take(0, "a"))[0].milliseconds == 1_001_100
 
 
 def test_a_clock_that_steps_back_while_waiting() -> None:
@@ -106,7 +108,7 @@ def test_a_clock_that_steps_back_while_waiting() -> None:
     ids = clock.take(0, "a", 1024)
 
     def step_back() -> None:
-        time.now = START - 500
+        time.now = START - 5000
 
     time.on_wait = step_back
     ids += clock.take(0, "a", 10)
@@ -143,12 +145,29 @@ def test_an_id_is_made_under_the_lock() -> None:
     held: list[bool] = []
 
     def tell() -> int:
-        held.append(clock._lock.locked())
+        held.append(clock._lanes[0, "a"].lock.locked())
         return START
 
     clock = TimestampClock(LAYOUT, clock=tell)
     clock.take(0, "a", 3)
     assert held == [True] * 3
+
+
+def test_who_waits_for_the_clock_keeps_nobody_from_another_table() -> None:
+    time = Time()
+    clock = make(time)
+    clock.take(0, "a", 1024)
+    others: list[int] = []
+
+    def meanwhile() -> None:
+        for lane in ((0, "b"), (1, "a")):
+            thread = threading.Thread(target=lambda lane=lane: others.extend(clock.take(*lane)))
+            thread.start()
+            thread.join(5)
+
+    time.on_wait = meanwhile
+    clock.take(0, "a")
+    assert len(others) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -159,7 +178,7 @@ def test_a_child_repeats_none_of_its_parents_ids() -> None:
     clock = make(time)
     before = clock.take(0, "a", 600)
     out, into = os.pipe()
-    with clock._lock:
+    with clock._lock, clock._lanes[0, "a"].lock:
         # As if another thread of the parent were making an id at this very moment.
         pid = os.fork()
         if not pid:
@@ -193,3 +212,8 @@ def test_the_end_and_the_beginning_of_time() -> None:
 def test_processes_begin_at_different_numbers() -> None:
     first = {parts(TimestampClock(LAYOUT).take(0, "a"))[0].sequence for _ in range(20)}
     assert len(first) > 10
+
+
+def test_a_moment_without_a_time_zone() -> None:
+    with pytest.raises(InvalidID, match="time zone"):
+        TimestampedID.at(EPOCH.replace(tzinfo=None), 0, 0)
