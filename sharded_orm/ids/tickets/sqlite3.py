@@ -16,9 +16,10 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, Session, secon
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
+# Held while a file is opened or closed, so that no process forks in the middle of it.
+_opening = threading.Lock()
 # One writer of a file at a time in any case; and threads that share an in-memory database
 # (tests) are refused at once instead of waiting for each other.
-_making_turns = threading.Lock()
 _turns: dict[str, threading.Lock] = {}
 
 
@@ -36,12 +37,19 @@ class SQLiteSession(Session):
     def _limits(self, seconds: int) -> dict[str, Any]:
         return {"timeout": seconds}
 
+    def __init__(self, *args: Any) -> None:
+        with _opening:
+            super().__init__(*args)
+
     def _prepare(self) -> None:
         # Waiting is up to execute().
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
-        with _making_turns:
-            self._turn = _turns.setdefault(name, threading.Lock())
+        self._turn = _turns.setdefault(name, threading.Lock())
+
+    def close(self) -> None:
+        with _opening:
+            super().close()
 
     def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
         by = count * self.place.step
@@ -109,14 +117,17 @@ def _is_busy(exc: Exception) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# A child inherits SQLite's notes of who holds which lock in the process. If a statement
-# were running, the child would find the file locked for ever. (A signal handler that forks
-# in the middle of one would wait for itself: hence the limit.)
+# A child inherits SQLite's notes of who holds which lock in the process, and the locks of
+# the library itself. If another thread were running a statement, or opening a file, the
+# child would find it locked for ever. (A signal handler that forks in the middle of one
+# would wait for itself: hence the limit.)
 _held: list[threading.Lock] = []
 
 
 def _hold_turns() -> None:
-    for turn in (_making_turns, *_turns.values()):
+    if _opening.acquire(timeout=1.0):
+        _held.append(_opening)
+    for turn in list(_turns.values()):
         if turn.acquire(timeout=1.0):
             _held.append(turn)
 
