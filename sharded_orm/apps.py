@@ -21,7 +21,7 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm import checks, database_checks  # noqa: F401  registers them
+        from sharded_orm import checks, database_checks  # noqa: F401  for their @register
         from sharded_orm.models import counters, defaults
         from sharded_orm.models.directory import DatabaseDirectory
         from sharded_orm.operations.tickets import TestSequences

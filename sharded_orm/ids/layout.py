@@ -42,7 +42,7 @@ class _Layout:
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
         """How migrations write a layout."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
     def _check_widths(self, total: int, **widths: int) -> None:

@@ -206,7 +206,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
-        return super()._do_insert(manager, using, fields, returning_fields, raw)  # type: ignore[misc]
+        insert = super()._do_insert  # type: ignore[misc]  # not in the stubs
+        return insert(manager, using, fields, returning_fields, raw)
 
     def _do_update(
         self,

@@ -135,7 +135,7 @@ class WritingQuerySet(RoutedQuerySet):
         # Overrides QuerySet._insert, which stores all new rows, single or many. Each field
         # whose ids are made on the shard wraps it.
         def insert(returning: Any) -> Any:
-            return super(WritingQuerySet, self)._insert(  # type: ignore[misc]
+            return super(WritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
                 objs, fields, returning, raw, using, **conflict
             )
 

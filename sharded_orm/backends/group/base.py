@@ -146,7 +146,8 @@ class GroupMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        return self.server.mysql_server_data  # type: ignore[attr-defined]
+        server: Any = self.server  # On MySQL only, where Django's features ask for it.
+        return server.mysql_server_data
 
     # ##### Constraints: those of the shards in the transaction #####
 

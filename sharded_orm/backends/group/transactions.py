@@ -176,7 +176,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:
+            except Exception as exc:  # Whatever it is, the other shards are rolled back, too.
                 first = first or exc
         if first is not None:
             raise first
@@ -203,6 +203,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         try:
             self._roll_back_to(0)
         except Exception:
+            # Whatever it is, the error of the commit is on its way and must not be replaced.
             logger.exception("rolling back %r after a failed commit", rest)
         if committed:
             # Their rows are there for all to see, so what was to happen then must happen.
@@ -260,5 +261,6 @@ class GroupTransactions(BaseDatabaseWrapper):
                 try:
                     func()
                 except Exception:
-                    # The PartialCommitError is on its way and must not be replaced.
+                    # A hook raises what it likes; the PartialCommitError is on its way, and must
+                    # not be replaced.
                     logger.exception("calling %r, a hook of on_commit", func)

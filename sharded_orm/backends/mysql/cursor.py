@@ -85,7 +85,7 @@ class LeaseMixin:
             return self._run_held(connection, kind, query, args)
         except OperationalError as exc:
             if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
-                raise IntegrityError(*exc.args)  # noqa: B904  # as Django: implicit context
+                raise IntegrityError(*exc.args) from exc
             raise
 
     def _run_free(self, connection: VirtualConnection, kind: Kind, query: Any, args: Any) -> Any:
@@ -222,9 +222,9 @@ class LeaseMixin:
         """Fetch the result of the statement that was sent."""
         self._session = session
         try:
-            self._do_get_result(session.raw)  # type: ignore[attr-defined]
+            self._do_get_result(session.raw)  # type: ignore[attr-defined]  # the driver's
             session.stored = self.stores
-            self._post_get_result()  # type: ignore[attr-defined]
+            self._post_get_result()  # type: ignore[attr-defined]  # the driver's
         finally:
             self._session = None
 
@@ -295,7 +295,7 @@ class LeaseMixin:
     def nextset(self) -> int | None:
         """Go to the next result; None if there is none."""
         if self._executed:
-            self.fetchall()  # type: ignore[attr-defined]
+            self.fetchall()  # type: ignore[attr-defined]  # the driver's
         session = self._session
         if session is None:
             return None
@@ -328,7 +328,7 @@ class LeaseMixin:
         self._kind = classify(query)
         try:
             with connection.holding():
-                return super().executemany(query, args)  # type: ignore[misc]
+                return super().executemany(query, args)  # type: ignore[misc]  # the driver's
         finally:
             self._kind = None
 
@@ -341,10 +341,10 @@ class LeaseMixin:
             self._discard()
         try:
             connection.pin("CALL")
-            return super().callproc(procname, args)  # type: ignore[misc]
+            return super().callproc(procname, args)  # type: ignore[misc]  # the driver's
         except OperationalError as exc:
             if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
-                raise IntegrityError(*exc.args)  # noqa: B904
+                raise IntegrityError(*exc.args) from exc
             raise
 
     def _query(self, statement: bytes) -> Any:
@@ -392,7 +392,7 @@ class LeaseMixin:
             return session.raw
 
 
-class LeasedCursor(LeaseMixin, Cursor):  # type: ignore[misc]
+class LeasedCursor(LeaseMixin, Cursor):  # type: ignore[misc]  # the driver has no types
     """The default: rows are tuples and are all on the client."""
 
     def _take(self, session: Session) -> None:
@@ -424,6 +424,6 @@ def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):
-        return cursorclass  # type: ignore[return-value]
+        return cursorclass  # type: ignore[return-value]  # all mix-ins are over a cursor
     stores = issubclass(cursorclass, CursorStoreResultMixIn)
     return type(f"Leased{cursorclass.__name__}", (LeaseMixin, cursorclass), {"stores": stores})

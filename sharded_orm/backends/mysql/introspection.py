@@ -30,7 +30,7 @@ class DatabaseIntrospection(stock.DatabaseIntrospection):
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         constraints: dict[str, Any] = super().get_constraints(
-            _OneSchemaCursor(cursor),  # type: ignore[arg-type]
+            _OneSchemaCursor(cursor),  # type: ignore[arg-type]  # passes all else on
             table_name,
         )
         return constraints

@@ -127,7 +127,7 @@ class Session:
         try:
             bound: bytes = statement % values
         except TypeError as exc:
-            raise ProgrammingError(str(exc))  # noqa: B904  # as MySQLdb
+            raise ProgrammingError(str(exc)) from exc
         return bound
 
     def run(self, *statements: bytes) -> None:

@@ -78,7 +78,7 @@ class SessionPool:
         def connect() -> None:
             try:
                 opened.set_result(kind(self.alias, settings, self._place, self._patience))
-            except BaseException as exc:
+            except BaseException as exc:  # For the caller, who waits in another thread.
                 opened.set_exception(exc)
 
         # The driver's limits are whole seconds, and looking up a name has none.

@@ -156,7 +156,7 @@ class Session(ABC):
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{rest}", params, deadline)
-        except Exception as exc:
+        except Exception as exc:  # Of which class, the driver decides.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -246,7 +246,7 @@ class Session(ABC):
             if connection is not None:
                 connection.close()
         except Exception:
-            pass
+            pass  # Whatever the driver says of it, the connection is given up.
 
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -77,7 +77,7 @@ class SQLiteSession(Session):
         while True:
             try:
                 # The connection's own, not Django's cursor, which would not know this thread.
-                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]
+                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:

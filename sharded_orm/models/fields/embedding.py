@@ -40,7 +40,7 @@ class EmbeddedShardMixin:
         return self.layout.shard_shift, self.layout.shard_bits
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]
+        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # a Field's
         key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
         if key == name and not hasattr(cls, "near"):
             # A property, since Model.__init__, create() and get_or_create() take those

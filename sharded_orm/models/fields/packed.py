@@ -14,7 +14,7 @@ from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shar
 from sharded_orm.topology.model import Shard
 
 
-class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]
+class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
     """A primary key that tells the row's shard: shard, type, local id (Pinterest, P1, P5).
 
     :param type_id: the number of this model among those of its group; it never changes.

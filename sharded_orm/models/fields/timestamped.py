@@ -24,7 +24,7 @@ from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shar
 TRIES = 10
 
 
-class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]
+class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """An id that orders by time and tells the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it never changes.

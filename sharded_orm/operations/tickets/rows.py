@@ -127,7 +127,7 @@ def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
         return str(field.column)
     if not field.primary_key:
         return None
-    return look.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]
+    return look.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]  # look is Any
 
 
 def _is_missing(exc: BaseException) -> bool:
