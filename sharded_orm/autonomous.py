@@ -5,13 +5,14 @@ Placements and ids must outlive a rollback of the caller and must not wait for i
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, NamedTuple
 
 from django.core.signals import request_finished, request_started
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+from sharded_orm.forks import identity
 
 # Connections that a fork copied into this process; kept, so that nothing finalises them.
 _of_parents: list[dict[str, BaseDatabaseWrapper]] = []
@@ -57,12 +58,12 @@ class AutonomousConnections:
 
     def _of_thread(self) -> dict[str, BaseDatabaseWrapper]:
         state = self._own.__dict__
-        if state.get("pid") != os.getpid():
+        if state.get("process") != identity():
             if "connections" in state:
                 # The parent's sessions: to use, close or finalise them here would speak
                 # into its conversations, and give one id to two processes.
                 _of_parents.append(state["connections"])
-            state["connections"], state["pid"] = {}, os.getpid()
+            state["connections"], state["process"] = {}, identity()
         own: dict[str, BaseDatabaseWrapper] = state["connections"]
         return own
 

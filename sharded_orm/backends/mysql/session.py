@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from typing import Any
 
 from MySQLdb import InternalError, MySQLError, ProgrammingError
 from MySQLdb.connections import Connection
+
+from sharded_orm.forks import send_nowhere
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
@@ -191,11 +192,7 @@ class Session:
             descriptor = self.raw.fileno()
         except MySQLError:
             return
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            os.dup2(null, descriptor, inheritable=False)
-        finally:
-            os.close(null)
+        send_nowhere(descriptor)
 
 
 def connect(params: dict[str, Any]) -> Session:

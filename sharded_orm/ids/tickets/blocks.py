@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sharded_orm.ids.tickets.process import identity
+from sharded_orm.forks import identity
 
 
 @dataclass

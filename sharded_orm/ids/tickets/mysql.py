@@ -9,13 +9,13 @@ from typing import Any
 from django.db import OperationalError
 
 from sharded_orm.exceptions import InvalidSequence, TicketServerMisconfigured
+from sharded_orm.forks import send_nowhere
 from sharded_orm.ids.tickets.session import (
     CATALOG,
     LAST_ID,
     SequenceRow,
     Session,
     seconds_left,
-    send_nowhere,
 )
 
 _NO_SUCH_TABLE = 1146

@@ -19,9 +19,9 @@ from sharded_orm.exceptions import (
     TicketServerMisconfigured,
     UnknownSequence,
 )
+from sharded_orm.forks import identity
 from sharded_orm.ids.tickets.health import Health
 from sharded_orm.ids.tickets.pool import FAILURES, Lent, SessionPool
-from sharded_orm.ids.tickets.process import identity
 from sharded_orm.ids.tickets.session import LAST_ID, Checked, Place, SequenceRow, Session
 
 logger = logging.getLogger("sharded_orm.tickets")

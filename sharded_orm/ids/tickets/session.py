@@ -260,13 +260,6 @@ def _abandon_all() -> None:
     _open.clear()
 
 
-def send_nowhere(socket: int) -> None:
-    """Make what this process writes to a file descriptor vanish. The parent's stays."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, socket)
-    os.close(nowhere)
-
-
 os.register_at_fork(after_in_child=_abandon_all)
 
 

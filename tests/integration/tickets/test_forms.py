@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sharded_orm.conf import TicketOptions
 from sharded_orm.exceptions import (
     InvalidSequence,
     TicketServerMisconfigured,
@@ -19,7 +17,6 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.operations.tickets import advance, begin
-from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.test_generator import administer
 from tests.queries.conftest import DATABASES
 
@@ -29,13 +26,6 @@ pytestmark = [
 ]
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture
-def generator() -> Iterator[TicketGenerator]:
-    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=["update", "replace"])
