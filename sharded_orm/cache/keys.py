@@ -1,0 +1,132 @@
+"""Names of everything in the cache (Yupoo, Y13-Y16). Pure: no Django, no driver.
+
+======  ============================================  =======================
+what    of a sharded model                            of a global model
+======  ============================================  =======================
+object  ``Photo-{key}-{pk}``                          ``Photo-{pk}``
+list    ``Photo-list-{key}-{query}-{revision}``       ``Photo-list-{query}-{revision}``
+guard   ``Photo-@{shard}-revision`` of the table      ``Photo-revision``
+guard   ``Photo-{key}-revision``
+guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision``
+======  ============================================  =======================
+
+Each value in a name passes :func:`token`, so no value can make one name look like another,
+and each whole name :func:`fit`, so memcached takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+MAX_LENGTH = 250  # bytes, of memcached's names
+_MAX_TOKEN = 64
+_RESERVED = frozenset({"revision", "list"})
+
+
+def token(value: Any) -> str:
+    """A value as a part of a name: printable ASCII without ``-``, at most 64 characters.
+
+    Different values of one field (as its ``get_prep_value`` gives them) have different
+    tokens; long ones are hashed.
+    """
+    if type(value) is int:
+        return str(value) if value >= 0 else f"%2D{-value}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        text = bytes(value).hex()
+    elif isinstance(value, datetime | date | time):
+        text = value.isoformat()
+    elif isinstance(value, UUID):
+        text = value.hex
+    else:
+        text = str(value)
+    safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
+    if safe in _RESERVED or not safe:
+        # The empty text has a token, too, that no other text has.
+        safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
+    if len(safe) > _MAX_TOKEN:
+        return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
+    return safe
+
+
+def fit(name: str) -> str:
+    """``name``, or a digest in its place when it is too long for memcached."""
+    if len(name) <= MAX_LENGTH:
+        return name
+    return name[:100] + "~" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def node_index(place: str, count: int) -> int:
+    """Which of ``count`` cache servers holds everything of ``place``. Never another one."""
+    if count == 1:
+        return 0
+    return int.from_bytes(hashlib.md5(place.encode(), usedforsecurity=False).digest()[:8]) % count
+
+
+@dataclass(frozen=True, slots=True)
+class CachedType:
+    """A cached model, as far as names and values in the cache depend on it.
+
+    :param name: ``app_label.ModelName`` of the concrete model, after the prefix.
+    :param sharded: rows are in shards; else in the global database.
+    :param fingerprint: of its fields. It stands in object values and list names, never in
+        guards or object names: in a rolling deploy old and new code mark the same.
+    """
+
+    name: str
+    sharded: bool
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Rows that one guard stands for: of a table on a shard, of a key, of an isolate key.
+
+    :param place: the shard's alias; the name of the type if it is global. It decides the
+        cache server.
+    :param key: token of the shard key; None for the whole table, and for a global type.
+    :param isolate: token of the isolate key; None for all.
+    """
+
+    type: CachedType
+    place: str
+    key: str | None = None
+    isolate: str | None = None
+
+    @cached_property
+    def guards(self) -> tuple[str, ...]:
+        """Names of its guards, widest first; the last one is its own."""
+        name = self.type.name
+        if not self.type.sharded:
+            found = [f"{name}-revision"]
+            stem = name
+        else:
+            found = [f"{name}-@{self.place}-revision"]
+            stem = f"{name}-{self.key}"
+            if self.key is not None:
+                found.append(f"{stem}-revision")
+        if self.isolate is not None:
+            found.append(f"{stem}-{self.isolate}-revision")
+        return tuple(map(fit, found))
+
+    @cached_property
+    def home(self) -> int:
+        """Index in :attr:`guards` of the guard that stands for the objects: the key's."""
+        return 1 if self.type.sharded else 0
+
+    def object_name(self, pk: str) -> str:
+        """The name of the row whose primary key has the token ``pk``."""
+        stem = f"{self.type.name}-{self.key}" if self.type.sharded else self.type.name
+        return fit(f"{stem}-{pk}")
+
+    def list_name(self, query: str, revision: str) -> str:
+        """The name of a result. ``query`` is a digest that includes the type's fingerprint."""
+        stem = f"{self.type.name}-list"
+        if self.type.sharded:
+            stem = f"{stem}-{self.key}"
+        return fit(f"{stem}-{query}-{revision}")
