@@ -43,6 +43,26 @@ postgresql_programs_only() {
     fi
 }
 
+# programs_only on|off PACKAGE...: around an installation, so that a package whose service has its
+# name brings its programs only: the service is not started, now or at a boot.
+programs_only() {
+    local how=$1 name
+    shift
+    for name; do
+        if [ "$how" = on ]; then
+            # Until the next boot, should this script end in between.
+            [ ! -d /run/systemd/system ] || as_root systemctl --quiet mask --runtime "$name.service"
+        else
+            as_root update-rc.d "$name" disable >/dev/null 2>&1 || true
+            if [ -d /run/systemd/system ]; then
+                as_root systemctl --quiet unmask --runtime "$name.service"
+            else
+                as_root "/etc/init.d/$name" stop >/dev/null 2>&1 || true
+            fi
+        fi
+    done
+}
+
 # is_installed VENV EXTRAS: whether install_project has nothing to do.
 is_installed() {
     [ -x "$1/bin/python" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$(stamp "$1" "$2")" ]

@@ -13,9 +13,13 @@ __all__ = [
     "TicketField",
     "TimestampedIDField",
     "atomic",
+    "cache_scope",
+    "fetch_together",
+    "uncached",
 ]
 
 if TYPE_CHECKING:
+    from sharded_orm.cache.level1 import cache_scope, uncached
     from sharded_orm.models import (
         GlobalModel,
         PackedIDField,
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
         TicketField,
         TimestampedIDField,
     )
+    from sharded_orm.models.cached import fetch_together
     from sharded_orm.transactions import atomic
 
 
@@ -33,6 +38,14 @@ def __getattr__(name: str) -> Any:
         from sharded_orm.transactions import atomic
 
         return atomic
+    if name in ("cache_scope", "uncached"):
+        from sharded_orm.cache import level1
+
+        return getattr(level1, name)
+    if name == "fetch_together":
+        from sharded_orm.models.cached import fetch_together
+
+        return fetch_together
     if name in __all__:
         from sharded_orm import models
 

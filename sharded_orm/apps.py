@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.signals import setting_changed
+from django.core.signals import request_finished, request_started, setting_changed
 from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
@@ -21,14 +21,27 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm import checks, database_checks  # noqa: F401  for their @register
-        from sharded_orm.models import counters, defaults
+        from sharded_orm import (  # noqa: F401  for their @register
+            cache_checks,
+            checks,
+            database_checks,
+        )
+        from sharded_orm.backends import writes
+        from sharded_orm.cache import level1
+        from sharded_orm.models import caching, counters, defaults, invalidation
         from sharded_orm.models.directory import DatabaseDirectory
+        from sharded_orm.models.written import CacheObserver
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
 
         runtime.provide_directory(DatabaseDirectory)
+        writes.provide_observer(CacheObserver())
         runtime.validate()
+        runtime.on_reset(caching.forget)
+        request_started.connect(level1.begin_request)
+        request_finished.connect(level1.end_request)
+        request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")
+        post_migrate.connect(invalidation.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
         post_migrate.connect(counters.after_migrate)
         post_migrate.connect(defaults.after_migrate)
@@ -40,7 +53,16 @@ class ShardedOrmConfig(AppConfig):
             settings.DATABASES.expose(sys.argv[1:])
 
 
+def _count_at_end(**kwargs: Any) -> None:
+    """Receiver of ``request_finished``, when the answer has been sent."""
+    made = runtime.made_cache()
+    if made is not None:
+        made.statistics.request_finished()
+
+
 @receiver(setting_changed)
 def _settings_changed(*, setting: str, **kwargs: Any) -> None:
     if setting == conf.SETTING:
         runtime.reset()
+    elif setting in ("CACHES", "DATABASES", "DATABASE_ROUTERS", "USE_TZ", "TIME_ZONE"):
+        runtime.reset_cache()

@@ -19,10 +19,20 @@ from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, problem
 
 SETTING = "SHARDED_ORM"
 
-_KEYS = {"NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES"}
+_KEYS = {
+    "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
+    "ON_CACHE_FAILURE",
+}  # fmt: skip
 #: The most ids that one request takes.
 MAX_TICKETS = 1_000_000
 _TICKET_OPTIONS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
+_CACHE_KEYS = {
+    "OBJECTS", "LISTS", "PREFIX", "TTL", "TIMEOUT", "BACKOFF", "COMMIT_WITHIN", "QUARANTINE",
+    "READ", "ALSO_MARK",
+}  # fmt: skip
+#: memcached takes more than 30 days for a date, and a guard lives twice as long as entries.
+MAX_TTL = 15 * 24 * 3600
+_PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
 _GROUP_KEYS = {"STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS"}
 _RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
 _NODE_KEYS = {
@@ -48,14 +58,49 @@ class TicketOptions:
 
 
 @dataclass(frozen=True)
+class CacheOptions:
+    """``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo, P8)."""
+
+    #: The alias of ``CACHES`` whose servers hold objects.
+    objects: str
+    #: The alias whose servers hold lists and counts; may be the same.
+    lists: str
+    #: What all names in the cache begin with.
+    prefix: str = ""
+    #: Seconds that an entry lives.
+    ttl: float = 3600.0
+    #: Seconds that a cache server has for one answer.
+    timeout: float = 0.25
+    #: Seconds that a cache server which failed is left alone.
+    backoff: float = 2.0
+    #: Seconds from announcing a write to its COMMIT; one that comes later announces it again.
+    commit_within: float = 2.0
+    #: Seconds that nothing is stored under a new guard, and after which an announcement whose
+    #: writer cannot be asked counts as dead.
+    quarantine: float = 10.0
+    #: ``"refuse"``: no write that the cache cannot be told of. ``"proceed"``: entries may be
+    #: stale for ``ttl`` seconds.
+    on_failure: str = "refuse"
+    #: False: this process announces its writes, but neither reads nor stores.
+    read: bool = True
+    #: More aliases whose servers are told of writes: those that other processes read already,
+    #: or still, while the list of servers changes.
+    also_mark: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Config:
-    """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``."""
+    """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``.
+
+    ``cache`` is None while there is no ``CACHE``: nothing is cached.
+    """
 
     topology: Topology
     tickets: tuple[str, ...]
     ticket_options: TicketOptions
     directory: str
     max_idle_aliases: int
+    cache: CacheOptions | None = None
 
 
 def load() -> Config:
@@ -92,9 +137,10 @@ def parse(raw: Any) -> Config:
     idle = raw.get("MAX_IDLE_ALIASES", 1024)
     if not isinstance(idle, int) or isinstance(idle, bool) or idle < 1:
         found.append(f"MAX_IDLE_ALIASES must be a positive number, not {idle!r}")
+    cache = _cache_options(raw, found)
     if found:
         raise InvalidConfiguration(found)
-    return Config(topology, tuple(tickets), options, directory, idle)
+    return Config(topology, tuple(tickets), options, directory, idle, cache)
 
 
 def _ticket_options(raw: Any, found: list[str]) -> TicketOptions:
@@ -104,12 +150,10 @@ def _ticket_options(raw: Any, found: list[str]) -> TicketOptions:
         return default
     where = "TICKET_OPTIONS: "
     found += _unknown_keys(where, raw, _TICKET_OPTIONS)
-    seconds = {}
-    for key, usual in (("TIMEOUT", default.timeout), ("BACKOFF", default.backoff)):
-        value = seconds[key] = raw.get(key, usual)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            found.append(f"{where}{key} must be a positive number of seconds, not {value!r}")
+    seconds = {
+        key: _seconds(where, key, raw, usual, found)
+        for key, usual in (("TIMEOUT", default.timeout), ("BACKOFF", default.backoff))
+    }
     size = raw.get("BLOCK_SIZE", default.block_size)
     if type(size) is not int or not 1 <= size <= MAX_TICKETS:
         found.append(f"{where}BLOCK_SIZE must be a number from 1 to {MAX_TICKETS}, not {size!r}")
@@ -117,6 +161,80 @@ def _ticket_options(raw: Any, found: list[str]) -> TicketOptions:
     if policy not in ("proceed", "refuse"):
         found.append(f"{where}PARTNER_DOWN must be 'proceed' or 'refuse', not {policy!r}")
     return TicketOptions(seconds["TIMEOUT"], seconds["BACKOFF"], size, policy)
+
+
+def _seconds(
+    where: str, key: str, given: Mapping[Any, Any], default: float, found: list[str]
+) -> float:
+    value = given.get(key, default)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        found.append(f"{where}{key} must be a positive number of seconds, not {value!r}")
+        return default
+    return value  # type: ignore[no-any-return]  # A number, as was just checked.
+
+
+def _cache_options(setting: Mapping[Any, Any], found: list[str]) -> CacheOptions | None:
+    policy = setting.get("ON_CACHE_FAILURE", "refuse")
+    if policy not in ("refuse", "proceed"):
+        found.append(f"ON_CACHE_FAILURE must be 'refuse' or 'proceed', not {policy!r}")
+    raw = setting.get("CACHE")
+    if raw is None:
+        return None
+    where = "CACHE: "
+    if not isinstance(raw, Mapping):
+        # By its type only: it may be a URL with a password.
+        found.append(f"CACHE must be a dict, not {type(raw).__name__}")
+        return None
+    before = len(found)
+    found += _unknown_keys(where, raw, _CACHE_KEYS)
+    objects = raw.get("OBJECTS")
+    if not isinstance(objects, str):
+        found.append(f"{where}OBJECTS must be an alias of CACHES, not {objects!r}")
+    lists = raw.get("LISTS", objects)
+    if "LISTS" in raw and not isinstance(lists, str):
+        found.append(f"{where}LISTS must be an alias of CACHES, not {lists!r}")
+    prefix = raw.get("PREFIX", "")
+    if not isinstance(prefix, str) or not _PREFIX.match(prefix):
+        found.append(
+            f"{where}PREFIX must be at most 32 letters, digits, '_', '.' and ':', not {prefix!r}"
+        )
+    usual = CacheOptions("", "")
+    ttl, timeout, backoff, commit_within, quarantine = (
+        _seconds(where, key, raw, default, found)
+        for key, default in (
+            ("TTL", usual.ttl),
+            ("TIMEOUT", usual.timeout),
+            ("BACKOFF", usual.backoff),
+            ("COMMIT_WITHIN", usual.commit_within),
+            ("QUARANTINE", usual.quarantine),
+        )
+    )
+    if ttl > MAX_TTL or ttl < 1:
+        found.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
+    elif ttl < quarantine:
+        # A new guard would be gone before anything may be stored under it.
+        found.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
+    if timeout >= commit_within:
+        found.append(
+            f"{where}TIMEOUT ({timeout!r}) must be less than COMMIT_WITHIN ({commit_within!r}),"
+            " which includes it"
+        )
+    if quarantine <= 2 * commit_within:
+        found.append(
+            f"{where}QUARANTINE ({quarantine!r}) must be more than twice COMMIT_WITHIN"
+            f" ({commit_within!r}): it also covers what the clocks of machines differ by"
+        )
+    read = _flag(where, "READ", raw, True, found)
+    also = raw.get("ALSO_MARK", ())
+    if not isinstance(also, (list, tuple)) or not all(isinstance(one, str) for one in also):
+        found.append(f"{where}ALSO_MARK must be a list of aliases of CACHES, not {also!r}")
+    if len(found) > before or policy not in ("refuse", "proceed"):
+        return None
+    return CacheOptions(
+        str(objects), str(lists), prefix, ttl, timeout, backoff, commit_within, quarantine, policy,
+        read, tuple(also),
+    )  # fmt: skip
 
 
 def _unknown_keys(where: str, given: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:

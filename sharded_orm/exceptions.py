@@ -28,6 +28,7 @@
     │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS says
     │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
+    ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
     ├── InvalidID                  (ValueError)            no id of the layout
     │   └── TimestampExhausted                             the time does not fit any more
     └── PackedIDMismatch           (IntegrityError)        a table counted another shard's id
@@ -185,6 +186,10 @@ class TicketServersUnavailable(TicketError, OperationalError):
             f"No ticket server could hand out an id of sequence {sequence!r} ({shown})."
             " 'manage.py tickets status' shows the state of each."
         )
+
+
+class CacheUnavailable(ShardedOrmError, OperationalError):
+    """A cache server is down, so entries could not be made void; the write was not committed."""
 
 
 class InvalidID(ShardedOrmError, ValueError):

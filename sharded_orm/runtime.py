@@ -7,9 +7,11 @@ dropped whole by :func:`reset` (Django's ``setting_changed``; tests).
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
 if TYPE_CHECKING:
+    from sharded_orm.cache.service import Cache
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
 _lock = threading.RLock()
@@ -36,10 +39,21 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+@atexit.register
+def _count_at_exit() -> None:
+    if _cache is not None:
+        _cache.statistics.flush()
+
+
 _config: conf.Config | None = None
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
+_cache: Cache | None = None
+# In place of the configured prefix, while tests run.
+_cache_prefix: str | None = None
 
 
 def _no_directory(alias: str) -> DirectoryStore:
@@ -154,6 +168,71 @@ def tickets() -> TicketGenerator:
     return found
 
 
+def cache() -> Cache | None:
+    """The cache servers (Yupoo, Y13-Y16); None while there is no ``CACHE``. Thread-safe.
+
+    Asks no server.
+
+    :raises ImproperlyConfigured: it names an alias of ``CACHES`` that cannot be used.
+    """
+    global _cache
+    found = _cache
+    if found is None:
+        options = config().cache
+        if options is None:
+            return None
+        with _lock:
+            found = _cache
+            if found is None:
+                from sharded_orm.cache.service import Cache
+
+                if _cache_prefix is not None:
+                    options = replace(options, prefix=_cache_prefix)
+                made = Cache(options)
+                if _cache_prefix is not None:
+                    # A test that counts round trips has no use for one that comes by the clock.
+                    made.statistics.interval = None
+                found = _cache = made
+    return found
+
+
+def made_cache() -> Cache | None:
+    """What :func:`cache` gives, if it was ever used."""
+    return _cache
+
+
+def swap_cache_prefix(prefix: str | None) -> None:
+    """Use other names in the cache from now on; None goes back to the configured ones.
+
+    So that a test run meets no entry of another one, or of the site.
+    """
+    global _cache_prefix
+    with _lock:
+        _cache_prefix = prefix
+    reset_cache()
+
+
+def reset_cache() -> None:
+    """Make the cache anew at its next use: ``CACHES`` or the routers have changed."""
+    global _cache
+    with _lock:
+        found, _cache = _cache, None
+        forgetters = tuple(_forgetters)
+    if found is not None:
+        found.statistics.flush()
+        found.close()
+    for forgetter in forgetters:
+        forgetter()
+
+
+_forgetters: list[Callable[[], None]] = []
+
+
+def on_reset(forget: Callable[[], None]) -> None:
+    """Call ``forget`` whenever what was derived from :func:`cache` is void."""
+    _forgetters.append(forget)
+
+
 TEMPLATE_SUFFIX = "_template"
 
 
@@ -203,6 +282,7 @@ def reset() -> None:
         _strategies.clear()
     if generator is not None:
         generator.close()
+    reset_cache()
     if isinstance(settings.DATABASES, ShardedDatabases) and _topology is None:
         settings.DATABASES._groups_changed(names)
 

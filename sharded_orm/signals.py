@@ -43,3 +43,8 @@ def _call_site() -> str:
 
 
 scattered = ScatterSignal()
+
+#: Sent about every ten seconds by a process that uses the cache, and after requests. Receivers
+#: get ``counts``: label of each model -> what was counted since the last time, by name (see
+#: ``manage.py cache_stats``). What a receiver raises is logged, and nothing else.
+cache_counted = Signal()

@@ -9,7 +9,9 @@ from django.conf import settings
 
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
+from tests.services import memcached as memcached_service
 from tests.services import postgresql as postgresql_service
+from tests.services import redis as redis_service
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
 
 
-def _missing(exc: ServiceMissing) -> None:
+def service_missing(exc: ServiceMissing) -> None:
     """The rule for a service that is not installed: CI fails, a laptop skips."""
     if required():
         pytest.fail(str(exc), pytrace=False)
@@ -47,7 +49,7 @@ def mariadb_nodes() -> Iterator[list[mariadb_service.Address]]:
         with mariadb_service.servers(2) as started:
             yield [server.address for server in started]
     except ServiceMissing as exc:
-        _missing(exc)
+        service_missing(exc)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +65,7 @@ def own_mariadb() -> Iterator[mariadb_service.MariaDBServer]:
         with mariadb_service.MariaDBServer() as server:
             yield server
     except ServiceMissing as exc:
-        _missing(exc)
+        service_missing(exc)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +75,7 @@ def postgresql_nodes() -> Iterator[list[postgresql_service.Address]]:
         with postgresql_service.servers(2) as started:
             yield [server.address for server in started]
     except ServiceMissing as exc:
-        _missing(exc)
+        service_missing(exc)
 
 
 @pytest.fixture(scope="session")
@@ -91,4 +93,44 @@ def own_postgresql() -> Iterator[postgresql_service.PostgreSQLServer]:
         with postgresql_service.PostgreSQLServer() as server:
             yield server
     except ServiceMissing as exc:
-        _missing(exc)
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def memcached() -> Iterator[memcached_service.MemcachedServer]:
+    """A memcached server, shared by the whole run: never kill, stop or flush it."""
+    try:
+        with memcached_service.servers(1) as (server,):
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="module")
+def own_memcached() -> Iterator[memcached_service.MemcachedServer]:
+    """A memcached server of the module's own, to be killed, stopped and started at will."""
+    try:
+        with memcached_service.servers(1) as (server,):
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[redis_service.RedisServer]:
+    """A Redis server, shared by the whole run: never kill, stop or flush it."""
+    try:
+        with redis_service.servers(1) as (server,):
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="module")
+def own_redis() -> Iterator[redis_service.RedisServer]:
+    """A Redis server of the module's own, to be killed, stopped and started at will."""
+    try:
+        with redis_service.servers(1) as (server,):
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)

@@ -17,8 +17,10 @@ and each whole name :func:`fit`, so memcached takes it.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -27,24 +29,37 @@ from uuid import UUID
 MAX_LENGTH = 250  # bytes, of memcached's names
 _MAX_TOKEN = 64
 _RESERVED = frozenset({"revision", "list"})
+_SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
 
 
 def token(value: Any) -> str:
     """A value as a part of a name: printable ASCII without ``-``, at most 64 characters.
 
     Different values of one field (as its ``get_prep_value`` gives them) have different
-    tokens; long ones are hashed.
+    tokens, and values that are equal to the database have the same; long ones are hashed.
+    Equal texts are the same texts here: a collation that says otherwise is not for keys.
     """
-    if type(value) is int:
+    if isinstance(value, int):  # True is 1, as in the database
+        value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, str):
+        text = str.__str__(value)  # of an enumeration: its value, not its name
+    elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
+    elif isinstance(value, Decimal):
+        text = _decimal(value)
+    elif isinstance(value, float):
+        text = repr(value + 0.0)  # no negative zero
+    elif isinstance(value, datetime) and value.utcoffset() is not None:
+        text = value.astimezone(UTC).isoformat()
     elif isinstance(value, datetime | date | time):
         text = value.isoformat()
     elif isinstance(value, UUID):
         text = value.hex
     else:
         text = str(value)
+    if _SAFE.fullmatch(text) and text not in _RESERVED:
+        return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
         # The empty text has a token, too, that no other text has.
@@ -52,6 +67,19 @@ def token(value: Any) -> str:
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
     return safe
+
+
+def _decimal(value: Decimal) -> str:
+    """The same for 1, 1.0 and 1E0; Python's own normalising would round."""
+    if not value.is_finite():
+        return str(value)
+    sign, digits, exponent = value.as_tuple()
+    number = "".join(map(str, digits)).lstrip("0")
+    stripped = number.rstrip("0")
+    if not stripped:
+        return "0"
+    scale = int(exponent) + len(number) - len(stripped)
+    return f"{'-' if sign else ''}{stripped}e{scale}"
 
 
 def fit(name: str) -> str:
@@ -82,6 +110,11 @@ class CachedType:
     sharded: bool
     fingerprint: str
 
+    def __post_init__(self) -> None:
+        # Prefixes may be anything, and Python takes letters of any script in a class name.
+        safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
+        object.__setattr__(self, "name", safe)
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -98,6 +131,10 @@ class Scope:
     key: str | None = None
     isolate: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.key is None and self.isolate is not None and self.type.sharded:
+            raise ValueError("An isolate key is one of a shard key.")
+
     @cached_property
     def guards(self) -> tuple[str, ...]:
         """Names of its guards, widest first; the last one is its own."""
@@ -106,7 +143,7 @@ class Scope:
             found = [f"{name}-revision"]
             stem = name
         else:
-            found = [f"{name}-@{self.place}-revision"]
+            found = [f"{name}-@{token(self.place)}-revision"]
             stem = f"{name}-{self.key}"
             if self.key is not None:
                 found.append(f"{stem}-revision")
@@ -116,17 +153,23 @@ class Scope:
 
     @cached_property
     def home(self) -> int:
-        """Index in :attr:`guards` of the guard that stands for the objects: the key's."""
+        """Index in :attr:`guards` of the guard that stands for the objects: the key's. A scope
+        of a whole table on a shard has none."""
         return 1 if self.type.sharded else 0
+
+    @cached_property
+    def _stem(self) -> str:
+        if not self.type.sharded:
+            return self.type.name
+        if self.key is None:
+            raise ValueError("Objects and lists of a sharded model have a shard key.")
+        return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
         """The name of the row whose primary key has the token ``pk``."""
-        stem = f"{self.type.name}-{self.key}" if self.type.sharded else self.type.name
-        return fit(f"{stem}-{pk}")
+        return fit(f"{self._stem}-{pk}")
 
     def list_name(self, query: str, revision: str) -> str:
         """The name of a result. ``query`` is a digest that includes the type's fingerprint."""
-        stem = f"{self.type.name}-list"
-        if self.type.sharded:
-            stem = f"{stem}-{self.key}"
+        stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

@@ -9,9 +9,12 @@ from django.db import models
 from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
+from sharded_orm.cache import level1
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models.cached import CachedQuerySet
 from sharded_orm.models.colocation import check_colocated
 from sharded_orm.models.fields.embedding import forget_choice, made_ids
+from sharded_orm.models.invalidation import CacheAttribute
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
@@ -22,6 +25,7 @@ from sharded_orm.models.options import (
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
+from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
 
 
@@ -56,6 +60,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     _is_sharded: ClassVar[bool] = True
 
+    cache = CacheAttribute()
     objects = ShardedManager()
 
     class Meta:
@@ -89,7 +94,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             self._refuse_other_shard(using)
         self._refuse_relations_elsewhere(options, using)
         self._refuse_near_elsewhere(options, using)
-        super().save_base(raw, force_insert, force_update, using, update_fields)
+        with writing(self):
+            super().save_base(raw, force_insert, force_update, using, update_fields)
         if options.key_is_made:
             forget_choice([self])
 
@@ -100,7 +106,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if using is None or using == options.group:
             using = self._home(options)
         self._refuse_other_shard(using)
-        return super().delete(using=using, keep_parents=keep_parents)
+        with writing(self):
+            return super().delete(using=using, keep_parents=keep_parents)
 
     delete.alters_data = True  # type: ignore[attr-defined]
 
@@ -255,7 +262,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
-        super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
+        # A base manager of the project's own may read through the cache.
+        with level1.uncached():
+            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
         # Overrides Model's, which asks this row's shard: the rows there are neither those
@@ -368,7 +377,7 @@ def _does_not_exist(field: Any, value: Any) -> ValidationError:
     )
 
 
-class GlobalQuerySet(models.QuerySet[Any, Any]):
+class GlobalQuerySet(CachedQuerySet):
     """The queryset of global models, with the methods that sharded ones have (Y1).
 
     A join to a sharded model raises :exc:`CrossShardRelation`.
@@ -381,7 +390,7 @@ class GlobalQuerySet(models.QuerySet[Any, Any]):
 
     def scatter(self, *, partial: bool = False) -> Self:
         """The same query: there is one database to ask."""
-        return self._chain()  # type: ignore[no-any-return,attr-defined]
+        return self._chain()
 
     def explain_routing(self) -> str:
         """Which alias the query would run on."""
@@ -392,11 +401,34 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 
 
 class GlobalModel(models.Model):
-    """A model of the global database: data that belongs to no shard key (Y1)."""
+    """A model of the global database: data that belongs to no shard key (Y1).
+
+    ``class ShardMeta`` may have ``cache = True`` and an ``isolate_key`` (Y16).
+    """
 
     _is_sharded: ClassVar[bool] = False
 
+    cache = CacheAttribute()
     objects = GlobalManager()
 
     class Meta:
         abstract = True
+
+    def save_base(self, *args: Any, **kwargs: Any) -> None:
+        with writing(self):
+            super().save_base(*args, **kwargs)
+
+    save_base.alters_data = True  # type: ignore[attr-defined]
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        with writing(self):
+            return super().delete(*args, **kwargs)
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
+        # A base manager of the project's own may read through the cache.
+        with level1.uncached():
+            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

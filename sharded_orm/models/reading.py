@@ -52,6 +52,12 @@ class ReadingQuerySet(RoutedQuerySet):
         self._result_cache = list(self._rows(where))
         super()._fetch_all()
 
+    def _prepared(self) -> Any:
+        if self.query.is_empty():
+            return None
+        where = self._destination()
+        return self._run_on(where, super()._prepared) if isinstance(where, str) else None
+
     def _prefetch_related_objects(self) -> None:
         # Django routes a prefetch by its first instance; rows of several shards are
         # prefetched shard by shard, except what they refer to in the global database.
@@ -106,6 +112,8 @@ class ReadingQuerySet(RoutedQuerySet):
         return clone
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and (found := self._get_by_key(kwargs)) is not None:
+            return found
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)

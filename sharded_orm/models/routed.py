@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from django.core.exceptions import FieldError
-from django.db.models import QuerySet
 from django.db.models.query import EmptyQuerySet
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models.cached import CachedQuerySet
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.routes import Route, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
@@ -18,7 +18,7 @@ from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 
 
-class RoutedQuerySet(QuerySet[Any, Any]):
+class RoutedQuerySet(CachedQuerySet):
     """Routes itself each time it runs; see :class:`ShardedQuerySet`."""
 
     _scatters = False
@@ -27,13 +27,6 @@ class RoutedQuerySet(QuerySet[Any, Any]):
     _running_on: str | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
-
-    if TYPE_CHECKING:  # Django's own, which its stubs leave out.
-        _db: str | None
-        _hints: dict[str, Any]
-        _prefetch_related_lookups: tuple[Any, ...]
-
-        def _chain(self) -> Self: ...
 
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
@@ -50,6 +43,9 @@ class RoutedQuerySet(QuerySet[Any, Any]):
     def _pinned(self) -> bool:
         # The group's own alias says no more than "somewhere in the group".
         return self._db is not None and self._db != self._options.group
+
+    def _names_alias(self) -> bool:
+        return self._pinned()
 
     def __repr__(self) -> str:
         # What a shell or an error page shows; it must not fail for want of a key.
@@ -138,7 +134,7 @@ class RoutedQuerySet(QuerySet[Any, Any]):
         return clone
 
     def _clone(self) -> Self:
-        clone: Self = super()._clone()  # type: ignore[misc]
+        clone = super()._clone()
         if self._scatters:
             clone._scatters, clone._partial = True, self._partial
         return clone

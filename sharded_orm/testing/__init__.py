@@ -10,6 +10,10 @@ Nothing has to be set up: Django's ``TestCase``, ``TransactionTestCase``, ``--pa
 (The ticket servers because new rows draw their ids there; the directory's alias too, if
 it is not ``default``.)
 
+Cached models are cached in tests as well, under names that no other run or process uses. In a
+``TestCase`` nothing is stored, as it is one transaction; after each ``TransactionTestCase``
+everything is forgotten.
+
 Test shards are clones of a template that is migrated once per run; each is made when
 it is first used.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharded_orm import checks, conf, database_checks, exceptions
+from sharded_orm import cache_checks, checks, conf, database_checks, exceptions
 from sharded_orm.routing.base import BUILT_IN
 from tests.docs.markdown import DOCS, ROOT, Block, blocks, pages
 
@@ -53,14 +53,16 @@ def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
     used = {
         found
-        for module in (checks, database_checks)
+        for module in (cache_checks, checks, database_checks)
         for found in ids.findall(inspect.getsource(module))
     }
     assert used == set(ids.findall(read("checks.md")))
 
 
 @pytest.mark.parametrize(
-    "keys", [conf._KEYS, conf._GROUP_KEYS, conf._RANGE_KEYS, conf._NODE_KEYS], ids=len
+    "keys",
+    [conf._KEYS, conf._CACHE_KEYS, conf._GROUP_KEYS, conf._RANGE_KEYS, conf._NODE_KEYS],
+    ids=len,
 )
 def test_every_setting_is_documented(keys: set[str]) -> None:
     text = read("settings.md")

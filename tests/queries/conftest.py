@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
+from sharded_orm.cache.reading import Reader
+from sharded_orm.cache.service import Cache
+from sharded_orm.models import cached
+from sharded_orm.testing import caching
+from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.photos.models import Photo
 
 ONE, NEAR, TWO, UNPLACED = 1, 3, 2, 404
@@ -49,3 +60,71 @@ def rows(placed: None) -> list[Photo]:
         )
         for number, key in enumerate(keys)
     ]
+
+
+class Clock:
+    """Seconds since 1970, some of them ahead."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of readers, of a cache that is empty."""
+    caching.renew()
+    found = Clock()
+    monkeypatch.setattr(cached, "_reader", Reader(cache(), found))
+    return found
+
+
+def cache() -> Cache:
+    found = runtime.cache()
+    assert found is not None
+    return found
+
+
+# Longer than guards are in quarantine.
+LATER = 60.0
+
+
+@pytest.fixture
+def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
+    """Five photos of ONE, two of them in an album; their guards are out of quarantine."""
+    album = CachedAlbum.objects.create(user_id=ONE, title="a")
+    made = [
+        CachedPhoto.objects.create(
+            user_id=ONE,
+            title=f"p{number}",
+            stars=number,
+            price=Decimal("1.50"),
+            posted_at=START + timedelta(minutes=number),
+            album=album if number < 2 else None,
+        )
+        for number in range(5)
+    ]
+    # Makes the guards of the table; the others were made by the writes.
+    list(CachedPhoto.objects.filter(user_id=ONE))
+    CachedPhoto.objects.filter(user_id=ONE, pk=0).first()
+    clock.ahead += LATER
+    return made
+
+
+def queries(run: Callable[[], Any], alias: str = SHARD[ONE]) -> int:
+    """How many rows or results ``run`` asks the database for."""
+    with CaptureQueriesContext(connections[alias]) as captured:
+        run()
+    return sum(query["sql"].lstrip("(").startswith("SELECT") for query in captured)
+
+
+def is_cached(read: Callable[[], Any], alias: str = SHARD[ONE]) -> bool:
+    """Whether ``read`` asks the database no more in the end, and says the same."""
+    first = read()
+    queries(read, alias)  # A list on a store without leases on reading fills its objects now.
+    again: list[Any] = []
+    if queries(lambda: again.append(read()), alias):
+        return False
+    assert again == [first]
+    return True

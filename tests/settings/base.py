@@ -17,9 +17,18 @@ INSTALLED_APPS = [
     "sharded_orm",
     "tests.photos",
     "tests.samples",
+    "tests.cached",
 ]
 
+#: The collation of text that is a key; see tests.cached.
+EXACT_COLLATION: str | None = None
+
 DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+
+# Of this process only. Tests of the cache put real servers in its place.
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "tests"}
+}
 
 GLOBAL_ALIASES = ("default", "directory", "tickets_1", "tickets_2")
 
@@ -50,4 +59,5 @@ def sharded_orm(nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
         },
         "TICKETS": ["tickets_1", "tickets_2"],
         "DIRECTORY": "directory",
+        "CACHE": {"OBJECTS": "default"},
     }

@@ -18,12 +18,16 @@ if len(_servers) < 2:
 _one, _two = (server.django() for server in _servers[:2])
 _OPTIONS = {"charset": "utf8mb4", "isolation_level": "read committed"}
 
-# The global aliases are Django's stock backend, the second ticket server is on another
-# node than the first.
+# Cached models live in the first global alias; the others are Django's stock backend. The
+# second ticket server is on another node than the first.
+EXACT_COLLATION = "utf8mb4_bin"
+
 DATABASES = sharded_databases(
     {
         alias: {
-            "ENGINE": "django.db.backends.mysql",
+            "ENGINE": "sharded_orm.backends.mysql"
+            if alias == "default"
+            else "django.db.backends.mysql",
             "NAME": f"sharded_orm_{alias}",
             "OPTIONS": _OPTIONS,
             **(_two if alias == "tickets_2" else _one),

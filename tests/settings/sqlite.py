@@ -14,7 +14,13 @@ FOLDER = Path(tempfile.gettempdir()) / "sharded_orm_tests"
 
 DATABASES = sharded_databases(
     {
-        alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": str(FOLDER / f"{alias}.sqlite3")}
+        alias: {
+            # Cached models live in the first; the others are Django's stock backend.
+            "ENGINE": "sharded_orm.backends.sqlite3"
+            if alias == "default"
+            else "django.db.backends.sqlite3",
+            "NAME": str(FOLDER / f"{alias}.sqlite3"),
+        }
         for alias in GLOBAL_ALIASES
     }
 )

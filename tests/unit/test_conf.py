@@ -31,6 +31,10 @@ def broken(**changes: Any) -> dict[str, Any]:
     return raw
 
 
+def cached(**changes: Any) -> dict[str, Any]:
+    return broken(CACHE={"OBJECTS": "default", **changes})
+
+
 def test_a_good_setting() -> None:
     config = conf.parse(GOOD)
     assert config.topology.groups["photos"].count == 512
@@ -42,6 +46,18 @@ def test_the_options_of_tickets() -> None:
     given = {"TIMEOUT": 1, "BACKOFF": 0.5, "BLOCK_SIZE": 1000, "PARTNER_DOWN": "refuse"}
     config = conf.parse(broken(TICKET_OPTIONS=given))
     assert config.ticket_options == conf.TicketOptions(1, 0.5, 1000, "refuse")
+
+
+def test_the_options_of_the_cache() -> None:
+    assert conf.parse(GOOD).cache is None
+    assert conf.parse(broken(CACHE=None)).cache is None
+    assert conf.parse(broken(CACHE={"OBJECTS": "a"})).cache == conf.CacheOptions("a", "a")
+    given = {
+        "OBJECTS": "a", "LISTS": "b", "PREFIX": "site:1", "TTL": 60, "TIMEOUT": 0.1, "BACKOFF": 5,
+        "COMMIT_WITHIN": 1, "QUARANTINE": 3,
+    }  # fmt: skip
+    cache = conf.parse(broken(CACHE=given, ON_CACHE_FAILURE="proceed")).cache
+    assert cache == conf.CacheOptions("a", "b", "site:1", 60, 0.1, 5, 1, 3, "proceed")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +99,24 @@ def test_the_options_of_tickets() -> None:
             broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "weight": math.nan}]),
             "weight must be a number",
         ),
+        (broken(CACHE="redis://:s3cret@host"), "CACHE must be a dict, not str"),
+        (broken(CACHE={}), "OBJECTS must be an alias of CACHES, not None"),
+        (cached(LISTS=3), "LISTS must be an alias of CACHES, not 3"),
+        (cached(LOCATION="x"), "CACHE: unknown key 'LOCATION'; valid keys are"),
+        (cached(PREFIX="a b"), "PREFIX must be at most 32 letters"),
+        (cached(PREFIX="x" * 33), "PREFIX must be at most 32 letters"),
+        (cached(PREFIX="a\n"), "PREFIX must be at most 32 letters"),
+        (cached(TTL=0), "TTL must be a positive number of seconds, not 0"),
+        (cached(TTL=0.5), "TTL must be 1 to"),
+        (cached(TTL=90 * 24 * 3600), "TTL must be 1 to 1296000 seconds"),
+        (cached(TTL=5), "TTL (5) must not be less than QUARANTINE (10.0)"),
+        (cached(TIMEOUT=-1), "TIMEOUT must be a positive number"),
+        (cached(TIMEOUT=3), "TIMEOUT (3) must be less than COMMIT_WITHIN (2.0)"),
+        (cached(BACKOFF="1"), "BACKOFF must be a positive number"),
+        (cached(COMMIT_WITHIN=True), "COMMIT_WITHIN must be a positive number"),
+        (cached(QUARANTINE=4), "QUARANTINE (4) must be more than twice COMMIT_WITHIN (2.0)"),
+        (cached(QUARANTINE=math.nan), "QUARANTINE must be a positive number"),
+        (broken(ON_CACHE_FAILURE="ignore"), "ON_CACHE_FAILURE must be 'refuse' or 'proceed'"),
         (broken(GROUPS={"photos_00001": {}}), "could be another group's shard"),
         (broken(GROUPS={"photos_template": {}}), "could be another group's shard"),
     ],
@@ -105,4 +139,10 @@ def test_one_error_lists_all_that_is_wrong_and_no_password() -> None:
 def test_a_node_given_as_a_url_is_not_shown() -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         conf.parse(broken(NODES__a="mysql://user:s3cret@host"))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_cache_given_as_a_url_is_not_shown() -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(broken(CACHE="redis://:s3cret@host"))
     assert "s3cret" not in str(caught.value)

@@ -191,6 +191,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         waiting = list(self.participants.values())
         try:
             for wrapper in waiting:
+                # On all shards before any commits: what cannot be told is committed nowhere.
+                if wrapper.commits_with_group:
+                    wrapper.announce_commit()
+            for wrapper in waiting:
                 wrapper.leave_group_levels(0, commit=True)
                 committed.append(wrapper.alias)
         except BaseException as exc:
@@ -205,10 +209,12 @@ class GroupTransactions(BaseDatabaseWrapper):
         except Exception:
             # Whatever it is, the error of the commit is on its way and must not be replaced.
             logger.exception("rolling back %r after a failed commit", rest)
+        # As BaseDatabaseWrapper.rollback(), which Atomic calls after an error of a database only.
+        hooks: list[Any] = self.run_on_commit
+        self.run_on_commit = []
         if committed:
             # Their rows are there for all to see, so what was to happen then must happen.
             marks = {(alias, None) for alias in committed}
-            hooks: list[Any] = self.run_on_commit
             self._orphaned_hooks = [hook for hook in hooks if hook[0] & marks]
             if isinstance(cause, Exception):
                 raise PartialCommitError(committed, rest, cause) from cause

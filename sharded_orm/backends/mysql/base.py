@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
-from sharded_orm.backends.mysql.connection import VirtualConnection
+from sharded_orm.backends.mysql import identity
+from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.mysql.operations import DatabaseOperations
+from sharded_orm.backends.sessions import Identified, SessionID
+from sharded_orm.backends.shared import Fate, ShardAliasMixin
+
+W = TypeVar("W", bound=Identified)
 
 
 class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
@@ -29,6 +35,7 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
 
     creation_class = DatabaseCreation
     introspection_class = DatabaseIntrospection
+    ops_class = DatabaseOperations
     #: Many shards of a node can be read by one statement (``UNION ALL``).
     scatter_union = True
 
@@ -54,7 +61,16 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         schema = conn_params.get("database") or conn_params.get("db") or None
         if schema is not None:
             pool.prepare()
-        return VirtualConnection(pool, schema, self.alias)
+        connection = VirtualConnection(pool, schema, self.alias)
+        # Weak, so that a connection object that is dropped gives its session back at once.
+        connection.before_commit = weakref.WeakMethod(self._announce_writes)
+        return connection
+
+    def _announce_writes(self) -> None:
+        if self.transaction_writes is not None:
+            # The markers stay open until the transaction ends, or what follows it: whether the
+            # statement has committed it is not known.
+            self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
         # The SETs of Django's method ran when the session was opened.
@@ -120,3 +136,35 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     def drop_shard_database(self) -> None:
         """Drop this alias's schema and all its rows, if it exists."""
         self.creation.drop_schema(self.settings_dict["NAME"])
+
+    # ##### Sessions #####
+
+    def session_id(self) -> SessionID:
+        if self.connection is None:
+            return SessionID()
+        with self.wrap_database_errors:
+            return self.connection.session_id()
+
+    def judges(self, writer: Identified) -> bool:
+        return identity.judges(self.node_pool, writer)
+
+    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
+        return identity.gone(self.node_pool, writers)
+
+    def keep_session(self) -> None:
+        if self.connection is not None:
+            self.connection.keep()
+
+    def let_session_go(self) -> None:
+        if self.connection is not None:
+            self.connection.let_go()
+
+    def discard_session(self) -> None:
+        if self.connection is not None:
+            self.connection.discard_kept()
+
+    def fate_of_transaction(self) -> Fate:
+        if self.connection is None or self.connection.mode >= Mode.LOST:
+            # It was on its way to COMMIT, which the server may still be working on.
+            return Fate.UNKNOWN
+        return Fate.OPEN

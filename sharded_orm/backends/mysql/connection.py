@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.driver import DriverFace
+from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import Session, is_lost
 from sharded_orm.backends.mysql.traces import FORGET_ID
+from sharded_orm.backends.sessions import SessionID
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.cursor import LeasedCursor
@@ -58,7 +60,7 @@ class VirtualConnection(DriverFace):
     """
 
     __slots__ = (
-        "alias", "autocommitted", "batch", "begun", "checks_off", "inserted_on", "last", "mode", "open_cursors", "pending",
+        "alias", "autocommitted", "batch", "before_commit", "begun", "checks_off", "inserted_on", "kept", "last", "mode", "open_cursors", "pending",
         "pool", "schema", "session",
         "strict", "touched", "use",
     )  # fmt: skip
@@ -77,8 +79,12 @@ class VirtualConnection(DriverFace):
         self.checks_off = False
         #: Several statements are to run on one session.
         self.batch = False
+        #: Called before a statement that may commit the transaction by itself.
+        self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         #: A transaction is under way on the held session.
         self.begun = False
+        #: The session stays ours after the transaction, see keep().
+        self.kept = False
         #: It stands in autocommit=0 on our behalf: there is always a transaction.
         self.strict = False
         #: Savepoint statements that wait for the next statement to take them along.
@@ -191,6 +197,12 @@ class VirtualConnection(DriverFace):
 
     # --- what LeasedCursor asks for ---------------------------------------------------
 
+    def may_commit(self) -> None:
+        """The next statement may commit (``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT``, ``CALL``)."""
+        tell = self.before_commit() if self.before_commit is not None else None
+        if tell is not None:
+            tell()
+
     def enter(self, *, plain: bool = True) -> tuple[Session, list[bytes]]:
         """The held session and what must go before the next statement on it.
 
@@ -297,6 +309,33 @@ class VirtualConnection(DriverFace):
             self.mode = Mode.HELD
         self.settle()
 
+    # --- what the cache needs of a transaction -----------------------------------------
+
+    def session_id(self) -> SessionID:
+        """Who the held session is on its server; nobody if none is held."""
+        if self.session is None:
+            return SessionID()
+        with self._watching() as session:
+            return session_id(session, self.pool)
+
+    def keep(self) -> None:
+        """Do not share the session of this transaction when that ends, until let_go()."""
+        self.kept = self.session is not None
+
+    def let_go(self) -> None:
+        self.kept = False
+        self.settle()
+
+    def discard_kept(self) -> None:
+        """Close the session that is kept: its id must not exist on the server any more.
+
+        One that is tied to this connection stays, as what it carries would be lost.
+        """
+        if self.kept and self.mode <= Mode.HELD and not (self.begun or self.checks_off):
+            session, self.session = self.session, None
+            if session is not None:
+                self.pool.discard(session)
+
     # --- inside -------------------------------------------------------------------------
 
     @contextmanager
@@ -373,7 +412,7 @@ class VirtualConnection(DriverFace):
             self.mode = Mode.HELD
         else:
             self.mode = Mode.FREE
-        if self.begun or self.checks_off or self.batch:
+        if self.begun or self.checks_off or self.batch or self.kept:
             return
         session, self.session = self.session, None
         if session is not None:

@@ -6,8 +6,10 @@ from typing import Any
 
 from django.db.backends.mysql import creation as stock
 
+from sharded_orm.backends.creation import IsolatedCacheCreation
 
-class DatabaseCreation(stock.DatabaseCreation):
+
+class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """Django's test databases, and the primitives that make shards."""
 
     def _nodb_cursor(self) -> Any:

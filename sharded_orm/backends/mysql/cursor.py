@@ -152,6 +152,8 @@ class LeaseMixin:
                 connection.set_checks(off=False)
                 return self._nothing(query)
             connection.enter()  # raises
+        if kind is _IMPLICIT or kind is _STATE:
+            connection.may_commit()
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
@@ -339,6 +341,7 @@ class LeaseMixin:
             raise ProgrammingError("cursor closed")
         if self._session is not None:
             self._discard()
+        connection.may_commit()
         try:
             connection.pin("CALL")
             return super().callproc(procname, args)  # type: ignore[misc]  # the driver's

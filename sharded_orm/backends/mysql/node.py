@@ -51,6 +51,10 @@ class NodePool(SessionPool[Session]):
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
+        #: How the servers of this kind tell their identity, once one was asked.
+        self.identity_sql: bytes | None = None
+        #: Identity and account that last answered, and whether the account sees all sessions.
+        self.asked_as: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
         """What Django wants to know of the server; asked when the first session opens."""

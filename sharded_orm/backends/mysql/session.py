@@ -10,6 +10,7 @@ from typing import Any
 from MySQLdb import InternalError, MySQLError, ProgrammingError
 from MySQLdb.connections import Connection
 
+from sharded_orm.backends.sessions import SessionID
 from sharded_orm.forks import send_nowhere
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
@@ -40,7 +41,7 @@ class Session:
     """
 
     __slots__ = (
-        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "insert_id", "inserter", "last", "literal",
+        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last", "literal",
         "more_results", "next_result", "poll", "query", "raw", "retired", "schema", "split",
         "store_result", "stored", "suspect", "user", "warning_count",
     )  # fmt: skip
@@ -61,6 +62,8 @@ class Session:
         self.suspect = False
         self.retired = False
         self.user = 0
+        #: Who it is on its server, once that was asked.
+        self.identity: SessionID | None = None
         #: The virtual connection that used it last.
         self.last: object = None
         #: The one whose insert LAST_INSERT_ID() tells of. (An insert that names its id

@@ -12,17 +12,44 @@ from pathlib import Path
 from typing import Any
 
 from django.db.backends.sqlite3 import base
+from django.db.transaction import Atomic
 
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.shared import Fate, ShardAliasMixin
+from sharded_orm.backends.sqlite3.creation import DatabaseCreation
+from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.exceptions import ShardDatabaseMissing
 
 # The file of a shard is opened for reading and writing, but not created.
 _EXISTING_ONLY = "?mode=rw"
 
 
+class _Immediate(Atomic):
+    """A transaction that is a writer from the start.
+
+    It may read before it writes, and one that began as a reader cannot wait for another
+    writer: SQLite would refuse it at once.
+    """
+
+    def __init__(self, wrapper: DatabaseWrapper) -> None:
+        super().__init__(wrapper.alias, savepoint=False, durable=False)
+        self._wrapper = wrapper
+
+    def __enter__(self) -> None:
+        wrapper = self._wrapper
+        mode = wrapper.transaction_mode
+        wrapper.transaction_mode = mode or "IMMEDIATE"
+        try:
+            super().__enter__()
+        finally:
+            wrapper.transaction_mode = mode
+
+
 class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
     """Django's SQLite connection, with the life cycle of a shard."""
 
+    ops_class = DatabaseOperations
+    transaction_mode: str | None
+    creation_class = DatabaseCreation
     # Each idle wrapper that is connected holds an open file.
     idle_limit = 128
     # To the connection, with no cursor open: SQLite's module keeps some itself.
@@ -71,3 +98,12 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
         # A cursor with rows to come refers to the connection. Our attribute's reference
         # takes the place of the local variable's in get_new_connection.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
+
+    def write_transaction(self) -> Atomic:
+        super().write_transaction()  # refuses a copy
+        return _Immediate(self)
+
+    def fate_of_transaction(self) -> Fate:
+        if self.connection is not None and self.connection.in_transaction:
+            return Fate.OPEN
+        return Fate.OVER

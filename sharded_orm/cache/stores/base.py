@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 #: What a store gives to whoever may fill an entry; void once the entry was deleted.
 Lease = Any
 
+#: Longer values (bytes) are not stored: what memcached takes, less name and header.
+MAX_VALUE = 1_000_000
+#: Seconds for which a lease keeps others from filling. Who needs longer has lost it.
+LEASE_SECONDS = 5
+
 
 class ServerDown(Exception):
     """A cache server did not answer in time, or answered nonsense, or is left alone for a while.
@@ -18,14 +23,23 @@ class ServerDown(Exception):
 
 
 class Found(NamedTuple):
-    """What stands under a name. ``value`` is None for nothing (a lease is nothing, too)."""
+    """What stands under a name. ``value`` is None for nothing (a lease is nothing, too).
+
+    A missing object is leased to one reader, who fills it; the others read the database and do
+    not. When that reader dies, nobody fills for :data:`LEASE_SECONDS` at most. An entry that is
+    there may be of no use to the reader (of another generation): its lease is to replace it.
+    """
 
     value: bytes | None
     lease: Lease | None = None
 
 
 class Entry(NamedTuple):
-    """What to store under a name. Without a lease it is stored in any case (lists)."""
+    """What to store under a name. Without a lease it is stored in any case (lists).
+
+    ``value`` is not empty, and no list or object begins with a NUL byte: so do the stores'
+    placeholders for what is leased.
+    """
 
     name: str
     value: bytes
@@ -33,16 +47,27 @@ class Entry(NamedTuple):
 
 
 class Server(ABC):
-    """One cache server. Thread-safe; survives a fork; one round trip per call.
+    """One cache server. Thread-safe; survives a fork; one round trip per call, more only when
+    hundreds of names are read at once, or where a method says so.
 
     Every method raises :exc:`ServerDown`, and then its effect is unknown: it may be
-    none, all or a part, and may come late.
+    none, all or a part, and may come late. It may also come twice: when a connection
+    that was kept from an earlier call turns out to be dead, a new one is asked again.
+    A round trip ends within the timeout the server was made with. After a failure the
+    server rests: calls fail at once, until after a while one of them tries again.
+
+    Names are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
 
     #: For messages and logs; holds no credentials.
     name: str
     #: Exchanges with the server since the start of the process, for tests.
     round_trips: int = 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether calls fail at once, because an earlier one failed."""
+        return False
 
     @abstractmethod
     def read(
@@ -60,8 +85,10 @@ class Server(ABC):
     def fill(
         self, entries: Sequence[Entry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
-        """Store entries whose lease still holds (True), for ``ttl`` seconds; then read ``again``.
-        A value that is too large for the server is not stored."""
+        """Store entries whose lease still holds (True), for ``ttl`` seconds; then read ``again``,
+        the guards, which live twice as long from now on (so they outlive the entries).
+
+        A value that is too large for the server is not stored (False)."""
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:

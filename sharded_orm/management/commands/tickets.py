@@ -16,6 +16,7 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TicketError
+from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets
 from sharded_orm.operations.tickets.beginning import MARGIN
 
@@ -209,29 +210,16 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(text))
 
     def _table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Columns as wide as they must be; those whose head begins with ">" are of numbers."""
+        """What is said of one sequence stands together, its name once."""
         lines, last = [], ""
         for name, *rest in rows:
-            # What is said of one sequence stands together, its name once.
             shown = "" if name == last and heads[0] == "sequence" else name
             last = name
             if len(shown) > _NAME_WIDTH:
                 lines.append([shown])
                 shown = ""
             lines.append([shown, *rest])
-        right = [head.startswith(">") for head in heads]
-        full = [[head.lstrip(">") for head in heads], *lines]
-        widths = [max(len(line[n]) for line in full if len(line) > 1) for n in range(len(heads))]
-        for number, line in enumerate(full):
-            text = "  ".join(
-                cell.rjust(width) if to_right else cell.ljust(width)
-                for cell, width, to_right in zip(line, widths, right, strict=False)
-            ).rstrip()
-            if number == 0:
-                text = self.style.MIGRATE_HEADING(text)
-            elif _BAD & set(line):
-                text = self.style.ERROR(text)
-            self.stdout.write(text)
+        write_table(self, heads, lines, _BAD)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
         """On a terminal, which sequence is looked at: a line that the table writes over."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+from urllib.parse import unquote
 
 import pytest
+
+from tests.services.memcached import MemcachedServer
 
 from .conftest import Project
 
@@ -40,6 +44,34 @@ def test_in_parallel(project: Project, method: str) -> None:
     assert len(set(of_process.values())) == len(of_process) == 2
     assert {os.path.splitext(schema)[0][-2:] for schema in of_process.values()} == {"_1", "_2"}
     assert project.schemas() == set()
+
+
+def names_on(server: MemcachedServer) -> set[str]:
+    """Everything that stands on a cache server."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"lru_crawler metadump all\r\n")
+        with connection.makefile("rb") as answer:
+            lines = iter(answer.readline, b"END\r\n")
+            return {unquote(line.split()[0].removeprefix(b"key=").decode()) for line in lines}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--parallel", "2")])
+def test_each_process_of_each_run_has_its_own_names_in_the_cache(
+    project: Project, own_memcached: MemcachedServer, arguments: tuple[str, ...]
+) -> None:
+    known = names_on(own_memcached)
+    for _ in range(2):
+        run = project.test(
+            *arguments, PROJECT_START_METHOD="fork", PROJECT_MEMCACHED=own_memcached.address
+        )
+        assert (run.code, run.count) == (0, CASES), run.output
+        names = names_on(own_memcached)
+        new = {name.partition(":")[0] for name in names - known}
+        assert all(re.fullmatch("test_[0-9a-f]{16}", prefix) for prefix in new)
+        # Of a process, there are names of after each test that committed.
+        assert len(new) >= len({process for process, _, _ in run.recorded})
+        assert new.isdisjoint(name.partition(":")[0] for name in known)
+        known = names
 
 
 def test_kept_databases(project: Project) -> None:

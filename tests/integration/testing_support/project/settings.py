@@ -1,7 +1,7 @@
 """A project whose own tests are run by the tests in the folder above.
 
 ``PROJECT_FOLDER`` is where its files go; ``PROJECT_NODES`` is a JSON dict of nodes, absent
-for SQLite.
+for SQLite; ``PROJECT_MEMCACHED`` is the address of a cache server, absent for no cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEDIA_URL = "media/"
 # Their rows are made anew after each flush, with other numbers.
 TEST_NON_SERIALIZED_APPS = ["django.contrib.contenttypes"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-SILENCED_SYSTEM_CHECKS = ["sharded_orm.W014", "sharded_orm.W011"]
+SILENCED_SYSTEM_CHECKS = ["sharded_orm.W014", "sharded_orm.W011", "sharded_orm.W027"]
 INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "sharded_orm",
@@ -38,7 +38,7 @@ if "PROJECT_NODES" in os.environ:
     NODES = json.loads(os.environ["PROJECT_NODES"])
     _default = {
         **next(iter(NODES.values())),
-        "ENGINE": "django.db.backends.mysql",
+        "ENGINE": "sharded_orm.backends.mysql",
         "NAME": "project_default",
     }
 else:
@@ -46,7 +46,7 @@ else:
         name: {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": f"{FOLDER}/{name}"}
         for name in ("one", "two")
     }
-    _default = {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{FOLDER}/default.sqlite3"}
+    _default = {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": f"{FOLDER}/default.sqlite3"}
     if "PROJECT_KEEPDB" in os.environ:
         _default["TEST"] = {"NAME": f"{FOLDER}/test_default.sqlite3"}
 
@@ -66,3 +66,11 @@ SHARDED_ORM = {
         for name, strategy in (("notes", "modulo"), ("other", "directory"))
     },
 }
+if "PROJECT_MEMCACHED" in os.environ:
+    CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache",
+            "LOCATION": os.environ["PROJECT_MEMCACHED"],
+        }
+    }
+    SHARDED_ORM["CACHE"] = {"OBJECTS": "default", "TIMEOUT": 1.9}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sharded_orm.ids.tickets.session import Place
-from tests.conftest import _missing
+from tests.conftest import service_missing
 from tests.integration.tickets.faults.servers import (
     MariaDBTickets,
     PostgreSQLTickets,
@@ -27,7 +27,7 @@ def _pair(servers: Any, kind: type[ServerTickets], django_db_blocker: Any) -> It
         ):
             yield [first, second]
     except ServiceMissing as exc:
-        _missing(exc)
+        service_missing(exc)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,9 @@ from sharded_orm.models import GlobalModel, ShardedModel
 class Person(GlobalModel):
     name = models.CharField(max_length=50)
 
+    class ShardMeta:
+        cache = True
+
 
 class Note(ShardedModel):
     owner = models.IntegerField()
@@ -16,6 +19,7 @@ class Note(ShardedModel):
     class ShardMeta:
         group = "notes"
         shard_key = "owner"
+        cache = True
 
 
 class Remark(ShardedModel):

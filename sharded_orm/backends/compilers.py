@@ -1,0 +1,54 @@
+"""Every write of the ORM comes through here: the compilers of INSERT, UPDATE and DELETE.
+
+``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related
+managers, the admin, fixtures and migrations: Django gets the compiler of each statement
+from ``connection.ops.compiler_module``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.constants import ROW_COUNT
+
+from sharded_orm.backends import writes
+
+
+class WriteMixin(SQLCompiler):
+    """Put before a compiler of writes. Tells the observer, and notes that there was a write.
+
+    A write that the observer wants to know of runs in a transaction, which is its own in
+    autocommit.
+    """
+
+    def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
+        # Overrides SQLCompiler.execute_sql, and those of SQLInsertCompiler and
+        # SQLUpdateCompiler, whose arguments are not the same.
+        connection: Any = self.connection
+        concern = writes.concern(self.query.model)
+        try:
+            if concern is None:
+                return super().execute_sql(*args, **kwargs)
+            execute = partial(super().execute_sql, *args, **kwargs)
+            counted = ROW_COUNT in args or ROW_COUNT in kwargs.values()
+            if not connection.get_autocommit():
+                return writes.write(concern, self, execute, counted)
+            with connection.write_transaction():
+                return writes.write(concern, self, execute, counted)
+        finally:
+            if not connection.autocommit:
+                connection.wrote = True
+
+
+class FlushMixin:
+    """Put before a backend's ``DatabaseOperations``."""
+
+    connection: Any
+
+    def execute_sql_flush(self, sql_list: Any) -> None:
+        # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
+        # whole tables has a compiler.
+        with writes.emptied(self.connection):
+            super().execute_sql_flush(sql_list)  # type: ignore[misc]  # the next base's

@@ -1,0 +1,22 @@
+"""Django's test databases, with names of their own in the cache."""
+
+from __future__ import annotations
+
+from django.db.backends.base.creation import TEST_DATABASE_PREFIX
+from django.db.backends.sqlite3 import creation as stock
+
+from sharded_orm.backends.creation import IsolatedCacheCreation
+
+
+class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
+    """Django's own, otherwise."""
+
+    def _get_test_db_name(self) -> str:
+        # Overrides DatabaseCreation._get_test_db_name. pytest-django with xdist knows Django's
+        # engine by its name and leaves it in memory; for any other it makes a name from NAME,
+        # which is a path here, and such a file cannot be made.
+        settings = self.connection.settings_dict
+        made = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
+        if str(settings["TEST"]["NAME"] or "").startswith(made):
+            settings["TEST"]["NAME"] = None
+        return str(super()._get_test_db_name())  # type: ignore[misc]  # not in its stubs

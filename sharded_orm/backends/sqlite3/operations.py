@@ -1,0 +1,13 @@
+"""Django's operations, with our compilers."""
+
+from __future__ import annotations
+
+from django.db.backends.sqlite3 import operations
+
+from sharded_orm.backends.compilers import FlushMixin
+
+
+class DatabaseOperations(FlushMixin, operations.DatabaseOperations):
+    """Writes and flushes tell of themselves."""
+
+    compiler_module = "sharded_orm.backends.sqlite3.compiler"

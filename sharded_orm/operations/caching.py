@@ -1,0 +1,187 @@
+"""How the cache is, for operators and monitoring."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+
+from sharded_orm import runtime
+from sharded_orm.cache.service import Cache
+from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.models.caching import CachedModel, cached_model
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """What was counted for a cached model, by all processes.
+
+    :param counts: see :data:`sharded_orm.cache.statistics.FIELDS`; None while the server that has
+        them is down.
+    """
+
+    label: str
+    counts: Mapping[str, int] | None
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """The share of reads that asked no database; None if there were none."""
+        if self.counts is None:
+            return None
+        count = self.counts
+        hits = count["object_hits"] + count["list_hits"] + count["l1_hits"]
+        reads = hits + count["object_misses"] + count["list_misses"] + count["bypasses"]
+        return hits / reads if reads else None
+
+
+@dataclass(frozen=True)
+class CacheServerStatus:
+    """A cache server; None for what it does not tell."""
+
+    name: str
+    #: What it holds: ``"objects"``, ``"lists"``.
+    holds: tuple[str, ...]
+    #: Why it does not serve; None when it answers.
+    error: str | None
+    version: str | None = None
+    items: int | None = None
+    bytes: int | None = None
+    evictions: int | None = None
+    #: Of the fastest of three exchanges.
+    round_trip_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class CacheStatus:
+    """All cached models and all cache servers."""
+
+    models: tuple[ModelStatistics, ...]
+    servers: tuple[CacheServerStatus, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What an operator should mend."""
+        return tuple(
+            f"cache server {one.name} does not answer: {one.error}"
+            for one in self.servers
+            if one.error is not None
+        )
+
+
+def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
+    """The installed models that are cached, by label; or those of ``labels``.
+
+    :raises LookupError: there is no such model, or it is not cached.
+    """
+    wanted = list(labels)
+    if not wanted:
+        known = {model._meta.concrete_model for model in apps.get_models()}
+        every = [found for model in known if (found := cached_model(model)) is not None]
+        return sorted(every, key=lambda one: one.model._meta.label)
+    chosen = []
+    for label in wanted:
+        try:
+            found = cached_model(apps.get_model(label))
+        except (LookupError, ValueError) as exc:
+            raise LookupError(f"There is no model {label!r}: {exc}") from exc
+        if found is None:
+            cached = [each.model._meta.label for each in cached_models()]
+            raise LookupError(f"{label!r} is not cached; cached models are {cached!r}.")
+        chosen.append(found)
+    return chosen
+
+
+def the_cache() -> Cache:
+    """The cache.
+
+    :raises InvalidConfiguration: there is none.
+    """
+    cache = runtime.cache()
+    if cache is None:
+        raise InvalidConfiguration(
+            ['there is no CACHE, so nothing is cached; add "CACHE": {"OBJECTS": "<alias>"}']
+        )
+    return cache
+
+
+def status() -> CacheStatus:
+    """Ask all cache servers, one after the other; each has the ``TIMEOUT`` of the setting."""
+    cache = the_cache()
+    cache.statistics.flush()
+    servers = []
+    for server in cache.servers:
+        holds = [
+            what
+            for what, several in (("objects", cache.object_servers), ("lists", cache.list_servers))
+            if server in several
+        ]
+        servers.append(_ask(server, tuple(holds)))
+    return CacheStatus(
+        tuple(
+            ModelStatistics(found.model._meta.label, _counts(cache, found))
+            for found in cached_models()
+        ),
+        tuple(servers),
+    )
+
+
+def reset_statistics() -> None:
+    """Let the counters of all models begin at 0 again.
+
+    :raises ServerDown: a cache server is down; the counters of other models may have been reset.
+    """
+    cache = the_cache()
+    cache.statistics.flush()
+    cache.statistics.reset(found.type.name for found in cached_models())
+
+
+def _counts(cache: Cache, found: CachedModel) -> dict[str, int] | None:
+    try:
+        return cache.statistics.overall(found.type.name)
+    except ServerDown:
+        return None
+
+
+def _ask(server: Server, holds: tuple[str, ...]) -> CacheServerStatus:
+    try:
+        info = server.info()
+        fastest = min(_timed(server) for _ in range(3))
+    except ServerDown as exc:
+        return CacheServerStatus(server.name, holds, str(exc) or type(exc).__name__)
+    return CacheServerStatus(
+        server.name,
+        holds,
+        None,
+        _first(info, "version", "redis_version"),
+        _items(info),
+        _number(_first(info, "bytes", "used_memory")),
+        _number(_first(info, "evictions", "evicted_keys")),
+        round(fastest * 1000, 3),
+    )
+
+
+def _timed(server: Server) -> float:
+    started = time.perf_counter()
+    server.counters(["@ping"])
+    return time.perf_counter() - started
+
+
+def _first(info: Mapping[str, Any], *names: str) -> str | None:
+    return next((str(info[name]) for name in names if name in info), None)
+
+
+def _items(info: Mapping[str, Any]) -> int | None:
+    if "redis_version" in info:
+        # db0:keys=3,expires=3,avg_ttl=0; an empty server has no such line.
+        found = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
+        return sum(int(match[1]) for match in found if match)
+    return _number(_first(info, "curr_items", "entries"))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None

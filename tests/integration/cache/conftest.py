@@ -1,0 +1,7 @@
+"""Rows whose shards are known."""
+
+from __future__ import annotations
+
+from tests.queries.conftest import db_all, placed
+
+__all__ = ["db_all", "placed"]

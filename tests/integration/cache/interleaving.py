@@ -1,0 +1,406 @@
+"""A stage for interleavings: actors that stop at given points, a clock, and a judge.
+
+An actor is a thread with connections of its own, or a forked process that can be killed.
+It stops before or after it calls a method of a cache server, or after all were told that
+COMMIT comes next ("announce").
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.cache import guards, writing
+from sharded_orm.cache.reading import Memory
+from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.models import cached
+from sharded_orm.models.caching import cached_model
+from tests.cached.models import CachedPhoto
+
+PATIENCE = 30.0  # seconds until what a test waits for counts as missing
+USER = 1
+_METHODS = ("read", "lease", "fill", "mark", "finish", "add", "replace")
+
+
+class Stale(AssertionError):
+    """Something older was read than what was committed before the read began."""
+
+
+class Clock:
+    """Stands for the module :mod:`time` where the protocol looks at it."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.offset += seconds
+
+    def time(self) -> float:
+        return time.time() + self.offset
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.offset
+
+
+class Point:
+    """Where a thread waits."""
+
+    def __init__(self) -> None:
+        self._reached, self._go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self._reached.set()
+        assert self._go.wait(PATIENCE), "nobody let the actor go on"
+
+    def wait(self) -> None:
+        assert self._reached.wait(PATIENCE), "the actor did not come here"
+
+    def release(self) -> None:
+        self._go.set()
+
+
+class Actor:
+    """A thread with connections of its own."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as exc:  # whatever it is belongs to the test's thread
+            self._error = exc
+        finally:
+            connections.close_all()
+
+    def join(self) -> Any:
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive(), "the actor does not end"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Process:
+    """A forked process. It dies by SIGKILL, at a point or after its work."""
+
+    def __init__(self, work: Callable[[Process], Any]) -> None:
+        hears, tells = os.pipe(), os.pipe()
+        connections.close_all()
+        self._pid = os.fork()
+        # Each side has one end of each, so that the death of one is the end for the other.
+        if self._pid == 0:
+            os.close(hears[0])
+            os.close(tells[1])
+            self._in, self._out = tells[0], hears[1]
+            try:
+                work(self)
+            except Stale as exc:
+                os.write(self._out, str(exc).encode())
+                os._exit(1)
+            except BaseException:  # whatever it is, the parent is told
+                traceback.print_exc()
+                os._exit(1)
+            self.die()
+        os.close(hears[1])
+        os.close(tells[0])
+        self._in, self._out = hears[0], tells[1]
+
+    # In the process:
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Wait for the parent."""
+        os.write(self._out, b".")
+        assert os.read(self._in, 1), "the parent is gone"
+
+    # In the parent:
+
+    def wait(self) -> None:
+        assert select.select([self._in], [], [], PATIENCE)[0], "the process does not come here"
+        said = os.read(self._in, 1000).decode()
+        assert said, "the process is gone"
+        if said != ".":
+            raise Stale(said)
+
+    def release(self) -> None:
+        os.write(self._out, b".")
+
+    def join(self) -> None:
+        """Return when it was killed."""
+        assert os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]) == -signal.SIGKILL
+        os.close(self._in)
+        os.close(self._out)
+
+
+class Stage:
+    """Servers whose calls can be stopped, and the rows of one user."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.clock = Clock()
+        self._rules: list[tuple[threading.Thread, str, str, Callable[[], Any]]] = []
+        found = runtime.cache()
+        assert found is not None
+        self.cache = found
+        # Each alias has objects of its own, even if it names the same server.
+        self.servers: Sequence[Server] = tuple(
+            dict.fromkeys((*found.object_servers, *found.list_servers))
+        )
+        #: In the process that :meth:`begin_process` has begun, that process.
+        self.process: Process | None = None
+        self._pks: list[int] = []
+        #: Methods that were called, and lines that were sent to guards.
+        self.calls: list[str] = []
+        self.lines: list[bytes] = []
+
+    def install(self, monkeypatch: Any) -> None:
+        """Put the points and the clock in place. After an ablation, as that is inside of them."""
+        for server in self.servers:
+            for method in _METHODS:
+                self._wrap(monkeypatch, server, method)
+        monkeypatch.setattr(writing, "time", self.clock)
+        announce = writing.TransactionWrites.announce
+
+        def announced(writes: Any) -> None:
+            announce(writes)
+            self._meet("announce", "after")
+
+        monkeypatch.setattr(writing.TransactionWrites, "announce", announced)
+        self._use_clock()
+
+    def _use_clock(self) -> None:
+        # Another test has another cache, and so another reader; a forked process, too.
+        reader = cached._current_reader()
+        assert reader is not None
+        reader._now = self.clock.time
+        reader.repairer._monotonic = self.clock.monotonic
+
+    def _wrap(self, monkeypatch: Any, server: Server, method: str) -> None:
+        call = getattr(server, method)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(method)
+            if method in ("mark", "finish"):
+                self.lines += [line for _, line in args[method == "finish"]]
+            if method == "fill" and not args[0]:
+                return call(*args, **kwargs)
+            replaced = self._meet(method, "instead")
+            if replaced is not None:
+                return replaced(call, *args, **kwargs)
+            self._meet(method, "before")
+            result = call(*args, **kwargs)
+            self._meet(method, "after")
+            return result
+
+        monkeypatch.setattr(server, method, wrapped)
+
+    def _meet(self, method: str, when: str) -> Any:
+        here = threading.current_thread()
+        for rule in self._rules:
+            if rule[:3] == (here, method, when):
+                if when == "instead":
+                    return rule[3]
+                self._rules.remove(rule)
+                rule[3]()
+                return None
+        return None
+
+    # Actors
+
+    def begin(self, work: Callable[[], Any], *stops: tuple[str, str]) -> tuple[Any, ...]:
+        """Start a thread; it and the points where it will stop."""
+        actor = Actor(work)
+        points = [Point() for _ in stops]
+        for (when, method), point in zip(stops, points, strict=True):
+            self._rules.append((actor.thread, method, when, point))
+        actor.thread.start()
+        return actor, *points
+
+    def begin_process(
+        self,
+        work: Callable[[], Any],
+        *,
+        die: tuple[str, str] | None = None,
+        stop: tuple[str, str] | None = None,
+    ) -> Process:
+        """Start a process that dies at a point, or after its work; it may stop at one."""
+
+        def run(process: Process) -> None:
+            self.process = process
+            self._use_clock()
+            if stop is not None:
+                self.at(*stop, process.stop)
+            if die is not None:
+                self.at(*die, process.die)
+            work()
+
+        return Process(run)
+
+    def at(self, when: str, method: str, action: Callable[[], Any]) -> None:
+        """Call ``action`` when this thread comes to a point."""
+        self._rules.append((threading.current_thread(), method, when, action))
+
+    def killed(self, work: Callable[[], Any], *, die: tuple[str, str]) -> None:
+        """A process did ``work`` until it was killed."""
+        self.begin_process(work, die=die).join()
+
+    @contextmanager
+    def instead(self, method: str, action: Callable[..., Any]) -> Iterator[None]:
+        """In this thread ``action(call, *args)`` is called in the place of a method."""
+        rule = (threading.current_thread(), method, "instead", action)
+        self._rules.append(rule)
+        try:
+            yield
+        finally:
+            self._rules.remove(rule)
+
+    # Rows
+
+    def photos(self, number: int) -> list[int]:
+        rows = [CachedPhoto(user_id=USER, title="old") for _ in range(number)]
+        CachedPhoto.objects.bulk_create(rows)
+        self._pks += [row.pk for row in rows]
+        return [row.pk for row in rows]
+
+    def photo(self, title: str = "old", album: int | None = None) -> int:
+        pk: int = CachedPhoto.objects.create(user_id=USER, title=title, album_id=album).pk
+        self._pks.append(pk)
+        return pk
+
+    def settle(self) -> None:
+        """All guards are there, and none is young."""
+        for server in self.servers:
+            header = guards.header(self.clock.time())
+            server.add([(name, header) for name in self.guards()], 3600)
+        self.clock.advance(100)
+
+    def evict(self, *objects: str, isolates: Sequence[int | None] = ()) -> None:
+        """All guards of the user's photos are gone from the servers, and ``objects``."""
+        names = [*objects, *self.guards(*isolates)]
+        for server in self.servers:
+            type(server).finish(server, names, ())
+
+    def delete_object(self, pk: int) -> None:
+        """It is gone from the servers, as if it were evicted."""
+        for server in self.servers:
+            type(server).finish(server, [self.scope().object_name(str(pk))], ())
+
+    def forget_lists(self) -> None:
+        """This process remembers nothing that it has read."""
+        reader = cached._current_reader()
+        assert reader is not None
+        reader.memory = Memory()
+
+    def guards(self, *isolates: int | None) -> list[str]:
+        found = list(self.scope().guards)
+        for isolate in isolates:
+            found.append(self.scope(isolate).guards[-1])
+        return found
+
+    def scope(self, *isolate: int | None) -> Any:
+        model = cached_model(CachedPhoto)
+        assert model is not None
+        key = model.key_token(USER)
+        if not isolate:
+            return model.scope(self.alias, key)
+        return model.scope(self.alias, key, model.isolate_token(isolate[0]))
+
+    def open_markers(self, *isolates: int | None) -> list[guards.Marker]:
+        found: list[guards.Marker] = []
+        for server in self.servers:
+            for raw in server.read(self.guards(*isolates))[0]:
+                if raw is not None:
+                    found += guards.parse(raw).open
+        return found
+
+    # The judge
+
+    def asked(self, read: Callable[[], Any]) -> tuple[Any, bool]:
+        """What was read, and whether the database was asked for it."""
+        asked: list[str] = []
+
+        def note(execute: Any, sql: str, *args: Any) -> Any:
+            asked.append(sql)
+            return execute(sql, *args)
+
+        with connections[self.alias].execute_wrapper(note):
+            found = read()
+        return found, any(CachedPhoto._meta.db_table in sql for sql in asked)
+
+    def reads(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
+        """It is the committed state that is read, whether cached or not."""
+        for _ in range(times):
+            found = read()
+            if found != expected:
+                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+
+    def warm(self, *reads: Callable[[], Any]) -> None:
+        """Return when all is answered from the cache."""
+        for read in reads:
+            self.reads_again(read, read())
+
+    def reads_again(self, read: Callable[[], Any], expected: Any) -> None:
+        """The same, and in the end it is cached again: nothing is bypassed for ever."""
+        for _ in range(20):
+            found, was_asked = self.asked(read)
+            if found != expected:
+                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+            if not was_asked:
+                return
+            # Over a quarantine, the age of a marker, the time of a lease.
+            self.clock.advance(20)
+            self._drop_leases()
+        counted = self.cache.statistics.counted(self.scope().type.name)
+        raise AssertionError(f"it is not cached again: {counted}")
+
+    def _drop_leases(self) -> None:
+        """Leases of the dead run out by the servers' own clocks, which cannot be advanced."""
+        for server in self.servers:
+            with suppress(ServerDown):
+                for pk in self._pks:
+                    name = self.scope().object_name(str(pk))
+                    (value,) = type(server).read(server, [name])[0]
+                    # Redis has a placeholder, memcached an empty value.
+                    if value is None or value[:1] == b"\0":
+                        type(server).finish(server, [name], ())
+
+
+def title(pk: int) -> str:
+    return str(CachedPhoto.objects.get(user_id=USER, photo_id=pk).title)
+
+
+def titles(album: int | None) -> list[str]:
+    found = CachedPhoto.objects.filter(user_id=USER, album_id=album).order_by("photo_id")
+    return [photo.title for photo in found]
+
+
+def all_titles() -> list[str]:
+    return [p.title for p in CachedPhoto.objects.filter(user_id=USER).order_by("photo_id")]
+
+
+def count(album: int | None) -> int:
+    return CachedPhoto.objects.filter(user_id=USER, album_id=album).count()
+
+
+def rename(pk: int, to: str = "new") -> None:
+    CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(title=to)
+
+
+def move(pk: int, album: int | None) -> None:
+    CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(album_id=album)

@@ -1,0 +1,84 @@
+"""Keys on known shards, and caches on each kind of store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from sharded_orm import runtime
+from sharded_orm.cache.service import Cache
+from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.stores.opening import open_servers
+from sharded_orm.cache.writing import unfinished
+from sharded_orm.models import caching
+
+from .recording import Recorded, Recorder
+
+ONE, NEAR, TWO = 1, 3, 2
+SHARD = {ONE: "photos_00003", NEAR: "photos_00003", TWO: "photos_00012"}
+
+
+@pytest.fixture
+def placed(transactional_db: None) -> None:
+    store = runtime.strategy("photos").store  # type: ignore[attr-defined]
+    store.place("photos", {str(key): int(alias[-5:]) for key, alias in SHARD.items()})
+
+
+@pytest.fixture(params=["local", "memcached", "redis"])
+def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """An entry of ``CACHES`` for each kind of store."""
+    if request.param == "local":
+        backend = "django.core.cache.backends.locmem.LocMemCache"
+        return {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
+    name = {"memcached": "memcached", "redis": "redis_server"}[request.param]
+    made: dict[str, Any] = request.getfixturevalue(name).django()
+    return made
+
+
+@pytest.fixture
+def local_entry() -> dict[str, Any]:
+    backend = "django.core.cache.backends.locmem.LocMemCache"
+    return {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
+
+
+def make(
+    caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> Iterator[Recorded]:
+    events: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def opener(alias: str, given: Any) -> Sequence[Server]:
+        return [Recorder(server, events) for server in open_servers(alias, given)]
+
+    with override_settings(CACHES=caches):
+        configured = runtime.config().cache
+        assert configured is not None
+        given = {"objects": "default", "lists": "default", "prefix": uuid.uuid4().hex[:8]}
+        cache = Cache(replace(configured, **{**given, **options}), opener)
+        monkeypatch.setattr(runtime, "_cache", cache)
+        caching.forget()
+        unfinished._renew()
+        yield Recorded(cache, events)
+        cache.close()
+        unfinished._renew()
+    caching.forget()
+
+
+@pytest.fixture
+def recorded(
+    entry: dict[str, Any], placed: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Recorded]:
+    """One cache for objects and lists, on each kind of store."""
+    yield from make({"default": entry}, monkeypatch)
+
+
+@pytest.fixture
+def local(
+    local_entry: dict[str, Any], placed: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Recorded]:
+    """The same in memory, where the store does not matter."""
+    yield from make({"default": local_entry}, monkeypatch)
