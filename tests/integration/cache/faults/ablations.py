@@ -1,0 +1,164 @@
+"""Weaker protocols: the real one with something missing, for a harness that must notice.
+
+They exist only in the processes of these tests, and are made by replacing names of the
+library after it was imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tests.integration.cache.faults import failpoints
+
+
+def replace_everywhere(old: Any, new: Any) -> None:
+    """In all modules of the library that have imported ``old``, under whatever name."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sharded_orm"):
+            for attribute, value in list(vars(module).items()):
+                if value is old:
+                    setattr(module, attribute, new)
+
+
+def _guards_as(change: Callable[[Any, bytes], Any]) -> None:
+    """Have every guard understood as ``change`` of it and its raw form."""
+    from sharded_orm.cache import guards
+
+    parse = guards.parse
+    replace_everywhere(parse, lambda raw: change(parse(raw), raw))
+
+
+def _methods(name: str, wrapper: Callable[..., Any]) -> None:
+    for cls in failpoints.servers():
+        if failpoints.implements(cls, name):
+            failpoints.wrap(cls, name, wrapper)
+
+
+def bump_after_commit() -> None:
+    """Guards change after COMMIT only."""
+    waiting: list[tuple[Any, ...]] = []
+
+    def mark(method: Any, server: Any, records: Any, *rest: Any) -> list[int]:
+        waiting.append((method, server, records, *rest))
+        return [0] * len(records)
+
+    def finish(method: Any, server: Any, objects: Any, records: Any) -> None:
+        while waiting:
+            marked, *arguments = waiting.pop(0)
+            marked(*arguments)
+        method(server, objects, records)
+
+    _methods("mark", mark)
+    _methods("finish", finish)
+
+
+def no_markers() -> None:
+    """Writers announce nothing; they delete and change the guard after COMMIT."""
+    _methods("mark", lambda method, server, records, *rest: [0] * len(records))
+
+
+def heedless() -> None:
+    """Guards change before and after COMMIT, but nobody asks whether a marker is open."""
+    _guards_as(lambda guard, raw: replace(guard, open=()))
+
+
+def one_slot() -> None:
+    """A guard has room for one marker, and whoever closes one removes what is there."""
+
+    def change(guard: Any, raw: bytes) -> Any:
+        slot = None
+        for line in raw.decode().split("\n"):
+            if line[:1] == "+":
+                slot = line[1:].split(",")[0]
+            elif line[:1] in ("-", "!"):
+                slot = None
+        return replace(guard, open=tuple(m for m in guard.open if m.token == slot))
+
+    _guards_as(change)
+
+
+def no_lease() -> None:
+    """Whatever a reader has found is stored."""
+
+    def fill(method: Any, server: Any, entries: Any, *rest: Any, **more: Any) -> Any:
+        return method(server, [entry._replace(lease=None) for entry in entries], *rest, **more)
+
+    _methods("fill", fill)
+
+
+def same_generation() -> None:
+    """A guard that is made anew looks like the one that was lost."""
+    from sharded_orm.cache import guards
+
+    same = b"=" + b",".join([b"0" * 16] * 2)
+    replace_everywhere(guards.header, lambda now: same + b",%d\n" % (now * 1000))
+
+
+def counter() -> None:
+    """The revision is a number that begins again when it was lost, as Yupoo's."""
+    _guards_as(lambda guard, raw: replace(guard, generation="0" * 16, digest=str(raw.count(b"\n"))))
+
+
+def no_quarantine() -> None:
+    """Under a new guard is filled at once."""
+    _guards_as(lambda guard, raw: replace(guard, created=0.0))
+
+
+def no_salt() -> None:
+    """Closing a marker removes it, and leaves the guard as it was before."""
+    from sharded_orm.cache import guards
+
+    def change(guard: Any, raw: bytes) -> Any:
+        tokens = [marker.token for marker in guard.open]
+        return replace(guard, digest=guards.digest(guard.generation, *tokens))
+
+    _guards_as(change)
+
+
+def repair_without_asking() -> None:
+    """A marker that is old counts as that of a dead writer."""
+    from sharded_orm.cache.repair import Repairer
+
+    class Nobody:
+        def judges(self, writer: Any) -> bool:
+            return True
+
+        def gone(self, writers: Any) -> set[Any]:
+            return set(writers)
+
+    def repair(method: Any, repairer: Any, *arguments: Any, **more: Any) -> Any:
+        server, scope, index, guard, _, *rest = arguments
+        return method(repairer, server, scope, index, guard, Nobody(), *rest, **more)
+
+    failpoints.wrap(Repairer, "repair", repair)
+
+
+def one_look() -> None:
+    """Guards are read once for each read, so that rows may be of another state than the list."""
+    seen: dict[str, bytes | None] = {}
+
+    def read(method: Any, server: Any, names: Any, objects: Any = (), again: Any = ()) -> Any:
+        values, found, _ = method(server, names, objects, again)
+        seen.update(zip(names, values, strict=True))
+        return values, found, [seen.get(name) for name in again]
+
+    _methods("read", read)
+
+
+ABLATIONS: dict[str, Callable[[], None]] = {
+    made.__name__: made
+    for made in (
+        bump_after_commit, no_markers, heedless, one_slot, no_lease, same_generation, counter, no_quarantine, no_salt,
+        repair_without_asking, one_look,
+    )
+}  # fmt: skip
+
+
+def apply(name: str | None) -> None:
+    if name is not None:
+        from sharded_orm import models  # noqa: F401 -- all of the library is imported
+
+        ABLATIONS[name]()

@@ -1,0 +1,181 @@
+"""A process that does one thing when it is told to, and stops at the points it is told."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tests.integration.cache.faults import failpoints
+from tests.integration.cache.faults.judge import Judge, Question
+from tests.integration.cache.faults.world import CONTEXT, OWNERS, PATIENCE, World
+
+
+class Part:
+    """Stops at the points of the last order until it is told to go on."""
+
+    def __init__(self, orders: Any) -> None:
+        self._orders = orders
+        self.stops: list[str] = []
+
+    def __call__(self, point: str) -> None:
+        # Each of them once, in their order.
+        if self.stops and point == self.stops[0]:
+            self.stops.pop(0)
+            self._orders.send(("at", point))
+            if self._orders.recv() == "commit without waiting":
+                _send_commit()
+
+
+def _send_commit() -> None:
+    """Have COMMIT sent as by a process that dies before it has the answer."""
+    from sharded_orm.backends.mysql.session import Session
+
+    def run(session: Any, *statements: bytes) -> None:
+        session.raw.send_query(b"; ".join(statements))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Session.run = run  # type: ignore[method-assign]
+
+
+def act(world: World, orders: Any) -> None:
+    """The life of an actor."""
+    try:
+        world.begin(writes=True)
+        _act(world, orders)
+    except (EOFError, BrokenPipeError, ConnectionError):
+        return  # nobody tells anything any more
+    except Exception:
+        orders.send(("failure", traceback.format_exc()))
+
+
+def _act(world: World, orders: Any) -> None:
+    from tests.integration.cache.faults.rows import ALIASES, Owner, transact
+    from tests.integration.cache.faults.writers import outcome
+
+    part = Part(orders)
+    failpoints.set_handler(part)
+    failpoints.watch_queries(ALIASES)
+    judge = Judge(world.mariadb)
+    owners = [Owner(number) for number in OWNERS]
+    dice = random.Random(os.getpid())
+    orders.send(("ready", None))
+    while True:
+        kind, what, stops = orders.recv()
+        part.stops = []
+        if kind == "write":
+            number, lane, name, keep = what
+            owner = owners[number]
+            work = _work(orders, part, owner, lane, name, dice, stops)
+            write = functools.partial(transact, (owner,), (lane,), work, keep=keep)
+            orders.send(("done", outcome(write)))
+        else:
+            before = judge.truth(what.owner)
+            part.stops = list(stops)
+            answer = what.ask(owners[what.owner].rows())
+            part.stops = []
+            orders.send(("done", judge.verdict(what, answer, before)))
+
+
+def _work(
+    orders: Any, part: Part, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
+) -> Callable[[], None]:
+    from django.db import connections
+
+    def work() -> None:
+        with connections[owner.alias].cursor() as cursor:
+            cursor.execute("SELECT CONNECTION_ID()")
+            ((session,),) = cursor.fetchall()
+        orders.send(("session", session))
+        getattr(owner, name)(lane, dice)
+        part.stops = list(stops)
+
+    return work
+
+
+class Actor:
+    """One such process, as seen from outside."""
+
+    def __init__(self, world: World) -> None:
+        self._orders, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=act, args=(world, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._ready = False
+        self.session = 0
+        #: How what it was last told to do has ended; None while it goes on.
+        self.result: Any = None
+
+    def write(self, owner: int, lane: int, work: str, *stops: str, keep: bool = True) -> bool:
+        """Begin a transaction; whether it has come to the first of ``stops``, or to its end."""
+        self._order("write", (owner, lane, work, keep), stops)
+        self.session = self._answer("session")
+        return self.reaches()
+
+    def read(self, question: Question, *stops: str) -> bool:
+        """Begin a cached read; whether it has come to the first of ``stops``, or to its end."""
+        self._order("read", question, stops)
+        return self.reaches()
+
+    def go_on(self) -> bool:
+        """Go on from a point; whether it has come to the next one, or to its end."""
+        self._orders.send("go on")
+        return self.reaches()
+
+    def finish(self) -> Any:
+        """Go on to the end; how it ended."""
+        while self.go_on():
+            pass
+        return self.result
+
+    def commit_and_die(self) -> None:
+        """Go on from before COMMIT, and be killed as soon as that is sent."""
+        self._orders.send("commit without waiting")
+        self.process.join(PATIENCE)
+        assert not self.lives
+
+    def kill(self) -> None:
+        """SIGKILL, wherever it stands."""
+        self.process.kill()
+        self.process.join(PATIENCE)
+
+    def release(self) -> None:
+        """Let it go on, and do not wait for it here."""
+        self._orders.send("go on")
+
+    def reaches(self) -> bool:
+        """Whether it comes to a point, and not to its end."""
+        kind, what = self._receive()
+        if kind == "done":
+            self.result = what
+        return kind == "at"
+
+    @property
+    def lives(self) -> bool:
+        return bool(self.process.is_alive())
+
+    def _order(self, *order: Any) -> None:
+        if not self._ready:
+            self._answer("ready")
+            self._ready = True
+        self.result = None
+        self._orders.send(order)
+
+    def _answer(self, expected: str) -> Any:
+        kind, what = self._receive()
+        assert kind == expected, f"{kind} instead of {expected}: {what}"
+        return what
+
+    def _receive(self) -> Any:
+        assert self._orders.poll(PATIENCE), "an actor does not answer"
+        kind, what = self._orders.recv()
+        assert kind != "failure", what
+        return kind, what
+
+    def close(self) -> None:
+        self.kill()
+        self._orders.close()

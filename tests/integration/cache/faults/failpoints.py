@@ -1,0 +1,118 @@
+"""Exact places in the code of the library, where a process may stop or die.
+
+========== =======================================================================
+marking    before a cache server is marked
+committing after all marks, immediately before COMMIT is sent
+closing    after COMMIT (or ROLLBACK), before objects are deleted and markers closed
+half       objects are deleted, markers still open
+reading    before entries are read
+querying   before SQL of the library is sent
+queried    after it, with the rows in hand
+filling    before entries are stored
+========== =======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _nothing(point: str) -> None:
+    pass
+
+
+#: Called at each point. A process sets its own.
+handler: Callable[[str], None] = _nothing
+
+
+def set_handler(new: Callable[[str], None]) -> None:
+    global handler
+    handler = new
+
+
+def servers() -> list[Any]:
+    """The classes of cache servers."""
+    from sharded_orm.cache.stores import base, memcached, redis
+
+    assert memcached
+    assert redis
+    found, todo = [], [base.Server]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        found.append(kind)
+    return found
+
+
+def wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Put ``wrapper(method, self, *args, **kwargs)`` in the place of a method of ``cls`` itself."""
+    method = cls.__dict__[name]
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(method, self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)
+
+
+def implements(cls: Any, name: str) -> bool:
+    """Whether ``cls`` itself has the method, and not only as a promise."""
+    method = cls.__dict__.get(name)
+    return method is not None and not getattr(method, "__isabstractmethod__", False)
+
+
+def _mark(method: Any, server: Any, *args: Any, **kwargs: Any) -> Any:
+    handler("marking")
+    return method(server, *args, **kwargs)
+
+
+def _finish(method: Any, server: Any, objects: Any, records: Any) -> Any:
+    handler("closing")
+    if objects and records:
+        method(server, objects, ())
+        handler("half")
+    return method(server, objects, records)
+
+
+def _fill(method: Any, server: Any, entries: Any, *args: Any, **kwargs: Any) -> Any:
+    if entries:
+        handler("filling")
+    return method(server, entries, *args, **kwargs)
+
+
+def _read(method: Any, server: Any, *args: Any, **kwargs: Any) -> Any:
+    handler("reading")
+    return method(server, *args, **kwargs)
+
+
+_WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
+
+
+def _end(method: Any, connection: Any, how: bytes) -> Any:
+    if how == b"COMMIT" and connection.begun:
+        handler("committing")
+    return method(connection, how)
+
+
+def install() -> None:
+    from sharded_orm.backends.mysql.connection import VirtualConnection
+
+    for cls in servers():
+        for name, wrapper in _WRAPPERS.items():
+            if implements(cls, name):
+                wrap(cls, name, wrapper)
+    wrap(VirtualConnection, "_end", _end)
+
+
+def watch_queries(aliases: list[str]) -> None:
+    """Have the handler called before and after each query of these databases."""
+    from django.db import connections
+
+    def around(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+        handler("querying")
+        result = execute(sql, params, many, context)
+        handler("queried")
+        return result
+
+    for alias in aliases:
+        connections[alias].execute_wrappers.append(around)

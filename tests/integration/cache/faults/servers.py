@@ -1,0 +1,220 @@
+"""Cache servers as their tormentor sees them, who needs no library to reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+import redis
+from pymemcache.client.base import Client
+
+from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.services.memcached import MemcachedServer
+from tests.services.redis import RedisServer
+from tests.services.server import HOST
+
+_SECONDS = 30.0  # for administration
+_JUNK = 1000
+
+
+def guards_of(owner: int) -> list[str]:
+    """Names of the guards that are read with rows of ``owner`` alone, as they end."""
+    stem = f"Item-{owner}" if owner else "Notice"
+    narrow = [f"{stem}-{album}-revision" for album in ALBUMS]
+    return [f"{stem}-revision", *narrow] if owner else narrow
+
+
+def table_guards(owner: int) -> list[str]:
+    """Of the guard of the table of these rows."""
+    return [f"Item-@{schema_of(owner)}-revision" if owner else "Notice-revision"]
+
+
+def objects_of(owner: int) -> list[str]:
+    """Of all rows that there may be."""
+    stem = f"Item-{owner}" if owner else "Notice"
+    return [f"{stem}-{item}" for lane in ALL_LANES for item in ITEMS[owner, lane]]
+
+
+class CacheServer(ABC):
+    """A private cache server."""
+
+    #: Options of a server that has room for little.
+    small: ClassVar[dict[str, str]]
+
+    def __init__(self, server: MemcachedServer | RedisServer) -> None:
+        self.server = server
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """An entry of ``CACHES``."""
+        return self.server.django()
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Of all that it holds."""
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None: ...
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Delete everything, as an administrator does."""
+
+    def flood(self, dice: random.Random) -> None:
+        """Fill it with other things, so that it has to evict if it is small."""
+        # Of all sizes, as memcached has memory for each.
+        for size in (60, 120, 250, 500, 1000, 2000):
+            self._put({f"junk-{dice.getrandbits(40)}": b"x" * size for _ in range(_JUNK)})
+
+    @abstractmethod
+    def _put(self, junk: dict[str, bytes]) -> None: ...
+
+    @property
+    @abstractmethod
+    def evictions(self) -> int:
+        """What it has evicted by itself."""
+
+    def prepare_restart(self) -> None:
+        """Whatever a server of this kind does before a crash that makes it remember."""
+        return
+
+    @abstractmethod
+    def evict(self, names: Iterable[str], prefix: str) -> int:
+        """Delete names of the library.
+
+        :param prefix: of all its names.
+        :returns: how many were there.
+        """
+
+    def evict_some(self, dice: random.Random, share: float) -> None:
+        self.delete(name for name in self.names() if dice.random() < share)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Connections stay open, new ones too, and nothing answers."""
+        self.server.pause()
+        try:
+            yield
+        finally:
+            self.server.resume()
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Memcached(CacheServer):
+    small = {"m": "4"}
+
+    def __init__(self, **options: str | None) -> None:
+        super().__init__(MemcachedServer(**options))
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Client]:
+        # A new one each time: the server may have been another one before.
+        client = Client((HOST, self.server.port), timeout=_SECONDS, connect_timeout=_SECONDS)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def names(self) -> list[str]:
+        # Not by the client, which expects lines to end as those of other answers do.
+        with (
+            socket.create_connection((HOST, self.server.port), timeout=_SECONDS) as connection,
+            connection.makefile("rwb") as stream,
+        ):
+            found: list[str] = []
+            stream.write(b"lru_crawler metadump all\r\n")
+            stream.flush()
+            for line in stream:
+                if line.startswith(b"key="):
+                    found.append(unquote(line.split()[0].removeprefix(b"key=").decode()))
+                elif line.startswith(b"BUSY"):  # it looks for what has expired
+                    stream.write(b"lru_crawler metadump all\r\n")
+                    stream.flush()
+                else:
+                    assert line == b"END\r\n", line
+                    break
+        return found
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._client() as client:
+            client.delete_many(list(names), noreply=False)
+
+    def evict(self, names: Iterable[str], prefix: str) -> int:
+        # Not by names(), which leaves out what is in use at the moment.
+        with self._client() as client:
+            return sum(client.delete(prefix + name, noreply=False) for name in names)
+
+    def flush(self) -> None:
+        with self._client() as client:
+            client.flush_all(noreply=False)
+
+    def _put(self, junk: dict[str, bytes]) -> None:
+        with self._client() as client:
+            client.set_many(junk, noreply=False)
+
+    @property
+    def evictions(self) -> int:
+        with self._client() as client:
+            return int(client.stats()[b"evictions"])
+
+
+class Redis(CacheServer):
+    # It takes any key, a guard as soon as an object.
+    small = {"maxmemory": "4mb", "maxmemory_policy": "allkeys-random"}
+
+    def __init__(self, **options: str | None) -> None:
+        super().__init__(RedisServer(**options))
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Any]:
+        client = redis.Redis(
+            HOST, self.server.port, password=self.server.password, socket_timeout=_SECONDS
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def names(self) -> list[str]:
+        with self._client() as client:
+            return [name.decode() for name in client.scan_iter(count=1000)]
+
+    def delete(self, names: Iterable[str]) -> None:
+        if found := list(names):
+            with self._client() as client:
+                client.delete(*found)
+
+    def evict(self, names: Iterable[str], prefix: str) -> int:
+        # There may be more in a name, about this server.
+        wanted = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
+        found = [name for name in self.names() if any(each.search(name) for each in wanted)]
+        self.delete(found)
+        return len(found)
+
+    def flush(self) -> None:
+        with self._client() as client:
+            client.flushall()
+
+    def _put(self, junk: dict[str, bytes]) -> None:
+        with self._client() as client, client.pipeline(transaction=False) as pipeline:
+            for name, value in junk.items():
+                pipeline.set(name, value)
+            pipeline.execute()
+
+    @property
+    def evictions(self) -> int:
+        with self._client() as client:
+            return int(client.info("stats")["evicted_keys"])
+
+    def prepare_restart(self) -> None:
+        # It comes back with what it held at this time, and has missed all that follows.
+        with self._client() as client:
+            client.save()

@@ -1,0 +1,215 @@
+"""Everything that takes part in one run: servers, a crowd, actors."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import MySQLdb
+
+from tests.integration.cache.faults.actors import Actor
+from tests.integration.cache.faults.crowd import Crowd
+from tests.integration.cache.faults.judge import Judge, Question, state
+from tests.integration.cache.faults.readers import COUNTED, HITS
+from tests.integration.cache.faults.servers import CacheServer
+from tests.integration.cache.faults.world import ALBUMS, ITEMS, LANES, OWNERS, World
+from tests.services.mariadb import MariaDBServer
+from tests.services.proxy import Proxy
+
+#: What a process waits for a cache server at most, and how long it leaves it alone then.
+TIMEOUT, BACKOFF = 0.1, 0.15
+COMMIT_WITHIN, QUARANTINE = 0.2, 0.8
+_SETTLES_IN = 30.0  # seconds
+
+
+class Stage(contextlib.ExitStack):
+    """:param caches: by alias; objects are in the first one, lists in the last one.
+
+    :param ablation: what is missing from the protocol.
+    """
+
+    def __init__(
+        self,
+        mariadb: MariaDBServer,
+        writers_account: tuple[str, str],
+        caches: dict[str, CacheServer],
+        *,
+        readers: int = 2,
+        writers: int = 2,
+        suicide: int = 0,
+        ablation: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.mariadb, self.caches = mariadb, list(caches.values())
+        self.dice = random.Random(secrets.randbits(64))
+        #: Actors reach the database through it.
+        self.proxy = self.enter_context(Proxy(mariadb.address.host, mariadb.address.port))
+        user, password = writers_account
+        account = replace(mariadb.address, user=user, password=password)
+        aliases = list(caches)
+        self.world = World(
+            mariadb.address,
+            account,
+            {alias: server.entry for alias, server in caches.items()},
+            {
+                "OBJECTS": aliases[0], "LISTS": aliases[-1], "PREFIX": f"t{secrets.token_hex(3)}",
+                "TIMEOUT": TIMEOUT, "BACKOFF": BACKOFF, "COMMIT_WITHIN": COMMIT_WITHIN, "QUARANTINE": QUARANTINE,
+                **options,
+            },
+            ablation,
+        )  # fmt: skip
+        self._for_actors = replace(
+            self.world, writers=replace(account, host=self.proxy.host, port=self.proxy.port)
+        )
+        self.crowd = Crowd(self.world, readers, writers, suicide)
+        self.callback(self.crowd.close)
+        self._actors: list[Actor] = []
+        self.callback(self._close_actors)
+        self._prepare_actors()
+        self._judge = Judge(mariadb.address)
+        self.callback(self._judge.close)
+        self._began = time.monotonic()
+        #: Reads and hits while the cache was still cold.
+        self._cold = (0, 0)
+        #: What actors have read that was wrong.
+        self.found: list[str] = []
+        #: What troubles were there, and how many processes they killed.
+        self.troubles: Counter[str] = Counter()
+        self.kills = 0
+
+    # ##### Actors #####
+
+    def _prepare_actors(self, count: int = 3) -> None:
+        while len(self._actors) < count:
+            self._actors.append(Actor(self._for_actors))
+
+    def actor(self) -> Actor:
+        """One that waits for an order. It is given back by :meth:`give_back`, or it was killed."""
+        while True:
+            self._prepare_actors()
+            actor = self._actors.pop(0)
+            if actor.lives:
+                return actor
+            actor.close()
+
+    def new_actor(self) -> Actor:
+        """The same, of those that have done least: it remembers little."""
+        self._actors.reverse()
+        return self.actor()
+
+    def give_back(self, actor: Actor) -> None:
+        self._actors.insert(0, actor)
+
+    def kill(self, actor: Actor) -> None:
+        actor.close()
+        self.kills += 1
+        self._prepare_actors()
+
+    def _close_actors(self) -> None:
+        for actor in self._actors:
+            actor.close()
+
+    # ##### Where something happens #####
+
+    def items(self, owner: int, lane: int) -> list[int]:
+        """The rows that are there."""
+        _, text = self._judge.truth(owner)[lane]
+        return [line[0] for line in state(text)]
+
+    def place(self) -> tuple[int, int]:
+        """An owner and a lane."""
+        return self.dice.choice(OWNERS), self.dice.choice(LANES)
+
+    def work(self) -> str:
+        """Work that surely changes each kind of answer about a lane."""
+        return self.dice.choice(["save", "update_lane", "bulk_update", "save"])
+
+    def question(self, kind: str, owner: int, lane: int, item: int | None = None) -> Question:
+        return Question(
+            kind,
+            owner,
+            lane,
+            self.dice.choice(ALBUMS),
+            item or self.dice.choice(ITEMS[owner, lane]),
+        )
+
+    def evict(self, names: list[str]) -> None:
+        """Delete these from all cache servers; at least one was there."""
+        prefix = f"{self.world.cache['PREFIX']}:faults."
+        assert sum([cache.evict(names, prefix) for cache in self.caches]), names
+
+    def kill_session(self, number: int) -> None:
+        """Have the database close a connection."""
+        with contextlib.closing(MySQLdb.connect(**self.mariadb.address.mysqldb())) as connection:
+            # It may be gone already.
+            with contextlib.suppress(MySQLdb.OperationalError):
+                connection.cursor().execute(f"KILL {number}")
+
+    # ##### From the beginning to the end #####
+
+    def warm(self, owner: int) -> None:
+        """Return when the cache answers all readers who ask for rows of ``owner``."""
+        self.crowd.pass_by(owner, "hit_rounds", patience=_SETTLES_IN)
+
+    def warm_up(self) -> None:
+        """The same for all owners, at the beginning."""
+        for owner in OWNERS:
+            self.warm(owner)
+        self._cold = (self.crowd.reads, self._hits)
+
+    @property
+    def _hits(self) -> int:
+        return sum(map(self.crowd.counted, HITS))
+
+    @property
+    def hit_ratio(self) -> float:
+        """Of all reads since the cache was warm."""
+        reads, hits = self._cold
+        return (self._hits - hits) / max(self.crowd.reads - reads, 1)
+
+    def settle(self) -> None:
+        """All is well: without writes, the cache is used again for all rows.
+
+        So no marker and no quarantine is left for ever.
+        """
+        self.crowd.stop_writers()
+        for owner in OWNERS:
+            self.warm(owner)
+
+    @property
+    def stale(self) -> list[str]:
+        """What was read and was wrong, by whomever."""
+        return [*self.crowd.stale, *self.found]
+
+    def report(self) -> dict[str, Any]:
+        crowd = self.crowd
+        seconds = time.monotonic() - self._began
+        counted = {field: crowd.counted(field) for field in COUNTED}
+        return {
+            "reads": crowd.reads,
+            "reads/s": round(crowd.reads / seconds),
+            "hits": self._hits,
+            "hits/reads": round(self.hit_ratio, 3),
+            "bypasses": counted["bypasses"],
+            "concurrent": crowd.sum("reader", "changed"),
+            "commits": crowd.sum("writer", "commits"),
+            "rollbacks": crowd.sum("writer", "rollbacks"),
+            "refused": crowd.sum("writer", "refused"),
+            "lost": crowd.sum("writer", "lost"),
+            "kills": self.kills + crowd.kills,
+            "repairs": counted["repairs"],
+            "fills lost": counted["fills_lost"],
+            "l1 hits": counted["l1_hits"],
+            "broken": counted["broken"],
+            "longest read (ms)": round(
+                1000 * max(m.last.get("longest", 0.0) for m in crowd.of("reader"))
+            ),
+            "stale": len(self.stale),
+            "seconds": round(seconds, 1),
+        }

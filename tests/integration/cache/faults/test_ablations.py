@@ -1,0 +1,49 @@
+"""Each part of the protocol is needed: without it, the same readers find what is stale.
+
+If one of these protocols passes, the harness is blind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.cache.faults import troubles
+from tests.integration.cache.faults.ablations import ABLATIONS
+from tests.integration.cache.faults.stage import Stage
+from tests.integration.cache.faults.troubles import Trouble
+
+#: By what each of them is caught.
+CATCHERS: dict[str, Trouble] = {
+    "bump_after_commit": troubles.dies_at("closing"),
+    "no_markers": troubles.dies_at("closing"),
+    "heedless": troubles.dies_at("closing"),
+    "one_slot": troubles.two_writers,
+    "no_lease": troubles.late_fill,
+    "same_generation": troubles.dies_and_guard_is_lost,
+    "counter": troubles.evict_again,
+    "no_quarantine": troubles.lost_marker(troubles.evict_all_guards),
+    "no_salt": troubles.plain_write,
+    "repair_without_asking": troubles.slow_commit,
+    "one_look": troubles.torn_list,
+}
+_ROUNDS = 30
+
+
+@pytest.mark.parametrize("stores", ["memcached", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_it_is_caught(
+    make_stage: Callable[..., Stage], say: Callable[[str], None], ablation: str, stores: str
+) -> None:
+    # Others' writes could hide what is missing.
+    stage = make_stage(stores, ablation=ablation, writers=0)
+    stage.warm_up()
+    began, rounds = time.monotonic(), 0
+    while not stage.stale and rounds < _ROUNDS:
+        CATCHERS[ablation](stage)
+        rounds += 1
+    seconds = time.monotonic() - began
+    assert stage.stale, f"{ablation} was not noticed in {rounds} rounds, {seconds:.1f} s"
+    say(f"{ablation} on {stores}: caught in round {rounds}, after {seconds:.2f} s")

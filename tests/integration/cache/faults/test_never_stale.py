@@ -1,0 +1,70 @@
+"""Nothing stale is ever read, whatever happens to writers, caches and connections.
+
+The long form reads at least 200,000 times in each mode, and tells what was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.cache.faults.stage import Stage
+from tests.integration.cache.faults.troubles import MODES
+
+#: Of all reads, at least so many were answered by the cache: else nothing was proved.
+FLOORS = {"normal": 0.1}
+_FLOOR = 0.01
+#: What these servers lose without our help.
+_FORGETFUL = {"small": True, "TTL": 2.0}
+_LONG = 200_000
+#: The short form leaves out combinations that prove little more.
+_SHORT = {
+    "memcached": set(MODES),
+    "redis": {"stopped cache", "restarts"},
+    "both": {"normal", "kills"},
+}
+
+
+def _runs() -> Iterator[Any]:
+    for stores, short in _SHORT.items():
+        for mode in MODES:
+            if mode in short:
+                yield pytest.param(mode, stores, 1_000)
+            yield pytest.param(mode, stores, _LONG, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("mode", "stores", "wanted"), list(_runs()))
+def test_nothing_stale(
+    make_stage: Callable[..., Stage],
+    say: Callable[[str], None],
+    mode: str,
+    stores: str,
+    wanted: int,
+) -> None:
+    stage = make_stage(
+        stores,
+        # Much of their time readers wait, as they are late on purpose.
+        readers=2 if wanted < _LONG else 6,
+        suicide=150 if mode == "kills" else 0,
+        **(_FORGETFUL if mode == "evictions" else {}),
+    )
+    stage.warm_up()
+    enough = False
+    while not enough:
+        for trouble in MODES[mode]:
+            trouble(stage)
+            stage.troubles[trouble.__name__] += 1
+            assert stage.stale == [], trouble.__name__
+        enough = stage.crowd.reads >= wanted
+    stage.settle()
+    stage.crowd.stop_readers()
+    told = stage.report()
+    say(f"{mode} on {stores}: " + ", ".join(f"{name} {value}" for name, value in told.items()))
+    assert stage.stale == []
+    assert stage.hit_ratio >= FLOORS.get(mode, _FLOOR)
+    assert told["l1 hits"] == told["broken"] == 0
+    assert told["commits"] > 0
+    if mode == "evictions":
+        assert all(cache.evictions for cache in stage.caches)
