@@ -23,6 +23,7 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 def subjects() -> dict[str, Subject]:
     """All subjects in the order of the table. Imports the models, so Django must be set up."""
     from tests.benchmarks import connecting, reading, scattering, signals, tickets, writing
+    from tests.benchmarks.cache.run import cached
 
     return {
         "get": reading.get_staying,
@@ -34,12 +35,13 @@ def subjects() -> dict[str, Subject]:
         "signals": signals.request_signals,
         "connections": connecting.connections_held,
         "tickets": tickets.tickets,
+        "cache": cached,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets",
+    "tickets", "cache",
 )  # fmt: skip
 
 

@@ -46,11 +46,31 @@ for line in sys.stdin:
 """
 
 
-class Peer:
-    """A running program; a context manager."""
+class NotAvailable(Exception):
+    """A peer cannot be installed or does not run."""
 
-    class NotAvailable(Exception):
-        """It cannot be installed or does not run."""
+
+def environment(folder: Path, requirements: list[str]) -> str:
+    """Make a virtual environment in ``folder``; its interpreter.
+
+    :raises NotAvailable: something cannot be installed.
+    """
+    python = str(folder / "bin" / "python")
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "--quiet", *requirements],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise NotAvailable(done.stderr.strip().splitlines()[-1])
+    return python
+
+
+class Peer:
+    """A running program; a context manager.
+
+    :raises NotAvailable: it is not.
+    """
 
     def __init__(self, address: Address, schema: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="peer-")
@@ -61,22 +81,14 @@ class Peer:
             raise
 
     def _start(self, database: str) -> subprocess.Popen[str]:
-        environment = Path(self._folder.name) / "venv"
-        python = environment / "bin" / "python"
-        for command in (
-            [sys.executable, "-m", "venv", str(environment)],
-            [str(python), "-m", "pip", "install", "--quiet", *_REQUIREMENTS],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise self.NotAvailable(done.stderr.strip().splitlines()[-1])
+        python = environment(Path(self._folder.name) / "venv", _REQUIREMENTS)
         process = subprocess.Popen(
-            [str(python), "-W", "ignore", "-c", _PROGRAM, database],
+            [python, "-W", "ignore", "-c", _PROGRAM, database],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         if process.stdout.readline() != "ready\n":
-            raise self.NotAvailable(process.stderr.read().strip().splitlines()[-1])
+            raise NotAvailable(process.stderr.read().strip().splitlines()[-1])
         return process
 
     def draw(self, count: int) -> float:

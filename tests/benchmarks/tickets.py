@@ -16,7 +16,7 @@ from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.operations.tickets import begin
 from sharded_orm.topology.aliases import complete
-from tests.benchmarks.peer import Peer
+from tests.benchmarks.peer import NotAvailable, Peer
 from tests.benchmarks.report import Line, at_least, at_most
 from tests.benchmarks.site import Site
 from tests.benchmarks.timing import Rounds, compare, summary
@@ -193,7 +193,7 @@ def _peer(address: Address, alias: str, rounds: Rounds) -> Iterator[Line]:
     with ExitStack() as stack:
         try:
             peer = stack.enter_context(Peer(address, _SCHEMA))
-        except Peer.NotAvailable as exc:
+        except NotAvailable as exc:
             yield Line("one ticket", "django-sharding's ticket table", f"did not run: {exc}")
             return
         pairs = []

@@ -1,0 +1,356 @@
+"""The sides as processes, next to each other on one database server, in turns.
+
+An exchange with memcached takes 7 or 70 microseconds, as the kernel happens to run both ends
+on one processor, or on two of which one sleeps. So what one process does is timed twice: as the
+kernel likes it, and with the servers on a processor of their own, as if they were elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import MySQLdb
+
+from tests.benchmarks.cache.project import PAGE, SHARDS, Side, shard_schema
+from tests.benchmarks.peer import NotAvailable, environment
+from tests.benchmarks.report import Line, at_least, at_most
+from tests.benchmarks.site import Site
+from tests.benchmarks.timing import Measured, Rounds, summary
+from tests.services import ServiceMissing
+from tests.services.mariadb import MariaDBServer
+from tests.services.memcached import MemcachedServer
+from tests.services.redis import RedisServer
+from tests.services.server import HOST
+
+READERS, WRITES = 4, 60  # processes; a second
+_CACHEOPS = ["Django>=5.2,<5.3", "django-cacheops==7.2", "mysqlclient>=2.3"]
+_ROOT = Path(__file__).parents[3]
+_TURNS = 4  # of each side in a round
+_CALLS = 100  # in a turn
+
+#: All that we have (none: not Linux), and that of the servers while they are apart.
+_PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+_APART = {max(_PROCESSORS)} if len(_PROCESSORS) > 1 else _PROCESSORS
+
+PLAIN, CACHEOPS, YUPOO = "plain ORM", "django-cacheops", "plain Yupoo, memcached"
+TWIN, MEMCACHED, REDIS = "ours, not cached", "ours, memcached", "ours, Redis"
+
+
+def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Objects, lists and writes, by one process; then four that read beside one that writes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            bench = stack.enter_context(_bench(site.prefix))
+        except ServiceMissing as exc:
+            yield Line("cache", "-", f"did not run: {exc}")
+            return
+        yield from bench.start_all()
+        yield from _reads(bench, rounds)
+        for durable in (True, False):
+            yield from _writes(bench, rounds, durable)
+        yield from _readers_and_writer(bench, rounds)
+        if len(_PROCESSORS) > 1:
+            bench.place_servers_apart()
+            yield from _reads(bench, rounds, apart=True)
+            yield from _writes(bench, rounds, True, apart=True)
+
+
+# ##### Processes #####
+
+
+class Process:
+    """A side that runs; a context manager.
+
+    :raises NotAvailable: it does not run, also from the methods.
+    """
+
+    def __init__(self, python: str, side: Side) -> None:
+        # Not a pipe, which nobody would empty.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__()
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", "-m", "tests.benchmarks.cache.project", json.dumps(asdict(side))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            text=True, cwd=_ROOT,
+        )  # fmt: skip
+
+    def place(self, processors: set[int]) -> None:
+        """Let it run there only."""
+        os.sched_setaffinity(self._process.pid, processors)
+
+    def order(self, *words: object) -> None:
+        """Have it begin."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # answer() tells why
+            self._process.stdin.write(" ".join(map(str, words)) + "\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """What came of the order; the first answer is None, when it is ready."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise NotAvailable((self._errors.read().strip().splitlines() or ["it ended"])[-1])
+        found = json.loads(line)
+        if isinstance(found, dict):
+            raise NotAvailable(found["error"])
+        return found
+
+    def ask(self, *words: object) -> Any:
+        self.order(*words)
+        return self.answer()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+class Bench:
+    """The servers, and a process of each side that runs."""
+
+    def __init__(
+        self, folder: Path, prefix: str, database: MariaDBServer, memcached: MemcachedServer,
+        redis: RedisServer,
+    ) -> None:  # fmt: skip
+        address = database.address
+        self._folder = folder
+        self._prefix = prefix
+        self._servers = (database, memcached, redis)
+        self.cursor = MySQLdb.connect(**address.mysqldb(), autocommit=True).cursor()
+
+        def side(kind: str, cache: dict[str, Any] | None = None) -> Side:
+            return Side(kind, address.django(), prefix, cache)
+
+        its_redis = {"host": HOST, "port": redis.port, "password": redis.password}
+        self._sides = {
+            PLAIN: side("plain"),
+            CACHEOPS: side("cacheops", its_redis),
+            YUPOO: side("yupoo", memcached.django()),
+            MEMCACHED: side("ours", memcached.django()),
+            REDIS: side("ours", redis.django()),
+        }
+        self._pythons: dict[str, str] = {}
+        #: The first process of each side that runs.
+        self.running: dict[str, Process] = {}
+        self.stack = contextlib.ExitStack()
+
+    def place_servers_apart(self) -> None:
+        """Let the servers run on one processor, and who asks them on the others."""
+        for server in self._servers:
+            for thread in Path(f"/proc/{server.pid}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.sched_setaffinity(int(thread.name), _APART)
+        for process in self.running.values():
+            process.place(_PROCESSORS - _APART)
+
+    def start_all(self) -> Iterator[Line]:
+        """Make the databases, start a process of each side and warm the caches; tells of the
+        sides that do not run."""
+        self.cursor.execute(f"CREATE DATABASE `{self._prefix}_one`")
+        for name in self._sides:
+            try:
+                self.running[name] = self.start(name)
+                if name == PLAIN:
+                    self.running[name].ask("make")
+                    self._make_shards()
+            except NotAvailable as exc:
+                yield self._lost(name, exc)
+        yield from self.warm()
+
+    def start(self, name: str) -> Process:
+        """One more process of a side."""
+        if name not in self._pythons:
+            # A peer that patches Django must not do it to anybody else.
+            requirements = {CACHEOPS: _CACHEOPS}.get(name)
+            self._pythons[name] = (
+                environment(self._folder / "cacheops", requirements)
+                if requirements
+                else sys.executable
+            )
+        made = self.stack.enter_context(Process(self._pythons[name], self._sides[name]))
+        made.answer()
+        return made
+
+    def warm(self) -> Iterator[Line]:
+        for process in self.running.values():
+            process.order("warm")
+        for name, process in list(self.running.items()):
+            try:
+                asked = process.answer()
+            except NotAvailable as exc:
+                yield self._lost(name, exc)
+                continue
+            if asked and name != PLAIN:
+                yield Line("cache", name, f"is not warm: {asked} statements in a pass")
+
+    def _lost(self, name: str, exc: NotAvailable) -> Line:
+        self.running.pop(name, None)
+        return Line("cache", name, f"did not run: {exc}")
+
+    def _make_shards(self) -> None:
+        source = f"`{self._prefix}_one`.photo"
+        for number in range(SHARDS):
+            schema = shard_schema(self._prefix, number)
+            self.cursor.execute(f"CREATE DATABASE `{schema}`")
+            for table in ("photo", "twin"):
+                self.cursor.execute(f"CREATE TABLE `{schema}`.{table} LIKE {source}")
+                self.cursor.execute(
+                    f"INSERT INTO `{schema}`.{table} SELECT * FROM {source}"
+                    f" WHERE user_id %% {SHARDS} = %s",
+                    [number],
+                )
+
+    def selects(self) -> int:
+        """How many the server has been asked."""
+        self.cursor.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")
+        return int(self.cursor.fetchone()[1])
+
+
+@contextlib.contextmanager
+def _bench(prefix: str) -> Iterator[Bench]:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cache-"))
+        # It syncs each commit, as a database must.
+        durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
+        database = stack.enter_context(MariaDBServer(**durable))
+        memcached = stack.enter_context(MemcachedServer())
+        redis = stack.enter_context(RedisServer())
+        made = Bench(Path(folder), prefix, database, memcached, redis)
+        stack.enter_context(made.stack)
+        yield made
+
+
+# ##### What is compared #####
+
+
+@dataclass(frozen=True)
+class Column:
+    """A side that does something; ``limit`` is what it has to reach, if anything."""
+
+    name: str
+    process: Process
+    work: str
+    limit: float | None = None
+
+
+def _columns(bench: Bench, work: str, limits: dict[str, float]) -> list[Column]:
+    found = [Column(name, it, work, limits.get(name)) for name, it in bench.running.items()]
+    if ours := bench.running.get(MEMCACHED):
+        found.append(Column(TWIN, ours, f"twin-{work}"))
+    return found
+
+
+_FAR = ", servers apart"
+
+
+def _reads(bench: Bench, rounds: Rounds, *, apart: bool = False) -> Iterator[Line]:
+    for work, what, limits, again in (
+        ("object", "object by key", {MEMCACHED: 0.30, REDIS: 0.45}, 0.10),
+        ("page", f"list of {PAGE}", {MEMCACHED: 0.50, REDIS: 0.60}, 0.25),
+    ):
+        columns = _columns(bench, work, {} if apart else limits)
+        columns += [
+            Column(f"{name}, again in a request", bench.running[name], f"again-{work}", again)
+            for name in (MEMCACHED, REDIS)
+            if name in bench.running and not apart
+        ]
+        yield from _lines(what + _FAR * apart, columns, rounds)
+
+
+def _writes(bench: Bench, rounds: Rounds, durable: bool, *, apart: bool = False) -> Iterator[Line]:
+    what = "save(), each commit synced" if durable else "save(), commits not synced"
+    what += _FAR * apart
+    limits = {MEMCACHED: 1.5, REDIS: 1.5} if durable and not apart else {}
+    rounds = Rounds(max(4, rounds.count // 2), rounds.scale / 2)
+    bench.cursor.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {durable:d}")
+    yield from _lines(what, _columns(bench, "save", limits), rounds)
+    yield from _lines(f"atomic() + {what}", _columns(bench, "transact", {}), rounds)
+    bench.cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+
+def _lines(what: str, columns: list[Column], rounds: Rounds) -> Iterator[Line]:
+    able = []
+    for column in columns:
+        try:
+            column.process.ask("time", column.work, 1)
+            able.append(column)
+        except NotAvailable as exc:
+            yield Line(f"{what}: {column.name}", PLAIN, f"did not run: {exc}")
+    for column, found in _in_turns(able, rounds).items():
+        if column.name == PLAIN:
+            continue
+        goal = column.limit is not None
+        title = f"{what}: {column.name}"
+        yield at_most(column.limit or 0, title, PLAIN, found, goal=goal)
+
+
+def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
+    calls = rounds.of(_CALLS)
+    pairs: dict[Column, list[tuple[float, float]]] = {column: [] for column in columns}
+    for number in range(rounds.count):
+        seconds = dict.fromkeys(columns, 0.0)
+        for turn in range(_TURNS):
+            first = (number + turn) % len(columns)
+            for column in columns[first:] + columns[:first]:
+                seconds[column] += column.process.ask("time", column.work, calls)
+        (plain,) = (seconds[column] for column in columns if column.name == PLAIN)
+        for column in columns:
+            pairs[column].append((seconds[column] / calls / _TURNS, plain / calls / _TURNS))
+    return {column: summary(pairs[column]) for column in columns}
+
+
+def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
+    """Objects and lists of all users, half and half; the rows that are written are any."""
+    yield from bench.warm()
+    seconds = max(0.5, 2 * rounds.scale)
+    crews = {
+        name: ([bench.start(name) for _ in range(READERS)], bench.start(name))
+        for name in bench.running
+    }
+    reads: dict[str, list[float]] = {name: [] for name in crews}
+    asked: dict[str, list[float]] = {name: [] for name in crews}
+    written: dict[str, list[float]] = {name: [] for name in crews}
+    for number in range(max(3, rounds.count // 6) + 1):
+        for name, (readers, writer) in crews.items():
+            before = bench.selects()
+            writer.order("write", WRITES, seconds)
+            for reader in readers:
+                reader.order("read", seconds)
+            done = sum(reader.answer() for reader in readers)
+            writes = writer.answer()
+            if number:  # the first round warms what a process remembers
+                reads[name].append(done / seconds)
+                asked[name].append((bench.selects() - before) / done)
+                written[name].append(writes / seconds)
+    for name in crews:
+        pairs = [
+            (1 / ours, 1 / plain) for ours, plain in zip(reads[name], reads[PLAIN], strict=True)
+        ]
+        limit = 2.0 if name in (MEMCACHED, REDIS) else None
+        line = at_least(limit or 0, f"reads/s, {READERS} readers, {WRITES} writes/s: {name}", PLAIN,
+                        summary(pairs))  # fmt: skip
+        if limit is None:
+            line = replace(line, to_reach="", reached=None)
+        detail = (
+            f"{median(reads[name]):,.0f} / {median(reads[PLAIN]):,.0f} reads/s,"
+            f" {median(written[name]):.0f} writes/s, {median(asked[name]):.3f} SELECTs a read"
+        )
+        yield replace(line, detail=detail)

@@ -1,0 +1,1 @@
+"""An application of a project that has our library."""

@@ -1,0 +1,77 @@
+"""Yupoo's cache as published (Y13-Y15), in the ways of Django: what an application would write.
+
+An object stands under its key; a list of ids under the digest of its query and the user's
+revision, which every write changes; then the objects come by one ``get_many``. It is here
+to be timed: it has none of the precautions that would keep it from serving old rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Any
+
+from django.core.cache import cache
+from django.db.models import QuerySet
+from django.db.models.signals import post_delete, post_save
+
+from tests.benchmarks.cache.stock.models import Photo
+
+
+def object_key(user: int, pk: int) -> str:
+    return f"Photo-{user}-{pk}"
+
+
+def revision_key(user: int) -> str:
+    return f"Photo-{user}-revision"
+
+
+def get(user: int, pk: int) -> Photo:
+    """The photo ``pk`` of ``user``."""
+    key = object_key(user, pk)
+    found: Photo | None = cache.get(key)
+    if found is None:
+        found = Photo.objects.get(pk=pk)
+        cache.set(key, found)
+    return found
+
+
+def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
+    """What ``query`` gives; all its rows are photos of ``user``."""
+    revision = cache.get(revision_key(user))
+    if revision is None:
+        revision = change_revision(user)
+    sql = repr(query.query.sql_with_params()).encode()
+    digest = hashlib.md5(sql, usedforsecurity=False).hexdigest()
+    key = f"Photo-list-{user}-{digest}-{revision}"
+    ids: list[int] | None = cache.get(key)
+    if ids is None:
+        rows = list(query)
+        cache.set(key, [row.pk for row in rows])
+        cache.set_many({object_key(user, row.pk): row for row in rows})
+        return rows
+    names = [object_key(user, pk) for pk in ids]
+    found = cache.get_many(names)
+    missing = [pk for pk, name in zip(ids, names, strict=True) if name not in found]
+    if missing:
+        fresh = {object_key(user, row.pk): row for row in Photo.objects.filter(pk__in=missing)}
+        cache.set_many(fresh)
+        found.update(fresh)
+    return [found[name] for name in names if name in found]
+
+
+def change_revision(user: int) -> str:
+    revision = uuid.uuid4().hex
+    cache.set(revision_key(user), revision)
+    return revision
+
+
+def forget(instance: Photo, **signal: Any) -> None:
+    """After every write of a photo."""
+    cache.delete(object_key(instance.user_id, instance.pk))
+    change_revision(instance.user_id)
+
+
+def connect() -> None:
+    post_save.connect(forget, sender=Photo)
+    post_delete.connect(forget, sender=Photo)
