@@ -102,4 +102,5 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
         },
         "TICKETS": list(TICKETS),
         "DIRECTORY": "directory",
+        "CACHE": {"OBJECTS": "default"},
     }

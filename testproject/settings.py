@@ -1,4 +1,9 @@
-"""Settings of the example. Where its databases are: see ``testproject/databases.py``."""
+"""Settings of the example. Where its databases are: see ``testproject/databases.py``.
+
+``SHARDED_ORM_DEMO_MEMCACHED``
+    Addresses of memcached servers, with commas between them; without them the cache is in the
+    memory of the process, which is right for one process only.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,19 @@ FOLDER = Path(os.environ.get("SHARDED_ORM_DEMO_DIR") or BASE_DIR / "var")
 _databases, SHARDED_ORM = configure(FOLDER)
 DATABASES = sharded_databases(_databases)
 DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+
+_memcached = os.environ.get("SHARDED_ORM_DEMO_MEMCACHED")
+if _memcached:
+    CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache",
+            "LOCATION": _memcached.split(","),
+        }
+    }
+else:
+    CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    # The demo is one process: its server.
+    SILENCED_SYSTEM_CHECKS = ["sharded_orm.W030"]
 
 # A demonstration on one's own machine: nothing is signed with it that is worth forging.
 SECRET_KEY = os.environ.get("SHARDED_ORM_DEMO_SECRET_KEY", "for-demonstration-only")

@@ -28,6 +28,7 @@ class Owned(ShardedModel):
     class ShardMeta:
         group = "photos"
         shard_key = "owner"
+        cache = True
 
     @property
     def shard_alias(self) -> str | None:
@@ -67,6 +68,10 @@ class Photo(Owned):
             models.Index(fields=["-posted_at"], name="photo_newest"),
         ]
 
+    class ShardMeta(Owned.ShardMeta):
+        # A new photo leaves the lists of the user's other albums valid.
+        isolate_key = "album"
+
     def __str__(self) -> str:
         return self.title
 
@@ -84,6 +89,9 @@ class Comment(Owned):
     text = models.TextField(max_length=1000)
     posted_at = models.DateTimeField(default=now)
 
+    class ShardMeta(Owned.ShardMeta):
+        isolate_key = "photo"
+
     def __str__(self) -> str:
         return self.text[:40]
 
@@ -93,6 +101,9 @@ class PhotoOwner(GlobalModel):
 
     photo_id = models.BigIntegerField(primary_key=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+
+    class ShardMeta:
+        cache = True
 
     def __str__(self) -> str:
         return f"photo {self.photo_id}"
