@@ -74,7 +74,7 @@ class ShardRouter:
         key = options.key
         remote = getattr(key, "remote_field", None)
         if key is not None and remote is not None and isinstance(instance, remote.model):
-            value = getattr(instance, key.target_field.attname)  # type: ignore[attr-defined]
+            value = getattr(instance, key.target_field.attname)  # type: ignore[attr-defined]  # it is a foreign key
             shard = None if value is None else runtime.locate(options.group, value)
             # An unplaced key is placed by the row's own save, not by a related
             # manager that is only looked at; the group's alias means "by the key".

@@ -137,7 +137,7 @@ class ShardAliasMixin(BaseDatabaseWrapper):
             or self._mirrored
             or self.force_debug_cursor
             or len(self.execute_wrappers)
-            or self._thread_sharing_count  # type: ignore[attr-defined]
+            or self._thread_sharing_count  # type: ignore[attr-defined]  # not in the stubs
             or (self.connection is not None and not self._is_clean())
         )
 
@@ -192,7 +192,7 @@ class ShardAliasMixin(BaseDatabaseWrapper):
                 group.shards.used(self)
             if self._touched is not None:
                 self._touched.add(self.alias)
-        return super()._cursor(name)  # type: ignore[misc]
+        return super()._cursor(name)  # type: ignore[misc]  # not in the stubs
 
     @property
     def queries_logged(self) -> bool:
@@ -425,7 +425,7 @@ class ShardAliasMixin(BaseDatabaseWrapper):
             for level in group.levels[len(self._mirrored) :]:
                 durable, from_testcase = group.block_options(level)
                 block = Atomic(self.alias, savepoint=True, durable=durable)
-                block._from_testcase = from_testcase  # type: ignore[attr-defined]
+                block._from_testcase = from_testcase  # type: ignore[attr-defined]  # not in the stubs
                 self._unlogged = from_testcase
                 block.__enter__()
                 self._mirrored.append(block)

@@ -109,7 +109,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         with writing(self):
             return super().delete(using=using, keep_parents=keep_parents)
 
-    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _home(self, options: ShardOptions) -> str:
         if not self._state.adding and self._state.db not in (None, options.group):
@@ -202,7 +202,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
         return bool(
-            super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]
+            super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
         )
 
     def _do_insert(
@@ -279,7 +279,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise shard_key_required(
                 options, f"{name}() compares rows of one key: pass {key.name}= of this row"
             )
-        return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]
+        return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]  # not in the stubs
 
     # -- Validation ------------------------------------------------------------
 
@@ -319,14 +319,14 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if alias is None:
             return {}
         with scoped(alias):
-            return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]
+            return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
     def _perform_date_checks(self, date_checks: Any) -> Any:
         alias = self._validation_alias()
         if alias is None:
             return {}
         with scoped(alias):
-            return super()._perform_date_checks(date_checks)  # type: ignore[misc]
+            return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
 
     def validate_constraints(self, exclude: Any = None) -> None:
         # Overrides Model.validate_constraints, which asks the router and so would place
@@ -342,7 +342,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             for constraint in constraints:
                 if isinstance(constraint, models.CheckConstraint):
                     try:
-                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined]
+                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined]  # checks have it
                     except ValidationError as exc:
                         errors = exc.update_error_dict(errors)
         if errors:
@@ -418,13 +418,13 @@ class GlobalModel(models.Model):
         with writing(self):
             super().save_base(*args, **kwargs)
 
-    save_base.alters_data = True  # type: ignore[attr-defined]
+    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         with writing(self):
             return super().delete(*args, **kwargs)
 
-    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None

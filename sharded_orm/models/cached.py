@@ -485,7 +485,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         return clone
 
     def _clone(self) -> Self:
-        clone: Self = super()._clone()  # type: ignore[misc]
+        clone: Self = super()._clone()  # type: ignore[misc]  # not in the stubs
         if self._uncached:
             clone._uncached = True
         return clone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
-from django.db.models.expressions import Col, ColPairs, Value  # type: ignore[attr-defined]
+from django.db.models.expressions import Col, ColPairs, Value  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 

@@ -78,7 +78,7 @@ def asked(query: Query, *, ordered: bool = True) -> Asked | str:
         for name in state.keys() - _READ_HERE:
             if state[name] != getattr(Query, name, None):
                 return name
-    if query.annotations or query.extra or query._filtered_relations or query.external_aliases:  # type: ignore[attr-defined]
+    if query.annotations or query.extra or query._filtered_relations or query.external_aliases:  # type: ignore[attr-defined]  # not in the stubs
         return "annotations"
     if len(query.alias_map) > 1 and _joins(query):
         return "joins"

@@ -72,7 +72,7 @@ class ReadingQuerySet(RoutedQuerySet):
     def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
         several = self._targets()
         if several is None:
-            return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]
+            return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
         return self._scattered_iterator(several, chunk_size)
 
     def _scattered_iterator(self, several: list[Target], chunk_size: int | None) -> Iterator[Any]:

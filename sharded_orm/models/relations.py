@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]
+from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
@@ -63,7 +63,7 @@ class _PerShard:
         return True
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        fetch = super().get_prefetch_querysets  # type: ignore[misc]
+        fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
         groups = by_alias(instances)
         if len(groups) < 2 or not self._stays_on_shard():
             return fetch(instances, querysets)
@@ -89,7 +89,7 @@ class _Forward(_PerShard):
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None and not instance._state.adding:
             self._refuse_other_key(instance, value)
-        super().__set__(instance, value)  # type: ignore[misc]
+        super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
         # save() refuses it as well, but ``person.albums.add(album)`` does not save: it
@@ -100,7 +100,7 @@ class _Forward(_PerShard):
         name = self.field.attname
         if options is None or options.key is not self.field or name not in instance.__dict__:
             return
-        target: Any = self.field.target_field  # type: ignore[union-attr]
+        target: Any = self.field.target_field  # type: ignore[union-attr]  # a relation has one
         key = getattr(value, target.attname, None)
         if key != instance.__dict__[name]:
             raise ShardKeyChanged(
@@ -110,19 +110,19 @@ class _Forward(_PerShard):
             )
 
 
-class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]
+class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """``photo.album`` and its prefetch over several shards."""
 
 
-class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]
+class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The one-to-one form."""
 
 
-class ShardedReverseOneToOneDescriptor(_PerShard, ReverseOneToOneDescriptor):  # type: ignore[type-arg]
+class ShardedReverseOneToOneDescriptor(_PerShard, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The same from the other side of a one-to-one."""
 
 
-class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]
+class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """``album.photos`` and its prefetch over several shards."""
 
     @cached_property
@@ -130,7 +130,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
         return _per_shard_manager(super().related_manager_cls)
 
 
-class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]
+class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """``photo.tags`` and its prefetch over several shards; both sides."""
 
     @cached_property

@@ -149,11 +149,11 @@ class RoutedQuerySet(CachedQuerySet):
 
     def __xor__(self, other: Any) -> Any:
         self._refuse_other_alias(other)
-        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc]
+        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc]  # not in the stubs
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)
-        return super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]
+        return super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_alias(self, *others: Any) -> None:
         # Django runs a combination on the alias of its left side, where the rows of the

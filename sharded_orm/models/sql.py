@@ -51,7 +51,7 @@ class ShardedQuery(Query):
                 self._lookup_joins = [alias]
                 if can_reuse is not None:
                     can_reuse.add(alias)
-                column = self._get_col(field, field, alias)  # type: ignore[attr-defined]
+                column = self._get_col(field, field, alias)  # type: ignore[attr-defined]  # not in the stubs
                 condition: Any = self.build_lookup(["exact"], column, value)
                 return WhereNode([condition], connector=AND), {alias}
         return super().build_filter(

@@ -206,8 +206,8 @@ class WritingQuerySet(RoutedQuerySet):
         self._result_cache = None
         return total, per_model
 
-    delete.alters_data = True  # type: ignore[attr-defined]
-    delete.queryset_only = True  # type: ignore[attr-defined]
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _refuse_key(self, names: Iterable[str], method: str, lookup: Any = None) -> None:
         key = self._options.key

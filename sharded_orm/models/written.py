@@ -404,7 +404,7 @@ class Statement:
                 Rows(
                     None if key is None else (key,),
                     None if None in pks else tuple(pks),  # type: ignore[arg-type]  # no None in it
-                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # no None in it
                 ),
                 also,
             )

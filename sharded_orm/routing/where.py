@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
-from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]
+from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 

@@ -57,7 +57,7 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
         raise _Resolved(elide_empty)
 
-    query.get_compiler = ready  # type: ignore[assignment, method-assign]
+    query.get_compiler = ready  # type: ignore[assignment, method-assign]  # for this one query
     try:
         query.get_aggregation(_Alias(), dict(aggregates))
     except _Resolved as found:

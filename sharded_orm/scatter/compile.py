@@ -97,7 +97,7 @@ def compile_query(
     query.clear_limits()
     if options.by_pk:
         # Not a Node, yet all that the tree asks of a condition.
-        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]
+        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     compiler = Facade(wrapper, qualify=qualify).root(_Root, query)
     compiler.options = options
@@ -185,7 +185,7 @@ class _Root(SQLCompiler):
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
             # Django resolves every entry of ORDER BY to an OrderBy.
-            self._add_order_key(resolved, sql)  # type: ignore[arg-type]
+            self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
         # The branches of a union are put in order together, outside; inside only the rows

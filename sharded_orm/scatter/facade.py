@@ -41,7 +41,7 @@ class Facade:
         self.connection.ops = copy.copy(wrapper.ops)
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, Checked) if qualify else (Checked,)
-        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]
+        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:
         base = self._ops.compiler(compiler_name)

@@ -133,10 +133,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
     def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict_keys is final
         return super(ShardedDatabases, self._with_groups()).keys()
 
-    def values(self) -> ValuesView[dict[str, Any]]:  # type: ignore[override]
+    def values(self) -> ValuesView[dict[str, Any]]:  # type: ignore[override]  # the mapping is lazy
         return super(ShardedDatabases, self._with_groups()).values()
 
-    def items(self) -> ItemsView[str, dict[str, Any]]:  # type: ignore[override]
+    def items(self) -> ItemsView[str, dict[str, Any]]:  # type: ignore[override]  # the mapping is lazy
         return super(ShardedDatabases, self._with_groups()).items()
 
 

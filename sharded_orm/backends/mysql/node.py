@@ -147,4 +147,4 @@ def _frozen(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         return id(value)
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # as the driver gave it

@@ -33,7 +33,7 @@ class Command(BaseCommand):
         failed: dict[str, Exception] = {}
         for done, shard in enumerate(shards, 1):
             try:
-                connections[shard.alias].create_shard_database()  # type: ignore[attr-defined]
+                connections[shard.alias].create_shard_database()  # type: ignore[attr-defined]  # all our engines have it
                 call_command(
                     "migrate", *target, database=shard.alias, interactive=False, verbosity=0
                 )

@@ -49,7 +49,7 @@ def act(world: World, orders: Any) -> None:
         _act(world, orders)
     except (EOFError, BrokenPipeError, ConnectionError):
         return  # nobody tells anything any more
-    except Exception:
+    except Exception:  # whatever it is, the test is told
         orders.send(("failure", traceback.format_exc()))
 
 

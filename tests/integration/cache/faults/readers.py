@@ -72,7 +72,7 @@ def read(world: World, seed: str, stop: Any, focus: Any, reports: Any) -> None:
         _read(world, random.Random(seed), stop, focus, reports, told)
     except (BrokenPipeError, ConnectionError):
         return  # nobody listens any more
-    except Exception:
+    except Exception:  # whatever it is, the test is told
         told["failure"] = traceback.format_exc()
     told["ended"] = True
     reports.send(told)

@@ -73,7 +73,7 @@ def write(world: World, seed: str, one_in: int, stop: Any, focus: Any, reports: 
         _write(random.Random(seed), one_in, stop, reports, told)
     except (BrokenPipeError, ConnectionError):
         return
-    except Exception:
+    except Exception:  # whatever it is, the test is told
         told["failure"] = traceback.format_exc()
     told["ended"] = True
     reports.send(told)
