@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -21,11 +22,6 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm import (  # noqa: F401  for their @register
-            cache_checks,
-            checks,
-            database_checks,
-        )
         from sharded_orm.backends import writes
         from sharded_orm.cache import level1
         from sharded_orm.models import caching, counters, defaults, invalidation
@@ -34,6 +30,8 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
 
+        for module in ("cache_checks", "checks", "database_checks"):
+            import_module(f"sharded_orm.{module}")  # Each check registers itself.
         runtime.provide_directory(DatabaseDirectory)
         writes.provide_observer(CacheObserver())
         runtime.validate()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from django.db.backends.base.operations import BaseDatabaseOperations
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.constants import ROW_COUNT
 
@@ -42,13 +43,11 @@ class WriteMixin(SQLCompiler):
                 connection.wrote = True
 
 
-class FlushMixin:
+class FlushMixin(BaseDatabaseOperations):
     """Put before a backend's ``DatabaseOperations``."""
-
-    connection: Any
 
     def execute_sql_flush(self, sql_list: Any) -> None:
         # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
         # whole tables has a compiler.
         with writes.emptied(self.connection):
-            super().execute_sql_flush(sql_list)  # type: ignore[misc]  # the next base's
+            super().execute_sql_flush(sql_list)

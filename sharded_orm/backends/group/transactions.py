@@ -176,7 +176,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Whatever it is, the other shards are rolled back, too.
+            except Exception as exc:  # Each shard is rolled back, whatever another one raises.
                 first = first or exc
         if first is not None:
             raise first
@@ -206,8 +206,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _give_up_commit(self, committed: list[str], rest: list[str], cause: BaseException) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:
-            # Whatever it is, the error of the commit is on its way and must not be replaced.
+        except Exception:  # Logged: the error of the commit is on its way to the caller.
             logger.exception("rolling back %r after a failed commit", rest)
         # As BaseDatabaseWrapper.rollback(), which Atomic calls after an error of a database only.
         hooks: list[Any] = self.run_on_commit
@@ -266,7 +265,5 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:
-                    # A hook raises what it likes; the PartialCommitError is on its way, and must
-                    # not be replaced.
+                except Exception:  # Logged, as a robust hook's: PartialCommitError is on its way.
                     logger.exception("calling %r, a hook of on_commit", func)

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import IntegrityError
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
-from MySQLdb.cursors import Cursor, CursorStoreResultMixIn
+from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
 from sharded_orm.backends.mysql import savepoints, traces
 from sharded_orm.backends.mysql.classify import SEVERAL_STATEMENTS, Kind, classify, reason
@@ -37,7 +37,7 @@ _CHECKS_OFF, _CHECKS_ON, _STATE = Kind.CHECKS_OFF, Kind.CHECKS_ON, Kind.STATE
 _FREE, _TRANSACTION, _PINNED, _LOST = Mode.FREE, Mode.TRANSACTION, Mode.PINNED, Mode.LOST
 
 
-class LeaseMixin:
+class LeaseMixin(BaseCursor):
     """Put before a cursor class of the driver; :func:`leased` makes the combinations."""
 
     connection: VirtualConnection | None
@@ -224,9 +224,9 @@ class LeaseMixin:
         """Fetch the result of the statement that was sent."""
         self._session = session
         try:
-            self._do_get_result(session.raw)  # type: ignore[attr-defined]  # the driver's
+            self._do_get_result(session.raw)
             session.stored = self.stores
-            self._post_get_result()  # type: ignore[attr-defined]  # the driver's
+            self._post_get_result()
         finally:
             self._session = None
 
@@ -297,7 +297,7 @@ class LeaseMixin:
     def nextset(self) -> int | None:
         """Go to the next result; None if there is none."""
         if self._executed:
-            self.fetchall()  # type: ignore[attr-defined]  # the driver's
+            self.fetchall()
         session = self._session
         if session is None:
             return None
@@ -330,7 +330,7 @@ class LeaseMixin:
         self._kind = classify(query)
         try:
             with connection.holding():
-                return super().executemany(query, args)  # type: ignore[misc]  # the driver's
+                return super().executemany(query, args)
         finally:
             self._kind = None
 
@@ -344,7 +344,7 @@ class LeaseMixin:
         connection.may_commit()
         try:
             connection.pin("CALL")
-            return super().callproc(procname, args)  # type: ignore[misc]  # the driver's
+            return super().callproc(procname, args)
         except OperationalError as exc:
             if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
                 raise IntegrityError(*exc.args) from exc
@@ -395,7 +395,7 @@ class LeaseMixin:
             return session.raw
 
 
-class LeasedCursor(LeaseMixin, Cursor):  # type: ignore[misc]  # the driver has no types
+class LeasedCursor(LeaseMixin, Cursor):
     """The default: rows are tuples and are all on the client."""
 
     def _take(self, session: Session) -> None:
@@ -427,6 +427,6 @@ def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):
-        return cursorclass  # type: ignore[return-value]  # all mix-ins are over a cursor
+        return cursorclass
     stores = issubclass(cursorclass, CursorStoreResultMixIn)
     return type(f"Leased{cursorclass.__name__}", (LeaseMixin, cursorclass), {"stores": stores})

@@ -29,8 +29,6 @@ class DatabaseIntrospection(stock.DatabaseIntrospection):
     """As Django's, at a cost that does not grow with the number of shards."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
-        constraints: dict[str, Any] = super().get_constraints(
-            _OneSchemaCursor(cursor),  # type: ignore[arg-type]  # passes all else on
-            table_name,
-        )
+        restricted: Any = _OneSchemaCursor(cursor)
+        constraints: dict[str, Any] = super().get_constraints(restricted, table_name)
         return constraints

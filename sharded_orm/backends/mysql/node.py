@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from MySQLdb.cursors import Cursor
 
@@ -147,4 +147,4 @@ def _frozen(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         return id(value)
-    return value  # type: ignore[no-any-return]  # as the driver gave it
+    return cast("Hashable", value)

@@ -14,7 +14,7 @@ from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import Session, is_lost
 
 
-class _OfNode(BaseCursor):  # type: ignore[misc]  # the driver has no types
+class _OfNode(BaseCursor):
     """A cursor of a node, on whatever schema: the statement names its schemas itself.
 
     Holds one session until it is closed. A read on a session that turns out to be dead is
@@ -75,11 +75,11 @@ class _OfNode(BaseCursor):  # type: ignore[misc]  # the driver has no types
         return False
 
 
-class NodeCursor(_OfNode, Cursor):  # type: ignore[misc]  # the driver has no types
+class NodeCursor(_OfNode, Cursor):
     """All rows are in the client when ``execute`` returns."""
 
 
-class NodeStream(_OfNode, SSCursor):  # type: ignore[misc]  # the driver has no types
+class NodeStream(_OfNode, SSCursor):
     """Rows are read from the server by ``fetchmany``; until the last, it is busy with them.
 
     A session with rows to come is of no use to anybody else: ``close`` ends it.
