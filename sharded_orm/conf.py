@@ -33,7 +33,9 @@ _CACHE_KEYS = {
 #: memcached takes more than 30 days for a date, and a guard lives twice as long as entries.
 MAX_TTL = 15 * 24 * 3600
 _PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
-_GROUP_KEYS = {"STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS"}
+_GROUP_KEYS = {
+    "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "FORMER_MODELS",
+}  # fmt: skip
 _RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
 _NODE_KEYS = {
     "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
@@ -311,8 +313,22 @@ def _groups(raw: Any, found: list[str]) -> dict[str, ShardGroup]:
             strategy_options=dict(options),
             database_name=group.get("DATABASE_NAME", "{group}_{shard:05d}"),
             atomic_requests=_flag(where, "ATOMIC_REQUESTS", group, False, found),
+            former_models=_models(where, group.get("FORMER_MODELS", ()), found),
         )
     return groups
+
+
+def _models(where: str, raw: Any, found: list[str]) -> frozenset[tuple[str, str]]:
+    labels = raw if isinstance(raw, (list, tuple)) else (raw,)
+    models = [str(label).lower().split(".") for label in labels]
+    if not all(isinstance(label, str) for label in labels) or not all(
+        len(parts) == 2 and all(parts) for parts in models
+    ):
+        found.append(
+            f"{where}FORMER_MODELS must be a list of names such as 'photos.Photo', not {raw!r}"
+        )
+        return frozenset()
+    return frozenset((app, model) for app, model in models)
 
 
 def _flag(where: str, key: str, given: Mapping[Any, Any], default: bool, found: list[str]) -> bool:

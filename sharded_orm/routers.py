@@ -14,6 +14,7 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
+from sharded_orm.models.former import group_of_former, groups_of_app
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
@@ -111,10 +112,14 @@ class ShardRouter:
             db in runtime.config().tickets or db == runtime.config().directory
         ):
             return False  # Servers of their own, which hold nothing else.
-        options = self._declared(app_label, model_name, group, hints)
-        if options is None:
-            return False if group is not None else None
-        return options.group == group
+        if model_name is not None:
+            belongs = self._group_of_model(app_label, model_name)
+            return belongs == group if belongs is not None or group is not None else None
+        # RunPython and RunSQL without hints run wherever the app has tables.
+        groups = groups_of_app(app_label)
+        if group is not None:
+            return group in groups
+        return None if None in groups or not groups else False
 
     def _own_table(self, db: str, model_name: str) -> bool | None:
         config = runtime.config()
@@ -124,30 +129,14 @@ class ShardRouter:
             return db in config.tickets
         return None
 
-    def _declared(
-        self, app_label: str, model_name: str | None, group: str | None, hints: dict[str, Any]
-    ) -> ShardOptions | None:
+    def _group_of_model(self, app_label: str, model_name: str) -> str | None:
         # Migrations pass historical models, which have lost their base class; the
         # current model of that name knows.
-        if model_name is not None:
-            try:
-                return shard_options(apps.get_model(app_label, model_name))
-            except LookupError:
-                return None
-        # RunPython and RunSQL without hints run wherever the app has tables.
         try:
-            models = apps.get_app_config(app_label).get_models(include_auto_created=True)
+            options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
-            return None
-        found = None
-        for model in models:
-            options = shard_options(model)
-            if options is None:
-                if group is None:
-                    return None
-            elif found is None or options.group == group:
-                found = options
-        return found
+            return group_of_former(app_label, model_name)
+        return options.group if options is not None else None
 
 
 def _unplaced(options: ShardOptions, key: Any) -> UnplacedKey:

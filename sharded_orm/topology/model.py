@@ -57,6 +57,8 @@ class ShardGroup:
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     database_name: str = "{group}_{shard:05d}"
     atomic_requests: bool = False
+    #: App and name, in lower case, of models that migrations know and the code does not any more.
+    former_models: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
     def _firsts(self) -> tuple[int, ...]:
