@@ -4,41 +4,26 @@
 wrapper whose settings have ``SHARD`` belongs to the wrapper of its group in the same
 thread: it takes part in the group's transactions, logs into the group's log and is
 kept, bounded and closed by the group. Any other alias behaves as Django's own.
+
+What happens at the end of a transaction that wrote is in :mod:`sharded_orm.backends.endings`.
 """
 
 from __future__ import annotations
 
-import logging
 from copy import deepcopy
-from enum import Enum, auto
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
-from sharded_orm.backends import writes
+from sharded_orm.backends.endings import EndingMixin
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
-from sharded_orm.backends.sessions import Identified, SessionID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from sharded_orm.backends.group.base import GroupMixin
     from sharded_orm.topology.model import Shard
-
-W = TypeVar("W", bound=Identified)
-logger = logging.getLogger("sharded_orm.backends")
-
-
-class Fate(Enum):
-    """What became of a transaction when its COMMIT failed."""
-
-    OPEN = auto()
-    """It goes on; whoever sees the error rolls it back."""
-    OVER = auto()
-    UNKNOWN = auto()
 
 
 class TestShards(Protocol):
@@ -64,7 +49,7 @@ def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
         tests.ensure(shards)
 
 
-class ShardAliasMixin(BaseDatabaseWrapper):
+class ShardAliasMixin(EndingMixin):
     """Membership of a shard's wrapper in its group's; see the module.
 
     Like all of Django's wrappers, it may be used by its own thread only. A backend
@@ -83,10 +68,6 @@ class ShardAliasMixin(BaseDatabaseWrapper):
     _unlogged = False
     # Used since the group last closed what is obsolete.
     is_active = False
-    #: What is to happen when the transaction ends, because of what it wrote.
-    transaction_writes: writes.Ending | None = None
-    #: A write of the ORM ran in the transaction that is open.
-    wrote = False
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
         # The blocks that stand, on this shard, for the open levels of the group's
@@ -144,36 +125,6 @@ class ShardAliasMixin(BaseDatabaseWrapper):
     def _is_clean(self) -> bool:
         return self.autocommit == self.settings_dict["AUTOCOMMIT"] and self.is_idle()
 
-    def session_id(self) -> SessionID:
-        """The database session that holds the transaction; nobody if it has no name.
-
-        May ask the database, in the transaction.
-        """
-        return SessionID()
-
-    def judges(self, writer: Identified) -> bool:
-        """Whether :meth:`sessions_gone` can tell about ``writer``. May ask the database, but
-        not in the transaction. True while it does not answer."""
-        return False
-
-    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        """Those of ``writers`` whose session does not exist any more on this alias's server, so
-        that what it began can neither commit nor run on. Empty if the server does not answer."""
-        return set()
-
-    def keep_session(self) -> None:
-        """Share the session of the transaction with nobody until :meth:`let_session_go`."""
-
-    def let_session_go(self) -> None:
-        """End what :meth:`keep_session` began. Repeatable."""
-
-    def discard_session(self) -> None:
-        """Close the session that is kept, if that is possible without a loss."""
-
-    def fate_of_transaction(self) -> Fate:
-        """What became of the transaction, when COMMIT or another statement has raised an error."""
-        raise NotImplementedError
-
     # ##### Hot path: every statement passes here #####
 
     def _cursor(self, name: str | None = None) -> Any:
@@ -224,13 +175,6 @@ class ShardAliasMixin(BaseDatabaseWrapper):
         if group is not None:
             group.shards.opened(self)
 
-    def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close: whatever was open is rolled back.
-        try:
-            super()._close()  # type: ignore[misc]  # not in the stubs
-        finally:
-            self._conclude_writes()
-
     def close(self) -> None:
         # Closing reads the state of transactions and must not open one.
         syncing, self._syncing = self._syncing, True
@@ -238,110 +182,6 @@ class ShardAliasMixin(BaseDatabaseWrapper):
             super().close()
         finally:
             self._syncing = syncing
-
-    # ##### Ends of transactions that wrote #####
-
-    def write_transaction(self) -> Atomic:
-        """A transaction around one write, in autocommit."""
-        if connections[self.alias] is not self:
-            raise TransactionManagementError(
-                f"A cached model cannot be written by a copy of the connection {self.alias!r}."
-            )
-        return Atomic(self.alias, savepoint=False, durable=False)
-
-    def announce_commit(self) -> None:
-        """Tell of what was written; the next thing to happen is COMMIT.
-
-        :raises CacheUnavailable: it cannot be told; the transaction has been rolled back.
-        """
-        ending = self.transaction_writes
-        if ending is None:
-            return
-        try:
-            ending.announce()
-        except BaseException as exc:
-            # Not only errors of databases, by which Atomic would do so: what is left open is
-            # committed when autocommit is switched on.
-            try:
-                self._rollback()
-            except Exception:
-                # Whatever it is: the first error is on its way.
-                logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
-                self.close()
-            # As BaseDatabaseWrapper.rollback(): else the next commit would call them.
-            self.run_on_commit = []
-            raise
-
-    def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Hooks of on_commit run later.
-        if self.transaction_writes is None:
-            super()._commit()  # type: ignore[misc]  # not in the stubs
-        else:
-            self._commit_writes(super()._commit)  # type: ignore[misc]  # not in the stubs
-        self.wrote = False
-
-    def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the backend's: switching autocommit on commits what is open.
-        if autocommit and self.transaction_writes is not None:
-            self._commit_writes(partial(super()._set_autocommit, autocommit))  # type: ignore[misc]  # the backend's
-        else:
-            super()._set_autocommit(autocommit)  # type: ignore[misc]  # the backend's
-        if autocommit:
-            self.wrote = False
-
-    def _rollback(self) -> None:
-        # Overrides BaseDatabaseWrapper._rollback.
-        ending = self.transaction_writes
-        if (
-            ending is not None
-            and ending.is_announced
-            and self.fate_of_transaction() is Fate.UNKNOWN
-        ):
-            # Lost in a statement that commits by itself, perhaps.
-            self._leave_writes()
-        if self.transaction_writes is None:
-            super()._rollback()  # type: ignore[misc]  # not in the stubs
-        else:
-            self.keep_session()
-            try:
-                super()._rollback()  # type: ignore[misc]  # not in the stubs
-                self._conclude_writes()
-            except BaseException:
-                if self.fate_of_transaction() is not Fate.OPEN:
-                    # Nobody will send COMMIT any more, so it cannot take effect.
-                    self._conclude_writes()
-                raise
-            finally:
-                self.let_session_go()
-        self.wrote = False
-
-    def _commit_writes(self, commit: Callable[[], object]) -> None:
-        self.announce_commit()
-        self.keep_session()
-        try:
-            try:
-                commit()
-            except BaseException:
-                fate = self.fate_of_transaction()
-                if fate is Fate.OVER:
-                    self._conclude_writes()
-                elif fate is Fate.UNKNOWN:
-                    self._leave_writes()
-                raise
-            self._conclude_writes()
-        finally:
-            self.let_session_go()
-
-    def _leave_writes(self) -> None:
-        ending, self.transaction_writes = self.transaction_writes, None
-        if ending is not None:
-            ending.lost()
-
-    def _conclude_writes(self) -> None:
-        ending, self.transaction_writes = self.transaction_writes, None
-        self.wrote = False
-        if ending is not None:
-            ending.over()
 
     # ##### Transactions #####
     #

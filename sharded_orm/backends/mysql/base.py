@@ -12,6 +12,7 @@ from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
+from sharded_orm.backends.endings import Fate
 from sharded_orm.backends.mysql import identity
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -21,7 +22,7 @@ from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.sessions import Identified, SessionID
-from sharded_orm.backends.shared import Fate, ShardAliasMixin
+from sharded_orm.backends.shared import ShardAliasMixin
 
 W = TypeVar("W", bound=Identified)
 

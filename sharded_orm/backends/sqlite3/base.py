@@ -14,7 +14,8 @@ from typing import Any
 from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
 
-from sharded_orm.backends.shared import Fate, ShardAliasMixin
+from sharded_orm.backends.endings import Fate
+from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.exceptions import ShardDatabaseMissing
