@@ -18,36 +18,21 @@ after its objects and were equal, and digests of guards never come back.
 from __future__ import annotations
 
 import re
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol, cast
-from weakref import WeakSet
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, cast
 
 from sharded_orm.cache import guards, values
-from sharded_orm.cache.guards import BrokenGuard, Guard
-from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.repair import Repairer, Sessions
+from sharded_orm.cache.guards import BrokenGuard
+from sharded_orm.cache.memory import Listed, Memory
+from sharded_orm.cache.packets import Reply, Steps, drive, read_leased, read_unleased
+from sharded_orm.cache.repair import Repairer
 from sharded_orm.cache.stores.base import MAX_VALUE, Entry, Found, Server, ServerDown
-from sharded_orm.cache.values import Unusable
-from sharded_orm.cache.writing import unfinished
-
-BYPASS, MISS, HIT = 0, 1, 2
+from sharded_orm.cache.values import Row, Unusable
+from sharded_orm.cache.wants import BYPASS, HIT, MISS, State, Want, WantedList, WantedObject, judge
 
 #: Longer lists are not cached: a multi-get of so many objects is no faster than the query.
 MAX_ROWS = 1000
-
-# Longer guards (bytes) and lists (rows) are not remembered.
-_LONGEST_GUARDS = 4096
-_LONGEST_LIST = 100
-
-# As a driver gives it, in the order of the model's concrete fields.
-Row = Sequence[Any]
-# One exchange with a server: what to read, as Server.read takes it, and what it gave.
-_Ask = tuple[Server, Sequence[str], Sequence[str], Sequence[str]]
-_Reply = tuple[list[bytes | None], list[Found], list[bytes | None]]
-_Steps = Generator[_Ask, _Reply, None]
 
 
 class Options(Protocol):
@@ -78,230 +63,6 @@ class Cache(Protocol):
     def lists(self, place: str) -> Server: ...
 
 
-class State:
-    """What the guards of a scope say together. Immutable."""
-
-    __slots__ = (
-        "covers",
-        "created",
-        "is_open",
-        "lists_open",
-        "open",
-        "raws",
-        "revision",
-        "stamp",
-    )
-
-    def __init__(self, raws: tuple[bytes, ...], home: int) -> None:
-        read: list[Guard] = list(map(guards.parse, raws))
-        own = len(read) - 1
-        #: As they stand on the server: equal bytes are one state.
-        self.raws = raws
-        #: What objects must carry.
-        self.stamp = guards.stamp(read[: home + 1])
-        #: What stands in the names of lists.
-        self.revision = guards.revision(read)
-        self.created = max(guard.created for guard in read)
-        #: A write is under way that may concern anything in the scope.
-        self.is_open = any(guard.open for guard in read[:home])
-        #: Or lists in it.
-        self.lists_open = self.is_open or bool(
-            read[home].open if own == home else read[home].has_wide or read[own].open
-        )
-        #: Tells whether a write is under way that concerns an object; None: there is none.
-        self.covers: Callable[[str], bool] | None = read[home].covers if read[home].open else None
-        #: Guards with open markers, and which of the scope's guards they are.
-        self.open: tuple[tuple[int, Guard], ...] = tuple(
-            (index, guard) for index, guard in enumerate(read) if guard.open
-        )
-
-
-_remembered = lru_cache(maxsize=4096)(State)
-
-
-def _judge(raws: tuple[bytes, ...], home: int) -> State:
-    # Longer ones are rare, and would fill the memory.
-    return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else State)(raws, home)
-
-
-class Format(Protocol):
-    """What the rows of a model look like, and what is made of them."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal; rows that carry another one do not count."""
-
-    @property
-    def width(self) -> int:
-        """The number of fields."""
-
-    @property
-    def decoded(self) -> Decoded | None:
-        """Rows whose :meth:`values` are known; None: rows are left as they were stored."""
-
-    def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """The rows in the form that is wanted. Equal rows have equal values, which nobody
-        changes."""
-
-
-class Decoded:
-    """What entries that were read before have turned out to be, by their bytes. Thread-safe.
-
-    Reading an entry takes longer than asking for it. Equal bytes under the same name and
-    stamp are the same row, so nothing here can be out of date.
-    """
-
-    #: Bytes of entries that a process remembers, of all kinds; beyond it begins anew.
-    LIMIT = 4 << 20
-    #: Longer entries are not remembered.
-    LONGEST = 1 << 14
-
-    _all: ClassVar[WeakSet[Decoded]] = WeakSet()
-    _total: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        self.known: dict[bytes | None, tuple[str, str, Row]] = {}
-        self._all.add(self)
-
-    def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
-        if len(raw) > self.LONGEST:
-            return
-        # Threads may count at the same time and lose a little; the limit is a rough one.
-        Decoded._total += len(raw)
-        if Decoded._total > self.LIMIT:
-            for each in list(self._all):
-                each.known = {}
-            Decoded._total = len(raw)
-        self.known[raw] = (stamp, name, row)
-
-
-class Want:
-    """What is asked for. One read each; not shared between threads.
-
-    :param scope: of the object (without isolate key) or list.
-    :param sessions: those of the database that holds the rows; None: nothing is repaired.
-    """
-
-    __slots__ = (
-        "format",
-        "found",
-        "outcome",
-        "rows",
-        "scope",
-        "sessions",
-        "stamped",
-        "state",
-        "value",
-    )
-
-    def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
-        self.scope = scope
-        self.format = format
-        self.sessions = sessions
-        self.outcome = BYPASS
-        #: The rows of a hit; their values, if the format has ``decoded``.
-        self.rows: list[Row] | None = None
-        #: The number of a hit, for scalars.
-        self.value: int | None = None
-        #: The guards under which what is missing may be filled; None: it may not.
-        self.state: State | None = None
-        #: The same for its objects, which may be on another server.
-        self.stamped: State | None = None
-        # By name: what stood there and may be replaced under the lease; None: it was valid.
-        self.found: dict[str, Found | None] = {}
-
-
-class WantedObject(Want):
-    """A row by its primary key.
-
-    :param pk: its token.
-    """
-
-    __slots__ = ("name", "pk")
-
-    def __init__(self, scope: Scope, format: Format, sessions: Sessions | None, pk: str) -> None:
-        super().__init__(scope, format, sessions)
-        self.pk = pk
-        self.name = scope.object_name(pk)
-
-
-class WantedList(Want):
-    """The rows of a query, or with ``scalar`` the number that it results in.
-
-    :param query: a digest of everything that the result depends on but the rows.
-    """
-
-    __slots__ = ("is_listed", "names", "query", "scalar")
-
-    def __init__(
-        self,
-        scope: Scope,
-        format: Format,
-        sessions: Sessions | None,
-        query: str,
-        *,
-        scalar: bool = False,
-    ) -> None:
-        super().__init__(scope, format, sessions)
-        self.query = query
-        self.scalar = scalar
-        #: Its ids were there, but not all the rows.
-        self.is_listed = False
-        #: The names of the rows' objects, after a hit or a fill.
-        self.names: tuple[str, ...] | None = None
-
-
-class _Listed:
-    """The ids of a list under a revision, with the names of the objects; or a scalar."""
-
-    __slots__ = ("names", "pks", "revision", "value")
-
-    def __init__(
-        self, revision: str, pks: tuple[str, ...], names: tuple[str, ...], value: int | None
-    ) -> None:
-        self.revision = revision
-        self.pks = pks
-        self.names = names
-        self.value = value
-
-
-class Memory:
-    """What a process remembers of lists and guards it has seen. Thread-safe.
-
-    It is never believed by itself: a guard that is read now tells whether it is still
-    right. The oldest entries are dropped beyond ``limit``.
-    """
-
-    def __init__(self, limit: int = 4096) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._lists: dict[tuple[str, str], _Listed] = {}
-        self._revisions: dict[str, str] = {}
-
-    def listed(self, guard: str, query: str) -> _Listed | None:
-        return self._lists.get((guard, query))
-
-    def revision(self, guard: str) -> str | None:
-        return self._revisions.get(guard)
-
-    def note(self, guard: str, query: str, listed: _Listed) -> None:
-        if len(listed.pks) <= _LONGEST_LIST:
-            with self._lock:
-                _put(self._lists, (guard, query), listed, self._limit)
-
-    def note_revision(self, guard: str, revision: str) -> None:
-        if self._revisions.get(guard) != revision:
-            with self._lock:
-                _put(self._revisions, guard, revision, self._limit)
-
-
-def _put(kept: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
-    kept.pop(key, None)
-    if len(kept) >= limit:
-        del kept[next(iter(kept))]
-    kept[key] = value
-
-
 class Reader:
     """Reads and fills, for all threads of the process.
 
@@ -321,10 +82,10 @@ class Reader:
 
         :param to_fill: what is missing will be filled: leases are taken.
         """
-        exchange = _read if to_fill else _read_unleased
+        exchange = read_leased if to_fill else read_unleased
         first = wants[0] if len(wants) == 1 else None
         if isinstance(first, WantedObject):
-            # The commonest read of all: what _object() does, without _drive().
+            # The commonest read of all: what _object() does, without drive().
             server = self.cache.objects(first.scope.place)
             try:
                 reply = exchange(server, first.scope.guards, (first.name,), ())
@@ -337,18 +98,18 @@ class Reader:
                 self._object(want) if isinstance(want, WantedObject) else self._list(want)  # type: ignore[arg-type]  # there are two kinds
                 for want in wants
             ]
-            _drive(steps, exchange)
+            drive(steps, exchange)
         for want in wants:
             if want.outcome == MISS:
                 self._prepare(want) if to_fill else self._forbid(want)
         self._count_read(wants)
 
-    def _object(self, want: WantedObject) -> _Steps:
+    def _object(self, want: WantedObject) -> Steps:
         scope = want.scope
         server = self.cache.objects(scope.place)
         self._decide(want, server, (yield server, scope.guards, (want.name,), ()))
 
-    def _decide(self, want: WantedObject, server: Server, reply: _Reply) -> None:
+    def _decide(self, want: WantedObject, server: Server, reply: Reply) -> None:
         scope = want.scope
         raws, found, _ = reply
         state = self._state(server, scope.guards, scope.home, tuple(raws))
@@ -366,7 +127,7 @@ class Reader:
         want.state = want.stamped = state
         want.outcome = MISS
 
-    def _list(self, want: WantedList) -> _Steps:
+    def _list(self, want: WantedList) -> Steps:
         scope, query = want.scope, want.query
         names, own = scope.guards, scope.guards[-1]
         server = self.cache.lists(scope.place)
@@ -463,7 +224,7 @@ class Reader:
         """What the guards say; None when one was missing or broken, and has been made anew."""
         try:
             if None not in raws:
-                return _judge(cast("tuple[bytes, ...]", raws), home)
+                return judge(cast("tuple[bytes, ...]", raws), home)
         except BrokenGuard:
             pass
         header = guards.header(self._now())
@@ -553,7 +314,7 @@ class Reader:
 
     def _listed(
         self, want: WantedList, name: str, raw: bytes | None, revision: str
-    ) -> _Listed | None:
+    ) -> Listed | None:
         found = values.unpack_list(raw, name, want.format.fingerprint)
         if isinstance(found, Unusable):
             if found is Unusable.BROKEN:
@@ -561,7 +322,7 @@ class Reader:
             return None
         if want.scalar:
             if len(found) == 1 and type(found[0]) is int:
-                return _Listed(revision, (), (), found[0])
+                return Listed(revision, (), (), found[0])
         elif all(type(pk) is str for pk in found) and _TOKENS.fullmatch(",".join(found)):
             # They become names, and who knows who wrote them.
             return _listed(want, revision, found)
@@ -639,7 +400,7 @@ class Reader:
         server = self.cache.lists(scope.place)
         name, fingerprint = scope.list_name(want.query, state.revision), want.format.fingerprint
         if want.scalar:
-            listed = _Listed(state.revision, (), (), want.value)
+            listed = Listed(state.revision, (), (), want.value)
             raw = values.pack_list(name, fingerprint, [want.value])
         else:
             if len(pks) != len(rows):
@@ -728,86 +489,6 @@ def _why_not(entry: Entry) -> str:
     return "too_large" if len(entry.value) > MAX_VALUE else "fills_lost"
 
 
-def _listed(want: WantedList, revision: str, pks: Iterable[str]) -> _Listed:
+def _listed(want: WantedList, revision: str, pks: Iterable[str]) -> Listed:
     found = tuple(pks)
-    return _Listed(revision, found, tuple(map(want.scope.object_name, found)), None)
-
-
-def _read(
-    server: Server, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
-) -> _Reply:
-    if unfinished.waiting:
-        unfinished.flush(server)
-    return server.read(names, objects, again)
-
-
-def _read_unleased(
-    server: Server, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
-) -> _Reply:
-    """The same for who is not going to fill: a lease would keep others from it."""
-    if not objects:
-        return _read(server, names, (), again)
-    raws, _, after = _read(server, (*names, *objects), (), again)
-    return raws[: len(names)], list(map(Found, raws[len(names) :])), after
-
-
-def _drive(steps: Sequence[_Steps], exchange: Callable[..., _Reply]) -> None:
-    """Run reads side by side: what they ask of one server goes in one packet."""
-    if len(steps) == 1:
-        step = steps[0]
-        try:
-            ask = next(step)
-            while True:
-                ask = step.send(exchange(*ask))
-        except (StopIteration, ServerDown):
-            return
-    waiting = [(step, next(step)) for step in steps]  # Each asks at least once.
-    while waiting:
-        packets: dict[Server, _Packet] = {}
-        for step, ask in waiting:
-            packets.setdefault(ask[0], _Packet()).add(step, ask)
-        waiting = []
-        for server, packet in packets.items():
-            try:
-                waiting += packet.exchange(server, exchange)
-            except ServerDown:
-                continue  # Its wants bypass the cache.
-
-
-class _Packet:
-    """What several reads ask of one server in one exchange."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._again: dict[str, int] = {}
-        self._objects: list[str] = []
-        self._asks: list[tuple[_Steps, _Ask, int]] = []
-
-    def add(self, step: _Steps, ask: _Ask) -> None:
-        _, names, objects, again = ask
-        self._asks.append((step, ask, len(self._objects)))
-        for name in names:
-            self._names.setdefault(name, len(self._names))
-        for name in again:
-            self._again.setdefault(name, len(self._again))
-        self._objects += objects
-
-    def exchange(
-        self, server: Server, exchange: Callable[..., _Reply]
-    ) -> list[tuple[_Steps, _Ask]]:
-        """One round trip; what each read asks next."""
-        names, objects, again = exchange(
-            server, list(self._names), self._objects, list(self._again)
-        )
-        following = []
-        for step, (_, own_names, own_objects, own_again), start in self._asks:
-            reply = (
-                [names[self._names[name]] for name in own_names],
-                objects[start : start + len(own_objects)],
-                [again[self._again[name]] for name in own_again],
-            )
-            try:
-                following.append((step, step.send(reply)))
-            except StopIteration:
-                continue
-        return following
+    return Listed(revision, found, tuple(map(want.scope.object_name, found)), None)

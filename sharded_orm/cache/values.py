@@ -32,6 +32,9 @@ from zlib import crc32
 #: fingerprint of a model.
 FORMAT: Final = 1
 
+#: As a driver gives it, in the order of the model's concrete fields.
+Row = Sequence[Any]
+
 _OBJECT, _LIST = "o1", "l1"
 #: Another version of this format, or this one.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
@@ -131,7 +134,7 @@ _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 
-def pack_object(name: str, fingerprint: str, stamp: str, row: Sequence[Any]) -> bytes | None:
+def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | None:
     """The value of an object.
 
     :param name: under which it will stand.
@@ -212,7 +215,7 @@ def _other(raw: bytes, start: str) -> Unusable:
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
 
-def _pack(prefix: bytes, row: Sequence[Any]) -> bytes | None:
+def _pack(prefix: bytes, row: Row) -> bytes | None:
     fields = list(row)
     letters = "." * len(fields)
     if not _PLAIN.issuperset(map(type, fields)):

@@ -29,16 +29,10 @@ from sharded_orm import runtime
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.cache import level1
 from sharded_orm.cache.guards import digest
-from sharded_orm.cache.reading import (
-    HIT,
-    MISS,
-    Decoded,
-    Reader,
-    Row,
-    Want,
-    WantedList,
-    WantedObject,
-)
+from sharded_orm.cache.memory import Decoded
+from sharded_orm.cache.reading import Reader
+from sharded_orm.cache.values import Row
+from sharded_orm.cache.wants import HIT, MISS, Want, WantedList, WantedObject
 from sharded_orm.models.caching import CachedModel, cached_model
 from sharded_orm.models.fingerprint import QUERIES, asked, compiled
 

@@ -21,7 +21,7 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.cache import guards, writing
-from sharded_orm.cache.reading import Memory
+from sharded_orm.cache.memory import Memory
 from sharded_orm.cache.stores.base import Server, ServerDown
 from sharded_orm.models import cached
 from sharded_orm.models.caching import cached_model
