@@ -25,7 +25,7 @@ from django.db.models.sql.where import AND, OR, WhereNode
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.cache import level1
-from sharded_orm.models import ShardedQuerySet, cached
+from sharded_orm.models import ShardedQuerySet, lookup, plans
 from tests.cached.models import (
     CachedAlbum,
     CachedBoard,
@@ -476,7 +476,7 @@ class TestKeys:
     def test_a_copy_of_all_is_no_query_to_build(self, photos, monkeypatch):
         pk = photos[0].pk
         CachedPhoto.objects.get(user_id=ONE, pk=pk)
-        monkeypatch.setattr(cached, "asked", None)
+        monkeypatch.setattr(lookup, "asked", None)
         assert CachedPhoto.objects.all().all().get(user_id=ONE, pk=pk) == photos[0]
 
     def test_querysets_that_are_set_up_by_hand(self, photos):
@@ -543,7 +543,7 @@ class TestMakers:
 
         field = CachedPhoto._meta.get_field("title")
         monkeypatch.setattr(type(field), "from_db_value", from_db_value, raising=False)
-        monkeypatch.setattr(cached, "_plans", {})
+        monkeypatch.setattr(plans, "_plans", {})
 
         class Listed(CachedPhoto):
             class Meta:
