@@ -1,7 +1,8 @@
 """A Redis server (4.0 or newer), through the connections of django-redis or Django.
 
-The client libraries connect (TLS, sockets, Sentinel); what is said is said here: their parsers
-and pools take longer than the server, and know no limit on the time of a whole call.
+The client libraries connect (TLS, sockets, Sentinel); what is said is said here, in the words of
+:mod:`sharded_orm.cache.stores.resp`: their parsers and pools take longer than the server, and know
+no limit on the time of a whole call.
 
 Leases: a placeholder with a random token stands under a leased name for a few seconds, and a
 script stores a value only while it is still there.
@@ -18,7 +19,6 @@ that stayed open, the packet is sent again on a new one. The caller sees plain n
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import secrets
@@ -39,52 +39,45 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
+from sharded_orm.cache.stores.resp import (
+    LINE_END,
+    Refusal,
+    Script,
+    by_digest,
+    by_source,
+    pack_all,
+    pack_command,
+    parse_lines,
+    parse_replies,
+    parse_texts,
+)
 from sharded_orm.cache.stores.wire import Link, Nonsense, Outdated, RemoteServer
 
-_LINE_END = b"\r\n"  # of every reply
 _PLACEHOLDER = b"\0lease:"
-_TEXT = ord("$")
 #: Under this name stands which server has written the data, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: Characters of an incarnation, and what it adds to a name.
 _LENGTH = 12
 _MORE = _LENGTH + 1
+_READ_OWNER = pack_command((b"GET", _OWNER))
+_OWNER_TEXT = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
 
-
-class _Script:
-    def __init__(self, source: bytes) -> None:
-        self.source = source
-        self.digest = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
-
-
-_COMPARE_AND_SET = _Script(
+_COMPARE_AND_SET = Script(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
 # What stands there afterwards.
-_REPLACE_OWNER = _Script(
+_REPLACE_OWNER = Script(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
 # APPEND alone would create it.
-_APPEND = _Script(
+_APPEND = Script(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
 )
-
-
-class _Error:
-    """A server's refusal of one command."""
-
-    def __init__(self, line: bytes) -> None:
-        # The rest may quote what was sent.
-        self.code = line.split(None, 1)[0].decode(errors="replace") if line.strip() else "ERR"
-
-
-class _Incomplete(Exception):
-    pass
 
 
 class RedisServer(RemoteServer):
@@ -98,7 +91,7 @@ class RedisServer(RemoteServer):
     network leaves two primaries, who still reaches the old one reads what was valid before it.
     """
 
-    _end = _LINE_END
+    _end = LINE_END
 
     def __init__(
         self,
@@ -203,10 +196,12 @@ class RedisServer(RemoteServer):
         """Replies to commands that must have success and give texts."""
         left = max(deadline - time.monotonic(), 0.001)
         link = Link(connection._sock, left)
-        packet = b"".join(map(_pack, commands))
-        replies = link.ask(packet, _LINE_END, lambda raw: _parse(raw, len(commands)), deadline)
+        packet = b"".join(map(pack_command, commands))
+        replies = link.ask(
+            packet, LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
+        )
         for command, reply in zip(commands, replies, strict=True):
-            if isinstance(reply, _Error):
+            if isinstance(reply, Refusal):
                 raise Nonsense(f"{command[0].decode()} was refused: {reply.code}")
             if not isinstance(reply, bytes) and (reply is not None or command[0] != b"GET"):
                 raise Nonsense(f"unexpected reply to {command[0].decode()}")
@@ -226,9 +221,9 @@ class RedisServer(RemoteServer):
 
         def parse(raw: bytes) -> list[Any] | None:
             # Nearly always they are lines, and the owner is the same.
-            replies = _lines(raw, count, owner)
+            replies = parse_lines(raw, count, owner)
             if replies is None:
-                replies = _parse(raw, count + 1)
+                replies = parse_replies(raw, count + 1)
                 if replies is not None:
                     _check_owner(replies.pop(), owner)
             return replies
@@ -242,16 +237,16 @@ class RedisServer(RemoteServer):
         A text is the name of an entry."""
         if not commands:
             return []
-        known = [_by_digest(command) for command in commands]
-        replies = self._run(lambda word: _pack_all(known, word), len(known))
+        known = [by_digest(command) for command in commands]
+        replies = self._run(lambda word: pack_all(known, word), len(known))
         unknown = [
             index
             for index, reply in enumerate(replies)
-            if isinstance(reply, _Error) and reply.code == "NOSCRIPT"
+            if isinstance(reply, Refusal) and reply.code == "NOSCRIPT"
         ]
         if unknown:
-            sent = [_by_source(commands[index]) for index in unknown]
-            again = self._run(lambda word: _pack_all(sent, word), len(sent))
+            sent = [by_source(commands[index]) for index in unknown]
+            again = self._run(lambda word: pack_all(sent, word), len(sent))
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
         return replies
@@ -259,7 +254,7 @@ class RedisServer(RemoteServer):
     def _checked(self, reply: Any, kind: type) -> Any:
         if isinstance(reply, kind):
             return reply
-        if isinstance(reply, _Error):
+        if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
                 # For this command; the server is well.
@@ -280,13 +275,13 @@ class RedisServer(RemoteServer):
 
         def parse(raw: bytes) -> list[Any] | None:
             # Nearly always everything is there.
-            values: list[Any] | None = _texts(raw, count)
+            values: list[Any] | None = parse_texts(raw, count)
             if values is None:
-                replies = _parse(raw, 1)
+                replies = parse_replies(raw, 1)
                 if replies is None:
                     return None
                 (reply,) = replies
-                if isinstance(reply, _Error):
+                if isinstance(reply, Refusal):
                     raise Nonsense(f"refused: {reply.code}")
                 if not isinstance(reply, list) or len(reply) != count:
                     raise Nonsense("unexpected reply to MGET")
@@ -392,7 +387,7 @@ class RedisServer(RemoteServer):
         commands += [(b"EXPIRE", key, seconds) for key in keys]
         *made, there = self._pipeline([*commands, (b"MGET", *keys)])
         for reply in made:
-            if isinstance(reply, _Error):
+            if isinstance(reply, Refusal):
                 self._checked(reply, bytes)
         if not all(self._checked(there, list)):
             raise ServerDown(f"{self.name}: a guard vanished while it was made")
@@ -465,135 +460,6 @@ def _seconds(ttl: float) -> bytes:
 
 def _check_owner(reply: Any, owner: bytes) -> None:
     if reply != owner:
-        if isinstance(reply, _Error):
+        if isinstance(reply, Refusal):
             raise Nonsense(f"refused: {reply.code}")
         raise Outdated("the data are of another incarnation")
-
-
-def _texts(raw: bytes, count: int) -> list[Any] | None:
-    """What MGET gives if there are ``count`` values and none is empty; else None.
-
-    Sizes are compared one after the other: a value with a line end in it is no such case.
-    """
-    header, *parts = raw.split(b"\r\n")
-    if header != b"*%d" % count or len(parts) != 2 * count + 1:
-        return None
-    values = parts[1::2]
-    if not all(values) or parts[:-1:2] != [b"$%d" % len(value) for value in values]:
-        return None
-    return values
-
-
-def _lines(raw: bytes, count: int, owner: bytes) -> list[Any] | None:
-    """``count`` replies of one line each, and the owner; None if there is anything else."""
-    lines = raw.split(b"\r\n")
-    if len(lines) != count + 3 or lines[-3:] != [b"$%d" % len(owner), owner, b""]:
-        return None
-    replies: list[Any] = []
-    for line in lines[:count]:
-        if line[:1] == b":" and line[1:].isdigit():
-            replies.append(int(line[1:]))
-        elif line == b"+OK":
-            replies.append(b"OK")
-        elif line == b"$-1":
-            replies.append(None)
-        else:
-            return None
-    return replies
-
-
-def _pack_all(commands: Sequence[tuple[Any, ...]], word: bytes) -> bytes:
-    texts = []
-    for command in commands:
-        texts.append(b"*%d\r\n" % len(command))
-        for part in command:
-            if isinstance(part, str):
-                texts.append(b"$%d\r\n%b:%b\r\n" % (len(part) + _MORE, word, part.encode("ascii")))
-            else:
-                texts.append(b"$%d\r\n%b\r\n" % (len(part), part))
-    return b"".join(texts)
-
-
-def _pack(command: Sequence[bytes]) -> bytes:
-    parts = [b"*%d\r\n" % len(command)]
-    parts += [b"$%d\r\n%b\r\n" % (len(part), part) for part in command]
-    return b"".join(parts)
-
-
-_READ_OWNER = _pack((b"GET", _OWNER))
-_OWNER_TEXT = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
-
-
-def _by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    script = command[0]
-    if isinstance(script, _Script):
-        return (b"EVALSHA", script.digest, b"1", *command[1:])
-    return command
-
-
-def _by_source(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (b"EVAL", command[0].source, b"1", *command[1:])
-
-
-def _parse(raw: bytes, count: int) -> list[Any] | None:
-    """``count`` replies; None if they go on."""
-    replies: list[Any] = []
-    position = 0
-    try:
-        for _ in range(count):
-            reply, position = _reply(raw, position)
-            replies.append(reply)
-    except _Incomplete:
-        return None
-    if position < len(raw):
-        raise Nonsense("more than was asked for")
-    return replies
-
-
-def _reply(raw: bytes, position: int) -> tuple[Any, int]:
-    """The reply at ``position`` and where the next one begins."""
-    end = raw.find(b"\r\n", position)
-    if end < 0:
-        raise _Incomplete
-    kind, line = raw[position : position + 1], raw[position + 1 : end]
-    if kind == b"+":
-        return line, end + 2
-    if kind == b"-":
-        return _Error(line), end + 2
-    try:
-        number = int(line)
-    except ValueError as exc:
-        raise Nonsense("not a reply of Redis") from exc
-    if kind == b":":
-        return number, end + 2
-    if kind == b"$":
-        return _value(raw, end + 2, number)
-    if kind != b"*":
-        raise Nonsense("not a reply of Redis")
-    position = end + 2
-    values = []
-    for _ in range(number):
-        # Of our commands only MGET has several values, and they are texts.
-        end = raw.find(b"\r\n", position)
-        if end < 0:
-            raise _Incomplete
-        try:
-            size = int(raw[position + 1 : end])
-        except ValueError as exc:
-            raise Nonsense("not a reply of Redis") from exc
-        if raw[position] != _TEXT:
-            raise Nonsense("values of another kind")
-        value, position = _value(raw, end + 2, size)
-        values.append(value)
-    return values, position
-
-
-def _value(raw: bytes, start: int, size: int) -> tuple[bytes | None, int]:
-    if size < 0:
-        return None, start
-    end = start + size
-    if raw[end : end + 2] != b"\r\n":
-        if len(raw) < end + 2:
-            raise _Incomplete
-        raise Nonsense("a value of another size")
-    return raw[start:end], end + 2
