@@ -250,13 +250,11 @@ class Reader:
         if want.sessions is None:
             return
         scope = want.scope
-        holds_objects = server is self.cache.objects(scope.place)
         for index, guard in state.open:
             try:
                 closed = self.repairer.repair(
-                    server, scope, index, guard, want.sessions, self._now(),
-                    holds_objects=holds_objects,
-                )  # fmt: skip
+                    server, scope, index, guard, want.sessions, self._now()
+                )
             except ServerDown:
                 return
             if closed:

@@ -90,15 +90,14 @@ class Repairer:
         guard: Guard,
         sessions: Sessions,
         now: float,
-        *,
-        holds_objects: bool = True,
     ) -> int:
         """Close the markers of ``guard`` whose writers are dead.
 
+        Objects that they name are deleted wherever the home guard is repaired, on a server of
+        lists, too: it may be that of the objects, and deleting what is not there costs nothing.
+
         :param index: which of ``scope.guards`` it is.
         :param now: seconds since 1970.
-        :param holds_objects: of no effect. Objects are deleted wherever their guard is repaired:
-            two aliases may name one server, and deleting what is not there costs nothing.
         :returns: the number of closed markers. The caller still reads the database: the guard
             that it holds is of before.
         :raises ServerDown: by the cache server.

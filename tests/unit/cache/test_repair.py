@@ -106,12 +106,9 @@ def put(store: Store, name: str, *markers: Marker) -> None:
 
 def repair(
     repairer: Repairer, store: Store, sessions: Database, name: str, now: float = NOW + 2,
-    *, holds_objects: bool = True, scope: Scope = ALBUM,
+    *, scope: Scope = ALBUM,
 ) -> int:  # fmt: skip
-    return repairer.repair(
-        store, scope, scope.guards.index(name), store.guard(name), sessions, now,
-        holds_objects=holds_objects,
-    )  # fmt: skip
+    return repairer.repair(store, scope, scope.guards.index(name), store.guard(name), sessions, now)
 
 
 def test_the_objects_of_a_dead_writer_go_before_its_marker(
@@ -149,14 +146,6 @@ def test_only_the_home_guard_names_objects(store: Store, repairer: Repairer) -> 
     repair(repairer, store, Database(), ISOLATED)
     repair(repairer, store, Database(), TABLE, scope=Scope(PHOTO, "s"))
     assert store.finished == [([], [ISOLATED]), ([], [TABLE])]
-
-
-def test_objects_go_on_the_server_of_lists_too(store: Store, repairer: Repairer) -> None:
-    """It may be that of the objects, under another alias."""
-    put(store, HOME, marker("7"))
-    assert repair(repairer, store, Database(), HOME, holds_objects=False) == 1
-    assert store.finished == [([ALBUM.object_name("7")], [HOME])]
-    assert store.guard(HOME).open == ()
 
 
 def test_global_models_have_their_objects_in_the_table(store: Store, repairer: Repairer) -> None:
@@ -225,7 +214,7 @@ def test_threads_that_meet_it_together_close_it_once(store: Store, repairer: Rep
 
     def meet() -> None:
         start.wait()
-        closed.append(repairer.repair(store, ALBUM, 1, seen, sessions, NOW + 2, holds_objects=True))
+        closed.append(repairer.repair(store, ALBUM, 1, seen, sessions, NOW + 2))
 
     threads = [threading.Thread(target=meet) for _ in range(8)]
     for thread in threads:
