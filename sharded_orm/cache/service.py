@@ -43,14 +43,16 @@ class Cache:
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
+        self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
         #: Whether objects and lists are on the same servers.
-        self.shares_store = options.objects == options.lists
-        self.object_servers = tuple(open_servers(options.objects, options))
-        self.list_servers = (
-            self.object_servers
-            if self.shares_store
-            else tuple(open_servers(options.lists, options))
-        )
+        self.shares_store = True
+        if options.lists != options.objects:
+            lists = tuple(open_servers(options.lists, options))
+            # Two aliases may name the same servers. A place has the same one of them if they
+            # stand in the same order.
+            if [one.name for one in lists] != [one.name for one in self.object_servers]:
+                self.list_servers = lists
+                self.shares_store = False
         if name_prefix(options.objects, options.lists, *options.also_mark) != name_prefix(
             options.objects, options.lists
         ):

@@ -59,13 +59,15 @@ STORES = ["local", "memcached", "redis", "separate", "aliases"]
 
 @pytest.fixture(params=STORES)
 def stores(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cache servers; separate ones for objects and lists, and two aliases of one, too."""
+    """Cache servers; separate ones for objects and lists, and one under two aliases, too."""
     own: dict[str, Any] = {}
     if request.param == "local":
         backend = "django.core.cache.backends.locmem.LocMemCache"
         own["local"] = {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
     if request.param == "aliases":
-        own["another"] = request.getfixturevalue("memcached").django()
+        entry = request.getfixturevalue("memcached").django()
+        # Named twice: not the same servers as those of the other alias, but for each place it is.
+        own["another"] = {**entry, "LOCATION": [entry["LOCATION"]] * 2}
     if request.param in ("memcached", "separate", "aliases"):
         own["memcached"] = request.getfixturevalue("memcached").django()
     if request.param in ("redis", "separate"):

@@ -67,6 +67,24 @@ def test_objects_and_lists_on_two_stores() -> None:
     assert cache.guard_ttl == 2 * cache.options.ttl
 
 
+def test_two_aliases_of_the_same_servers_share_them() -> None:
+    def open_servers(alias: str, options: CacheOptions) -> Sequence[Server]:
+        return [LocalServer("a"), LocalServer("b")]
+
+    cache = Cache(options("lists"), open_servers)
+    assert cache.shares_store
+    assert all(cache.objects(place) is cache.lists(place) for place in PLACES)
+
+
+def test_the_same_servers_in_another_order_are_two_stores() -> None:
+    def open_servers(alias: str, options: CacheOptions) -> Sequence[Server]:
+        return [LocalServer(name) for name in ("ab" if alias == "default" else "ba")]
+
+    cache = Cache(options("lists"), open_servers)
+    assert not cache.shares_store
+    assert all(cache.objects(place).name != cache.lists(place).name for place in PLACES)
+
+
 def test_names_begin_with_the_prefixes() -> None:
     assert Cache(options(), servers(1)).type_name("photos.Photo") == "photos.Photo"
     assert Cache(options(prefix="a"), servers(1)).type_name("photos.Photo") == "a:photos.Photo"
