@@ -116,10 +116,6 @@ class Guard:
     early: tuple[str, ...] = ()
     spare: int = 0
 
-    def is_quarantined(self, now: float, seconds: float) -> bool:
-        """Whether it is so young that a marker may have been lost with its predecessor."""
-        return now < self.created + seconds
-
     @property
     def is_bulky(self) -> bool:
         """Whether it is worth to be compacted."""

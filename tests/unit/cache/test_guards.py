@@ -21,12 +21,10 @@ def marker(*pks: str, wide: bool = False, everything: bool = False) -> Marker:
     return Marker(guards.new_token(), NOW, wide, WRITER, listed)
 
 
-def test_a_new_guard_is_clean_and_quarantined() -> None:
+def test_a_new_guard_is_clean() -> None:
     guard = parse(header(NOW))
     assert guard.open == ()
     assert guard.created == NOW
-    assert guard.is_quarantined(NOW + 9.9, 10)
-    assert not guard.is_quarantined(NOW + 10, 10)
     assert parse(header(NOW)).generation != guard.generation
 
 
