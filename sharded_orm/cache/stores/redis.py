@@ -30,6 +30,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
+from redis.sentinel import SentinelConnectionPool
 
 from sharded_orm.cache.stores.base import (
     LEASE_SECONDS,
@@ -105,10 +106,8 @@ class RedisServer(RemoteServer):
         :param pool: tells how to connect; no connection is taken from it.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
-        options = pool.connection_kwargs
-        place = options.get("path") or f"{options.get('host')}:{options.get('port')}"
         super().__init__(
-            f"redis {place}/{options.get('db') or 0}",
+            f"redis {_place(pool)}/{pool.connection_kwargs.get('db') or 0}",
             timeout=timeout,
             backoff=backoff,
             clock=clock,
@@ -452,6 +451,19 @@ def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[Connectio
     if isinstance(parser := rest.get("parser_class"), str):
         rest["parser_class"] = import_string(parser)
     return [kind.from_url(urls[0].strip(), **rest)]
+
+
+def _place(pool: ConnectionPool) -> str:
+    """Differs for servers that are not the same: what each holds goes by its name."""
+    if isinstance(pool, SentinelConnectionPool):
+        # Two sets of sentinels may each have a service of that name.
+        watchers = [
+            one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels
+        ]
+        places = sorted(f"{one.get('host')}:{one.get('port')}" for one in watchers)
+        return f"{pool.service_name} of {','.join(places)}"
+    options = pool.connection_kwargs
+    return options.get("path") or f"{options.get('host')}:{options.get('port')}"
 
 
 def _seconds(ttl: float) -> bytes:

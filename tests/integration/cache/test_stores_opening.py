@@ -56,6 +56,25 @@ def test_memcached_may_be_several_servers(settings: Any) -> None:
         assert names(settings, BACKEND=MEMCACHED, LOCATION=location) == several
 
 
+def test_services_of_other_sentinels_are_other_servers(settings: Any) -> None:
+    def service(*sentinels: tuple[str, int]) -> list[str]:
+        return names(
+            settings,
+            BACKEND=DJANGO_REDIS,
+            LOCATION="redis://site/2",
+            OPTIONS={
+                "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+                "SENTINELS": list(sentinels),
+            },
+        )
+
+    assert service(("10.0.0.2", 26379), ("10.0.0.1", 26379)) == [
+        "redis site of 10.0.0.1:26379,10.0.0.2:26379/2"
+    ]
+    assert service(("10.0.0.3", 26379)) == ["redis site of 10.0.0.3:26379/2"]
+
+
 def test_a_subclass_of_a_backend_is_one(settings: Any) -> None:
     backend = f"{__name__}.{OwnCache.__qualname__}"
     sys.modules.setdefault(__name__, sys.modules[OwnCache.__module__])
