@@ -13,6 +13,7 @@ from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
+from sharded_orm.exceptions import TopologyUnavailable
 
 
 class ShardedOrmConfig(AppConfig):
@@ -34,7 +35,14 @@ class ShardedOrmConfig(AppConfig):
             import_module(f"sharded_orm.{module}")  # Each check registers itself.
         runtime.provide_directory(DatabaseDirectory)
         writes.provide_observer(CacheObserver())
-        runtime.validate()
+        try:
+            runtime.validate()
+        except TopologyUnavailable:
+            # The command that puts a first topology into its source starts without one, and
+            # needs nothing of what follows.
+            if sys.argv[1:2] != ["topology"]:
+                raise
+            return
         runtime.on_reset(caching.forget)
         request_started.connect(level1.begin_request)
         request_finished.connect(level1.end_request)

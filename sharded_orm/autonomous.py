@@ -51,8 +51,12 @@ class AutonomousConnections:
         if connection is not None and connection.errors_occurred:
             # Nobody else knows of it: close_old_connections() of a worker does not reach it.
             connection.close_if_unusable_or_obsolete()
-        # A test database is another one under the same alias.
-        if connection is None or connection.settings_dict["NAME"] != shared.settings_dict["NAME"]:
+        # A test database is another one under the same alias. A shard's connection sees by
+        # itself where the shard is.
+        if connection is None or (
+            "SHARD" not in shared.settings_dict
+            and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]
+        ):
             connection = own[alias] = connections.create_connection(alias)
         return Autonomous(connection, True)
 

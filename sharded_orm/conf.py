@@ -7,21 +7,23 @@ module gets live objects from there.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
 
 from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.topology.document import Document, merged
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, problems
 
 SETTING = "SHARDED_ORM"
 
 _KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
-    "ON_CACHE_FAILURE",
+    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY",
 }  # fmt: skip
 #: The most ids that one request takes.
 MAX_TICKETS = 1_000_000
@@ -39,8 +41,19 @@ _GROUP_KEYS = {
 _RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
 _NODE_KEYS = {
     "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
-    "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT",
+    "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
 }  # fmt: skip
+_OPERATOR_KEYS = {"USER", "PASSWORD"}
+_TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
+# The rest is passed on to the driver as it is.
+_NODE_KINDS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
+    "POOL": ((Mapping, type(None)), "a dict"),
+    "HOST": ((str, type(None)), "text"),
+    "PORT": ((int, str, type(None)), "a number"),
+    "NAME": ((str, os.PathLike, type(None)), "a folder"),
+    "CONN_MAX_AGE": ((int, float, type(None)), "a number of seconds or None"),
+}
 _TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
 
@@ -91,6 +104,16 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
+class SourceOptions:
+    """``SHARDED_ORM["TOPOLOGY"]``."""
+
+    #: A built-in source or a dotted path.
+    source: str = "static"
+    # Not in repr(): they may hold what a client authenticates with.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
 class Config:
     """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``.
 
@@ -105,25 +128,59 @@ class Config:
     cache: CacheOptions | None = None
 
 
-def load() -> Config:
-    """Read ``settings.SHARDED_ORM``.
+def read() -> Mapping[str, Any]:
+    """``settings.SHARDED_ORM`` as it stands; empty where there is none.
 
-    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    :raises InvalidConfiguration: it is no dict.
     """
     raw = getattr(settings, SETTING, None)
     if raw is None:
-        return Config(Topology({}, {}), (), TicketOptions(), "default", 1024)
-    return parse(raw)
+        return {}
+    if not isinstance(raw, Mapping):
+        raise InvalidConfiguration([f"must be a dict, not {type(raw).__name__}"])
+    return raw
 
 
-def parse(raw: Any) -> Config:
-    """Turn a ``SHARDED_ORM`` dict into a :class:`Config`; see :func:`load`."""
+def source(raw: Mapping[str, Any]) -> SourceOptions:
+    """Where the topology comes from, by a ``SHARDED_ORM`` dict.
+
+    :raises InvalidConfiguration: it lists everything that is wrong with ``TOPOLOGY``.
+    """
+    given = raw.get("TOPOLOGY")
+    if given is None:
+        return SourceOptions()
+    if not isinstance(given, Mapping):
+        # By its type only: it may be a URL with a password.
+        raise InvalidConfiguration([f"TOPOLOGY must be a dict, not {type(given).__name__}"])
+    found = list(_unknown_keys("TOPOLOGY: ", given, _TOPOLOGY_KEYS))
+    path, options = given.get("SOURCE", "static"), given.get("OPTIONS", {})
+    if not isinstance(path, str) or not path:
+        found.append(
+            f"TOPOLOGY: SOURCE must be 'static', 'file', 'zookeeper' or a dotted path, not {path!r}"
+        )
+    if not isinstance(options, Mapping):
+        found.append(f"TOPOLOGY: OPTIONS must be a dict, not {type(options).__name__}")
+    if found:
+        raise InvalidConfiguration(found)
+    return SourceOptions(path, dict(options))
+
+
+def parse(raw: Any, document: Document | None = None) -> Config:
+    """Turn a ``SHARDED_ORM`` dict into a :class:`Config`.
+
+    :param document: what the source of the topology holds. It is laid over the dict.
+    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    """
     if not isinstance(raw, Mapping):
         raise InvalidConfiguration([f"must be a dict, not {type(raw).__name__}"])
     found = list(_unknown_keys("", raw, _KEYS))
-    nodes = _nodes(raw.get("NODES", {}), found)
+    if document is not None:
+        if source(raw).source != "static":
+            found += _ignored_ranges(raw)
+        raw = document.over(raw)
+    nodes = _nodes(raw.get("NODES", {}), raw.get("NODE_DEFAULTS", {}), found)
     groups = _groups(raw.get("GROUPS", {}), found)
-    topology = Topology(nodes, groups)
+    topology = Topology(nodes, groups, document.version if document is not None else 0)
     found += problems(topology)
 
     directory = raw.get("DIRECTORY", "default")
@@ -245,10 +302,24 @@ def _unknown_keys(where: str, given: Mapping[Any, Any], valid: set[str]) -> Iter
             yield f"{where}unknown key {key!r}; valid keys are {sorted(valid)!r}"
 
 
-def _nodes(raw: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
+def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:
+    groups = raw.get("GROUPS", {})
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        if isinstance(group, Mapping) and "RANGES" in group:
+            yield (
+                f"group {name!r}: RANGES of the settings would be ignored, because TOPOLOGY names a"
+                " source; take them out here (and push them there)"
+            )
+
+
+def _nodes(raw: Any, defaults: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
     if not isinstance(raw, Mapping):
         found.append(f"NODES must be a dict, not {type(raw).__name__}")
         return {}
+    if not isinstance(defaults, Mapping):
+        found.append(f"NODE_DEFAULTS must be a dict, not {type(defaults).__name__}")
+        defaults = {}
+    found += _unknown_keys("NODE_DEFAULTS: ", defaults, _NODE_KEYS)
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, node in raw.items():
         where = f"node {name!r}: "
@@ -263,14 +334,24 @@ def _nodes(raw: Any, found: list[str]) -> dict[str, Mapping[str, Any]]:
             )
             continue
         found += _unknown_keys(where, node, _NODE_KEYS)
-        wrong = [key for key in ("OPTIONS", "TEST") if not isinstance(node.get(key, {}), Mapping)]
-        found += [f"{where}{key} must be a dict" for key in wrong]
-        nodes[name] = {key: value for key, value in node.items() if key not in wrong}
+        node = merged(defaults, node)
+        wrong = [
+            key
+            for key, (kinds, _) in _NODE_KINDS.items()
+            if key in node and not isinstance(node[key], kinds)
+        ]
+        # Not what it is: it may be a password in the wrong place.
+        found += [f"{where}{key} must be {_NODE_KINDS[key][1]}" for key in wrong]
+        if "OPERATOR" in node and "OPERATOR" not in wrong:
+            found += _unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
+        made = {key: value for key, value in node.items() if key not in wrong}
+        nodes[name] = made
         engine = node.get("ENGINE")
         # An engine of one's own is welcome when it derives from one of ours;
         # Django's stock engines open a connection per shard.
         if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
             found.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
+            made.pop("ENGINE", None)
         elif engine == _ENGINES[1] and not node.get("NAME"):
             found.append(f"{where}NAME must be the folder that holds the shard files")
         elif engine == _ENGINES[0] and node.get("NAME"):

@@ -11,7 +11,8 @@
     │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
     │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
     │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
-    │   └── UnplacedKey            (LookupError)           a shard is needed and the key has none
+    │   ├── UnplacedKey            (LookupError)           a shard is needed and the key has none
+    │   └── UnknownModel           (LookupError)           a model that is asked for is not sharded
     ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
     ├── ScatterError               (OperationalError)      shards that did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL on the alias that stands for a group
@@ -29,6 +30,27 @@
     │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
     ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
+    ├── OperationError
+    │   ├── InvalidSelection       (LookupError)           shards that were asked for do not exist
+    │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
+    │   ├── InvalidWaves           (ValueError)            a number of workers, shards, seconds that cannot be
+    │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal
+    │   ├── NothingUnclear         (LookupError)           a shard that waits for nobody's answer
+    │   ├── OperationHeld          (OperationalError)      somebody else runs it
+    │   ├── LeaseLost              (OperationalError)      somebody else has taken it over
+    │   ├── OperationStopped                               it was told to stop, and can go on later
+    │   ├── OperationUnclear                               nobody can tell whether something took effect
+    │   ├── InvalidMigrationTarget (LookupError)           an app, a migration or a plan that cannot be
+    │   ├── RehearsalFailed        (OperationalError)      migrations that failed before a shard was touched
+    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables are not as they should be
+    │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced; lists all reasons
+    │   ├── PromotionFailed        (OperationalError)      a promotion was broken off
+    │   └── GrowthRefused          (ValueError)            a group cannot grow like that
+    ├── TopologyError
+    │   ├── InvalidTopology        (ValueError)            a document that cannot be used; lists all that is wrong
+    │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
+    │   ├── TopologyReadOnly       (NotSupportedError)     a source that commands cannot write
+    │   └── TopologyUnavailable    (ImproperlyConfigured)  no topology can be had
     ├── InvalidID                  (ValueError)            no id of the layout
     │   └── TimestampExhausted                             the time does not fit any more
     └── PackedIDMismatch           (IntegrityError)        a table counted another shard's id
@@ -89,6 +111,10 @@ class CrossShardRelation(RoutingError, ValueError):
 
 class UnplacedKey(RoutingError, LookupError):
     """The key has no shard yet and the operation must not give it one."""
+
+
+class UnknownModel(RoutingError, LookupError):
+    """There is no such sharded model, or its name alone does not tell which one is meant."""
 
 
 class ScatterNotSupported(ShardedOrmError, NotSupportedError):
@@ -190,6 +216,108 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
     """A cache server is down, so entries could not be made void; the write was not committed."""
+
+
+class OperationError(ShardedOrmError):
+    """A long operation cannot begin or go on."""
+
+
+class InvalidSelection(OperationError, LookupError):
+    """Shards, a group or a node that were asked for do not exist; or none is left."""
+
+
+class InvalidShardCommand(OperationError, ValueError):
+    """The management command does not exist, or cannot be told which shard to work on."""
+
+
+class InvalidWaves(OperationError, ValueError):
+    """Work on shards cannot be cut into waves like that."""
+
+
+class JournalMissing(OperationError, ImproperlyConfigured):
+    """The global database has no tables for the journal, or none that can be written now."""
+
+
+class NothingUnclear(OperationError, LookupError):
+    """An answer about an interrupted operation that is not unclear."""
+
+
+class OperationHeld(OperationError, OperationalError):
+    """The operation runs already, or was broken off so lately that this cannot be told."""
+
+
+class LeaseLost(OperationError, OperationalError):
+    """Another process has taken the operation over; this one must not touch anything more."""
+
+
+class PromotionRefused(OperationError, OperationalError):
+    """A primary cannot be replaced by its replica; :attr:`problems` lists all reasons."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"The promotion is refused:{lines}")
+
+
+class PromotionFailed(OperationError, OperationalError):
+    """A promotion was broken off by an error.
+
+    :attr:`settled` is False when servers were left as they were in the middle of it.
+    """
+
+    def __init__(self, message: str, *, settled: bool = True) -> None:
+        self.settled = settled
+        super().__init__(message)
+
+
+class GrowthRefused(OperationError, ValueError):
+    """A group cannot get, open or close shards in that way."""
+
+
+class OperationStopped(OperationError):
+    """The work on a shard was told to stop and did so in order; it can go on later."""
+
+
+class OperationUnclear(OperationError):
+    """Whether an interrupted operation took effect cannot be told; the message says what to look at."""
+
+
+class InvalidMigrationTarget(OperationError, LookupError):
+    """An app or a migration that does not exist, or a state that no plan leads to."""
+
+
+class RehearsalFailed(OperationError, OperationalError):
+    """Migrations could not be carried out on a copy without rows; no shard was touched by them."""
+
+
+class SchemaDiffers(OperationError, OperationalError):
+    """After its migrations a shard does not look as they promise; lists what is different."""
+
+
+class TopologyError(ShardedOrmError):
+    """The topology cannot be read, used or changed."""
+
+
+class InvalidTopology(TopologyError, ValueError):
+    """A topology document cannot be used; :attr:`problems` lists everything that is wrong."""
+
+    def __init__(self, problems: Iterable[str], what: str = "The topology document") -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"{what} has {count} problem{'s' if count != 1 else ''}:{lines}")
+
+
+class TopologyConflict(TopologyError, OperationalError):
+    """The topology was changed by somebody else in between; nothing was published."""
+
+
+class TopologyReadOnly(TopologyError, NotSupportedError):
+    """The source of the topology cannot be written by a command; the message tells what to do."""
+
+
+class TopologyUnavailable(TopologyError, ImproperlyConfigured):
+    """The source of the topology does not answer or is empty, and there is no last good copy."""
 
 
 class InvalidID(ShardedOrmError, ValueError):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,37 +18,58 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm import conf
+from sharded_orm.backends import moves
+from sharded_orm.configured import Configured
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
-from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases
+from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases, complete
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.following import Standing
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
+from sharded_orm.topology.sources.base import TopologySource
 
 if TYPE_CHECKING:
     from sharded_orm.cache.service import Cache
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
-_lock = threading.RLock()
+
+def _changed() -> None:
+    """The source has another topology, which is in use by now. The lock is held."""
+    _renew_strategies()
+    if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
+        settings.DATABASES.renew_groups()
+    moves.topology_changed()
 
 
-def _renew_lock() -> None:
-    # In a child: another thread of its parent may have held it.
-    global _lock
-    _lock = threading.RLock()
+def _renew_strategies() -> None:
+    global _strategies, _former
+    _former, _strategies = {**_former, **_strategies}, {}
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+_configured = Configured(_changed)
+
+
+def _forked() -> None:
+    if _configured.forked():
+        # Another thread of the parent may have been about to do so.
+        _renew_strategies()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register
-def _count_at_exit() -> None:
+def _end() -> None:
     if _cache is not None:
         _cache.statistics.flush()
+    _configured.end()
 
 
-_config: conf.Config | None = None
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
+# Of the topology before this one: what they remember of keys goes on.
+_former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: Cache | None = None
 # In place of the configured prefix, while tests run.
@@ -72,15 +92,54 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 
 
 def config() -> conf.Config:
-    """The checked ``SHARDED_ORM`` setting. Raises :exc:`InvalidConfiguration`."""
-    global _config
-    found = _config  # Read once: another thread may reset() it at any time.
-    if found is None:
-        with _lock:
-            found = _config
-            if found is None:
-                found = _config = conf.load()
-    return found
+    """The checked ``SHARDED_ORM`` setting, with the topology of its source.
+
+    At its first use the source is asked; from then on it is followed in the background.
+
+    :raises InvalidConfiguration: the setting is wrong.
+    :raises TopologyUnavailable: the source has no topology to give, nor has the disk.
+    """
+    found = _configured.current  # Read once: another thread may reset() it at any time.
+    return _configured.load() if found is None else found
+
+
+def source() -> TopologySource:
+    """The source of the topology; also while it has none to give. Shared by all threads."""
+    return _configured.source()
+
+
+def standing() -> Standing:
+    """Which topology this process uses, and what it has refused.
+
+    :raises TopologyUnavailable: it has none.
+    """
+    return _configured.standing()
+
+
+def document() -> Document:
+    """What this process uses, as a document; of a static source, the settings.
+
+    :raises TopologyUnavailable: it has none.
+    """
+    return _configured.document()
+
+
+def check_document(new: Document) -> conf.Config:
+    """What ``new`` makes of the setting, if it may follow what this process uses.
+
+    :raises InvalidTopology: it may not; lists everything that is wrong.
+    """
+    return _configured.check(new)
+
+
+def refresh(at_least: int = 0) -> None:
+    """Use what the source holds now, unless ``at_least`` that version is in use already.
+
+    Costs a round trip to the source.
+
+    :raises TopologyError: the source does not answer, or what it holds is refused.
+    """
+    _configured.refresh(at_least)
 
 
 def topology() -> Topology:
@@ -121,12 +180,15 @@ def validate() -> None:
 def swap(new: Topology | None) -> None:
     """Use another snapshot from now on; None goes back to the configured one.
 
-    Statements that run keep what they have; strategies are made anew.
+    A statement that runs finishes where it is, and so does a transaction; the next one goes
+    where the new snapshot says. Strategies are made anew, and remember nothing.
     """
     global _topology
-    with _lock:
+    with _configured.lock:
         _topology = new
         _strategies.clear()
+        _former.clear()
+        moves.topology_changed()
 
 
 def group(name: str) -> ShardGroup:
@@ -144,12 +206,15 @@ def strategy(name: str) -> Strategy:
     """The routing strategy of group ``name``. Thread-safe; made at first use."""
     found = _strategies.get(name)
     if found is None:
-        with _lock:
+        with _configured.lock:
             found = _strategies.get(name)
             if found is None:
                 found = make_strategy(group(name))
                 if isinstance(found, DirectoryStrategy):
                     found.store = _directory_store(config().directory)
+                former = _former.pop(name, None)
+                if former is not None:
+                    found.succeed(former)
                 _strategies[name] = found
     return found
 
@@ -159,7 +224,7 @@ def tickets() -> TicketGenerator:
     global _tickets
     found = _tickets
     if found is None:
-        with _lock:
+        with _configured.lock:
             found = _tickets
             if found is None:
                 from sharded_orm.ids.tickets.generator import TicketGenerator
@@ -181,7 +246,7 @@ def cache() -> Cache | None:
         options = config().cache
         if options is None:
             return None
-        with _lock:
+        with _configured.lock:
             found = _cache
             if found is None:
                 from sharded_orm.cache.service import Cache
@@ -207,7 +272,7 @@ def swap_cache_prefix(prefix: str | None) -> None:
     So that a test run meets no entry of another one, or of the site.
     """
     global _cache_prefix
-    with _lock:
+    with _configured.lock:
         _cache_prefix = prefix
     reset_cache()
 
@@ -215,7 +280,7 @@ def swap_cache_prefix(prefix: str | None) -> None:
 def reset_cache() -> None:
     """Make the cache anew at its next use: ``CACHES`` or the routers have changed."""
     global _cache
-    with _lock:
+    with _configured.lock:
         found, _cache = _cache, None
         forgetters = tuple(_forgetters)
     if found is not None:
@@ -246,20 +311,58 @@ def template_group(alias: str) -> str | None:
     return name if name != alias and name in topology().groups else None
 
 
-def database_settings(shard: Shard) -> dict[str, Any]:
-    """What ``DATABASES`` would hold for ``shard``."""
-    node = topology().nodes[shard.node]
+def alias_settings(alias: str) -> dict[str, Any] | None:
+    """What ``DATABASES`` would hold for ``alias``; None when it names no shard."""
+    current = topology()
+    found = current.resolve(alias)
+    return None if found is None else database_settings(found, current)
+
+
+def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
+    """What ``DATABASES`` would hold for ``shard``.
+
+    :param among: the snapshot that it is from, if that may have been swapped since.
+    """
+    # Before the topology: a swap in between then only leads to one more look-up.
+    generation = moves.generation
+    node = _application_settings((among or topology()).nodes[shard.node])
     name = shard.schema
     if node.get("NAME"):  # SQLite: the node is a folder
         name = str(Path(node["NAME"]) / f"{shard.schema}.sqlite3")
-    return {**node, "NAME": name, "SHARD": shard}
+    return {**node, "NAME": name, "SHARD": shard, "GENERATION": generation}
 
 
-def group_settings(group: ShardGroup) -> dict[str, Any]:
-    """What ``DATABASES`` holds for the alias that stands for the whole of ``group``."""
-    node = topology().nodes[group.ranges[0].primary]
+def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
+    """Of a connection to ``shard`` at its node, though it may be on another one by now.
+
+    None if there is no such node any more.
+    """
+    current = topology()
+    return complete(database_settings(shard, current)) if shard.node in current.nodes else None
+
+
+def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the account of operators, which nothing else may use or show."""
+    return {key: value for key, value in node.items() if key != "OPERATOR"}
+
+
+def operator_settings(node: str) -> dict[str, Any] | None:
+    """The settings of ``node`` with its operators' account; None where it has none."""
+    found = topology().nodes[node]
+    account = found.get("OPERATOR")
+    return {**_application_settings(found), **account} if account else None
+
+
+def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
+    """What ``DATABASES`` holds for the alias that stands for the whole of ``group``.
+
+    :param among: as of :func:`database_settings`.
+    """
+    generation = moves.generation
+    node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
     return {
         **node,
+        "GENERATION": generation,
         "ENGINE": GROUP_ENGINE,
         "NODE_ENGINE": node["ENGINE"],
         "NAME": group.name,
@@ -275,11 +378,16 @@ def reset() -> None:
     A snapshot that was swapped in stays: in a test run it is what keeps the shards of
     the test apart from the real ones.
     """
-    global _config, _tickets
-    with _lock:
-        names = set(_config.topology.groups) if _config is not None else set()
-        generator, _config, _tickets = _tickets, None, None
+    global _tickets
+    with _configured.lock:
+        used, stop_source = _configured.reset()
+        names = set(used.topology.groups) if used is not None else set()
+        generator, _tickets = _tickets, None
         _strategies.clear()
+        _former.clear()
+        moves.topology_changed()
+    # Not with the lock, which the source's thread may be waiting for.
+    stop_source()
     if generator is not None:
         generator.close()
     reset_cache()
@@ -293,8 +401,9 @@ def shard(name: str, number: int) -> Shard:
         return group(name).shard(number)
     except LookupError as exc:
         raise UnknownShard(
-            f"{exc.args[0]} If a key was placed on it, this process has older settings than the"
-            " one that placed it: restart it with the current SHARDED_ORM."
+            f"{exc.args[0]} If a key was placed on it, this process uses an older topology"
+            f" (version {topology().version}) than the one that placed it: 'manage.py topology show'"
+            " tells what keeps it back; with a static source, restart it."
         ) from exc
 
 

@@ -87,6 +87,7 @@ class SessionPool(Generic[S]):
         # operations on it, no lock: a garbage collection in the middle of one may close a
         # session in the same thread.
         self._sessions: dict[int, weakref.ref[S]] = {}
+        self._left: int | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} idle={len(self._idle)} {self.stats}>"
@@ -193,6 +194,15 @@ class SessionPool(Generic[S]):
             except IndexError:
                 break
             self._close(session)
+
+    def leave(self, occasion: int) -> None:
+        """Some of those who used the pool have moved away: :meth:`dispose`, once per occasion.
+
+        Those who stay open sessions anew; on a node that nobody uses any more none is left.
+        """
+        if occasion != self._left:
+            self._left = occasion
+            self.dispose()
 
     def _revalidate(self, session: S) -> bool:
         session.suspect = False

@@ -11,18 +11,23 @@ What happens at the end of a transaction that wrote is in :mod:`sharded_orm.back
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import Atomic, TransactionManagementError
 
+from sharded_orm.backends import moves
 from sharded_orm.backends.endings import EndingMixin
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from sharded_orm.backends.group.base import GroupMixin
+    from sharded_orm.backends.sizes import ShardSize
+    from sharded_orm.backends.snapshot import SchemaSnapshot
+    from sharded_orm.backends.statements import Effect
     from sharded_orm.topology.model import Shard
 
 
@@ -63,6 +68,8 @@ class ShardAliasMixin(EndingMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupMixin | None = None
+    # Of the topology by which its settings were looked up; None: it follows none.
+    _generation: int | None = None
     # True while a test case's own transaction is opened on this shard: Django opens it
     # before the test, so assertNumQueries inside the test must not count it.
     _unlogged = False
@@ -81,6 +88,8 @@ class ShardAliasMixin(EndingMixin):
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
+        #: The alias whose place in the topology this connection is at.
+        self.follows = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
         # Wrappers made for another purpose copy the settings (_nodb_cursor).
         if shard is not None and alias == shard.alias:
@@ -90,6 +99,7 @@ class ShardAliasMixin(EndingMixin):
         group = cast("GroupMixin", connections[shard.group])
         self.shard = shard
         self.group_wrapper = group
+        self._generation = self.settings_dict.get("GENERATION")
         self.queries_log = ShardQueryLog(self.queries_limit, lambda: group.queries_log)
         self.execute_wrappers = ShardExecuteWrappers(lambda: group.execute_wrappers)
         if tests := test_shards.get(shard.group):
@@ -104,6 +114,69 @@ class ShardAliasMixin(EndingMixin):
 
     def create_shard_database(self) -> None:
         """Create the schema or file of this shard, empty; no error when it exists."""
+        raise NotImplementedError
+
+    def schema_snapshot(self) -> SchemaSnapshot:
+        """What this alias's schema looks like now.
+
+        Asks the server apart from a transaction that is open. Costs two round trips.
+
+        :raises django.db.OperationalError: the schema does not exist.
+        """
+        raise NotImplementedError
+
+    def build_schema(self, definitions: SchemaSnapshot) -> None:
+        """Make what is missing of ``definitions`` in this alias's schema, which must exist.
+
+        Repeatable; a table that is there stays as it is. Must not run in a transaction.
+        """
+        raise NotImplementedError
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        """Alias of each of ``shards`` -> a digest of the migrations that it has applied.
+
+        "" if it has no ``django_migrations``, None if its schema does not exist. Equal digests
+        are equal sets of migrations.
+
+        :param shards: on the node of this alias. Their wrappers are not used.
+        """
+        raise NotImplementedError
+
+    def schemas_present(self) -> set[str]:
+        """The names of all schemas (SQLite: files) on the node of this alias."""
+        raise NotImplementedError
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        """Alias of each of ``shards`` -> how large it is, 0 if it does not exist; one query.
+
+        :param shards: on the node of this alias. Their wrappers are not used.
+        """
+        raise NotImplementedError
+
+    def effect_of(self, sql: str) -> Effect:
+        """What a statement does, as its text tells."""
+        raise NotImplementedError
+
+    def lock_schema(self, seconds: float) -> bool:
+        """Keep every other session from migrating this schema until :meth:`close`.
+
+        A statement that goes on in the server when its client is gone keeps the lock as well.
+        Does nothing, and is true, where no server outlives its client.
+
+        :param seconds: to wait for whoever has the lock; False if that was not enough.
+        """
+        return True
+
+    def structural_copy(
+        self, definitions: SchemaSnapshot, schema: str
+    ) -> AbstractContextManager[Self]:
+        """A connection to a schema without rows that looks like ``definitions``, for a block.
+
+        It is on the same server, with this alias, and belongs to no group. It is dropped before
+        (if it was left) and after.
+
+        :param schema: its name, where it needs one. Whatever has that name is lost.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -128,6 +201,8 @@ class ShardAliasMixin(EndingMixin):
     # ##### Hot path: every statement passes here #####
 
     def _cursor(self, name: str | None = None) -> Any:
+        if self._generation != moves.generation and self._generation is not None:
+            moves.follow(self)
         group = self.group_wrapper
         if group is not None:
             # A no-op, unless a test case that did not allow the group's alias has
@@ -174,6 +249,25 @@ class ShardAliasMixin(EndingMixin):
         super().connect()
         if group is not None:
             group.shards.opened(self)
+
+    def holds_session(self) -> bool:
+        """Whether closing would lose what was begun on the session, apart from open results."""
+        return False
+
+    def forget_server(self) -> None:
+        """The next connection is to another place; what is known of the server may not hold."""
+        moves.forget_cached(self)
+
+    def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
+        """Connect with other settings from now on; there is no connection, or they are alike."""
+        self.settings_dict, self._generation = settings_dict, generation
+        if self.shard is not None:
+            self.shard = settings_dict["SHARD"]
+
+    def close_if_unusable_or_obsolete(self) -> None:
+        if self._generation != moves.generation and self._generation is not None:
+            moves.give_up(self)
+        super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
         # Closing reads the state of transactions and must not open one.
@@ -232,12 +326,17 @@ class ShardAliasMixin(EndingMixin):
             self.group_wrapper.note_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
+        # So does whatever begins a transaction: it must not begin where the shard was.
+        if self._generation != moves.generation and self._generation is not None:
+            moves.follow(self)
         # select_for_update asks this before there is a cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
 
     def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
+        if self._generation != moves.generation and self._generation is not None:
+            moves.follow(self)
         super().set_autocommit(autocommit, *args, **kwargs)
         group = self.group_wrapper
         if group is not None:
@@ -347,4 +446,6 @@ class ShardAliasMixin(EndingMixin):
     def copy(self, alias: str | None = None) -> Any:
         """A second connection to the same database, outside of the group's transactions."""
         settings_dict = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
-        return type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
+        made = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
+        made.follows, made._generation = self.follows, self._generation
+        return made

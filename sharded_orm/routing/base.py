@@ -92,6 +92,9 @@ class Strategy(ABC):
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)
 
+    def succeed(self, former: Strategy) -> None:  # noqa: B027  # nothing is remembered, mostly
+        """Go on with what ``former`` remembers: it served the group until the topology changed."""
+
     def explain(self, key: Any) -> str:
         """Why ``key`` is where it is, for people."""
         return f"{self.group.strategy} of {key!r}"

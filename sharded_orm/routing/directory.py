@@ -90,6 +90,17 @@ class DirectoryStrategy(Strategy):
             else:
                 self._known.pop(self._text(key), None)
 
+    def succeed(self, former: Strategy) -> None:
+        # Placements do not change with the topology. Shared, not copied: who still uses the
+        # former one must see what is forgotten here. Its lock stays with it, because a fork
+        # may have copied it locked; the operations of the dict are atomic.
+        if (
+            isinstance(former, DirectoryStrategy)
+            and type(former) is type(self)
+            and dict(former.options) == dict(self.options)
+        ):
+            self._known = former._known
+
     def explain(self, key: Any) -> str:
         number = self.locate(key)
         if number is None:

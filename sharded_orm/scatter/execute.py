@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 
+from sharded_orm import runtime
+from sharded_orm.backends import moves
 from sharded_orm.backends.shared import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
@@ -21,9 +23,21 @@ from sharded_orm.scatter.failures import (
 if TYPE_CHECKING:
     from sharded_orm.scatter.keys import Row
     from sharded_orm.scatter.plan import Branch, Plan, Statement
+    from sharded_orm.topology.model import Shard
 
 # Shards without a union that are read side by side, each with a connection of its own.
 _MOST_OPEN = 100
+
+
+def _of_node(shard: Shard) -> Any:
+    """A connection object of the node that ``shard`` was planned on, made in this thread."""
+    wrapper: Any = connections[shard.alias]
+    moves.follow(wrapper)
+    if not wrapper.scatter_union or (wrapper.shard == shard and moves.is_current(wrapper)):
+        return wrapper
+    # A transaction keeps it where the shard was; or the shard has moved since the plan.
+    settings = runtime.settings_as_planned(shard)
+    return wrapper if settings is None else moves.apart(wrapper, settings)
 
 
 class Executor:
@@ -48,7 +62,7 @@ class Executor:
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
             # The node's wrapper, made here: workers must not touch the thread's connections.
             self._wrappers: dict[str, Any] = {
-                s.node: connections[s.branches[0].shard.alias] for s in plan.statements
+                s.node: _of_node(s.branches[0].shard) for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import suppress
 from typing import Any
 
-from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
 GROUP_ENGINE = "sharded_orm.backends.group"
 
@@ -56,27 +57,50 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     _groups_added = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Shards that are iterated over.
+        self._exposed: list[str] = []
+
     def _with_groups(self) -> ShardedDatabases:
         # SHARDED_ORM may stand below DATABASES in the settings module, so the groups
         # are added at first use, when Django's settings are complete.
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    self._add_groups()
+                    # Models ask while they are loaded; whether to go on without a topology
+                    # is decided when the app is ready.
+                    with suppress(TopologyUnavailable):
+                        self._add_groups()
         return self
 
     def _add_groups(self) -> None:
         from sharded_orm import runtime
 
-        groups = runtime.topology().groups
+        current = runtime.topology()
+        groups = current.groups
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
             raise InvalidConfiguration(
                 f"group {name!r} has the name of an entry of DATABASES; rename one"
                 for name in taken
             )
-        self.update({name: complete(runtime.group_settings(g)) for name, g in groups.items()})
+        self.update(
+            {name: complete(runtime.group_settings(g, current)) for name, g in groups.items()}
+        )
         self._groups_added = True
+
+    def renew_groups(self) -> None:
+        """The topology has changed: what stands for a group may name another node."""
+        from sharded_orm import runtime
+
+        current = runtime.topology()
+        if self._groups_added:
+            for name, group in current.groups.items():
+                self[name] = complete(runtime.group_settings(group, current))
+        for alias in self._exposed:
+            if found := runtime.alias_settings(alias):
+                self[alias] = complete(found)
 
     def _groups_changed(self, names: set[str]) -> None:
         """Forget the group aliases (``runtime.reset``: settings were overridden)."""
@@ -93,9 +117,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
             option, _, alias = argument.partition("=")
             if option == "--database":
                 alias = alias or "".join(arguments[position + 1 : position + 2])
-                shard = runtime.topology().resolve(alias)
-                if shard is not None:
-                    self[alias] = complete(runtime.database_settings(shard))
+                found = runtime.alias_settings(alias)
+                if found is not None:
+                    self._exposed.append(alias)
+                    self[alias] = complete(found)
 
     def __missing__(self, alias: str) -> dict[str, Any]:
         from sharded_orm import runtime
@@ -103,10 +128,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._with_groups()
         if super().__contains__(alias):
             return super().__getitem__(alias)
-        shard = runtime.topology().resolve(alias) if isinstance(alias, str) else None
-        if shard is None:
+        found = runtime.alias_settings(alias) if isinstance(alias, str) else None
+        if found is None:
             raise KeyError(alias)
-        return complete(runtime.database_settings(shard))
+        return complete(found)
 
     def __contains__(self, alias: object) -> bool:
         if super().__contains__(alias):
@@ -125,7 +150,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
             return default
 
     def __iter__(self) -> Iterator[str]:
-        return super(ShardedDatabases, self._with_groups()).__iter__()
+        # A list: another thread may add a group that the topology has gained.
+        return iter(list(super(ShardedDatabases, self._with_groups()).keys()))
 
     def __len__(self) -> int:
         return super(ShardedDatabases, self._with_groups()).__len__()

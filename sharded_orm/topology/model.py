@@ -207,15 +207,15 @@ def _collisions(topology: Topology) -> Iterator[str]:
     Walks the shards of two groups only when they share a server at all.
     """
     servers = {
-        group.name: {_server(topology.nodes[r.primary], r.primary) for r in group.ranges}
+        group.name: {server_of(topology.nodes[r.primary], r.primary) for r in group.ranges}
         for group in topology.groups.values()
     }
     for one, other in combinations(topology.groups.values(), 2):
         if servers[one.name].isdisjoint(servers[other.name]):
             continue
-        places = {(_server(topology.nodes[s.node], s.node), s.schema) for s in one.shards()}
+        places = {(server_of(topology.nodes[s.node], s.node), s.schema) for s in one.shards()}
         for shard in other.shards():
-            if (_server(topology.nodes[shard.node], shard.node), shard.schema) in places:
+            if (server_of(topology.nodes[shard.node], shard.node), shard.schema) in places:
                 yield (
                     f"groups {one.name!r} and {other.name!r} both use schema {shard.schema!r} on"
                     f" node {shard.node!r}; give each group a DATABASE_NAME of its own"
@@ -223,7 +223,7 @@ def _collisions(topology: Topology) -> Iterator[str]:
                 break
 
 
-def _server(node: Mapping[str, Any], name: str) -> object:
+def server_of(node: Mapping[str, Any], name: str) -> object:
     """What tells two nodes apart: two names for one server are one place."""
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):

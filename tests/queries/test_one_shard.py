@@ -254,5 +254,5 @@ def test_repr_never_fails_for_want_of_a_key(rows: list[Photo]) -> None:
 def test_a_shard_that_this_process_does_not_know(rows: list[Photo]) -> None:
     store = runtime.strategy("photos").store  # type: ignore[attr-defined]
     store.place("photos", {"900": 16})
-    with pytest.raises(UnknownShard, match="older settings"):
+    with pytest.raises(UnknownShard, match="older topology"):
         of(900).count()

@@ -12,10 +12,11 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
+from sharded_orm.backends import moves
 from sharded_orm.backends.group.creation import GroupCreation
 from sharded_orm.backends.group.parts import (
     GroupClient,
@@ -57,11 +58,36 @@ class GroupMixin(GroupTransactions):
         self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_shards else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
-        # A connection to one node, outside of any shard: what the backend has to know
-        # about the server. It connects when it is asked something.
-        self.server: BaseDatabaseWrapper = engine(engine.server_settings(settings_dict), alias)
-        self.features = self.server.features
-        self.validation = self.server.validation
+        self._seen = settings_dict.get("GENERATION", moves.generation)
+        self._make_server()
+
+    def _make_server(self) -> None:
+        engine = _engine(self.settings_dict)
+        self._server: BaseDatabaseWrapper = engine(
+            engine.server_settings(self.settings_dict), self.alias
+        )
+        self.features = self._server.features
+        self.validation = self._server.validation
+
+    @property
+    def server(self) -> BaseDatabaseWrapper:
+        """A connection to one node, outside of any shard: what has to be known about servers.
+
+        It connects when it is asked something.
+        """
+        if self._seen != moves.generation:
+            self._look_up()
+        return self._server
+
+    def _look_up(self) -> None:
+        """The topology has changed: the node that is asked may be another one."""
+        seen = moves.generation
+        settings: dict[str, Any] | None = connections.settings.get(self.alias)
+        if settings is not None and not moves.same_place(self.settings_dict, settings):
+            BaseDatabaseWrapper.close(self._server)
+            self.settings_dict = settings
+            self._make_server()
+        self._seen = seen
 
     # ##### Connecting: there is nothing to connect to #####
 
@@ -78,6 +104,8 @@ class GroupMixin(GroupTransactions):
 
     def connect(self) -> None:
         """Count as connected. Every statement of every shard comes here: it is cheap."""
+        if self._seen != moves.generation:
+            self._look_up()
         if self._connection is not None:
             return
         if not self._connecting:
@@ -113,7 +141,7 @@ class GroupMixin(GroupTransactions):
         for wrapper in self.shards:
             wrapper.close()
         # Not the engine's close: SQLite keeps databases in memory open.
-        BaseDatabaseWrapper.close(self.server)
+        BaseDatabaseWrapper.close(self._server)
         BaseDatabaseWrapper.close(self)
 
     def close_if_unusable_or_obsolete(self) -> None:

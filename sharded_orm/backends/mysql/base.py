@@ -5,15 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from copy import deepcopy
+from hashlib import md5
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
+from sharded_orm.backends import moves
 from sharded_orm.backends.endings import Fate
-from sharded_orm.backends.mysql import identity
+from sharded_orm.backends.mysql import identity, sizes, snapshot
+from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor
@@ -23,6 +27,12 @@ from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.sessions import Identified, SessionID
 from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.backends.statements import Effect
+
+if TYPE_CHECKING:
+    from sharded_orm.topology.model import Shard
 
 W = TypeVar("W", bound=Identified)
 
@@ -47,6 +57,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     @property
     def node_pool(self) -> NodePool:
         """The pool of the node; made if need be, without connecting."""
+        if self._generation != moves.generation and self._generation is not None:
+            moves.follow(self)
         if self._pool is None:
             self._pool = self._pool_for(self.get_connection_params())
         return self._pool
@@ -101,6 +113,18 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         finally:
             cursor.close()
 
+    def holds_session(self) -> bool:
+        connection = self.connection
+        if connection is None or connection.mode in (Mode.FREE, Mode.CLOSED):
+            return False
+        return connection.begun or connection.mode is not Mode.TRANSACTION
+
+    def forget_server(self) -> None:
+        if self._pool is not None:
+            self._pool.leave(moves.generation)
+            self._pool = None
+        super().forget_server()
+
     def is_idle(self) -> bool:
         """Nothing is leased, pinned or open: closing loses nothing."""
         if self.in_atomic_block or self.run_on_commit:
@@ -137,6 +161,66 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     def drop_shard_database(self) -> None:
         """Drop this alias's schema and all its rows, if it exists."""
         self.creation.drop_schema(self.settings_dict["NAME"])
+
+    # ##### Schemas #####
+
+    def schema_snapshot(self) -> SchemaSnapshot:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.any_session() as session:
+            return snapshot.read(session, self.settings_dict["NAME"])
+
+    def build_schema(self, definitions: SchemaSnapshot) -> None:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.any_session() as session:
+            snapshot.build(session, self.settings_dict["NAME"], definitions)
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            found = snapshot.digests(cursor, [shard.schema for shard in shards])
+        return {shard.alias: found[shard.schema] for shard in shards}
+
+    def schemas_present(self) -> set[str]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return snapshot.names(cursor)
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            found = sizes.read(cursor, [shard.schema for shard in shards])
+        return {shard.alias: found[shard.schema] for shard in shards}
+
+    def effect_of(self, sql: str) -> Effect:
+        kind = classify(sql)
+        if kind is Kind.WRITE:
+            return Effect.ROWS
+        return Effect.SCHEMA if kind in (Kind.IMPLICIT, Kind.STATE) else Effect.NOTHING
+
+    def lock_schema(self, seconds: float) -> bool:
+        # It ties a session to this alias until close(), which ends the session.
+        with self.cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, %s)", [self._lock_name, seconds])
+            return bool(cursor.fetchone()[0])
+
+    @property
+    def _lock_name(self) -> str:
+        name = f"sharded_orm:{self.settings_dict['NAME']}"
+        # MySQL takes no more.
+        return name if len(name) <= 64 else f"sharded_orm:{md5(name.encode()).hexdigest()}"
+
+    @contextmanager
+    def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
+        settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
+        made = type(self)({**deepcopy(settings), "NAME": schema}, self.alias)
+        with self.wrap_database_errors:
+            snapshot.make(self.node_pool, schema, definitions.defaults)
+        try:
+            made.build_schema(definitions)
+            yield made
+        finally:
+            made.close()
+            with self.wrap_database_errors:
+                snapshot.drop(self.node_pool, schema)
 
     # ##### Sessions #####
 

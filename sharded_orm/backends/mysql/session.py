@@ -146,6 +146,25 @@ class Session:
                 pass
             self.stored = True
 
+    def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
+        """The rows of each statement, run one after the other in ``schema``; one packet."""
+        parts = [b"USE `%s`" % schema.replace("`", "``").encode()]
+        parts += [statement.encode(self.raw.encoding) for statement in statements]
+        # See the invariant of the attribute.
+        self.schema = None
+        found: list[list[tuple[Any, ...]]] = []
+        self.stored = False
+        for packet in parts if self.split else [b"; ".join(parts)]:
+            self.query(packet)
+            while True:
+                result = self.store_result()
+                found.append(list(result.fetch_row(0)) if result is not None else [])
+                if self.next_result() != 0:
+                    break
+        self.stored = True
+        self.schema = schema
+        return found[1:]
+
     def fetch_one(self, statement: bytes) -> tuple[Any, ...]:
         self.query(statement)
         row: tuple[Any, ...] = self.store_result().fetch_row(1, 0)[0]

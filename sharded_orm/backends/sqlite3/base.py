@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
 
 from sharded_orm.backends.endings import Fate
 from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.backends.sqlite3 import snapshot
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
+from sharded_orm.backends.statements import Effect
 from sharded_orm.exceptions import ShardDatabaseMissing
+
+if TYPE_CHECKING:
+    from sharded_orm.topology.model import Shard
 
 # The file of a shard is opened for reading and writing, but not created.
 _EXISTING_ONLY = "?mode=rw"
@@ -95,10 +106,58 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
         return {**settings_dict, "NAME": ":memory:"}
 
+    # ##### Schemas #####
+
+    def schema_snapshot(self) -> SchemaSnapshot:
+        self.ensure_connection()
+        with self.wrap_database_errors:
+            return snapshot.read(self.connection)
+
+    def build_schema(self, definitions: SchemaSnapshot) -> None:
+        self.ensure_connection()
+        with self.wrap_database_errors:
+            snapshot.build(self.connection, definitions)
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        folder = Path(self.settings_dict["NAME"]).parent
+        with self.wrap_database_errors:
+            return snapshot.digests(
+                (shard.alias, folder / f"{shard.schema}{snapshot.SUFFIX}") for shard in shards
+            )
+
+    def schemas_present(self) -> set[str]:
+        return snapshot.names(Path(self.settings_dict["NAME"]).parent)
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        folder = Path(self.settings_dict["NAME"]).parent
+        paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
+        # SQLite does not know how many rows there are without counting them.
+        return {
+            alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
+            for alias, path in paths.items()
+        }
+
+    def effect_of(self, sql: str) -> Effect:
+        return snapshot.effect_of(sql)
+
+    @contextmanager
+    def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
+        settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
+        made = type(self)({**deepcopy(settings), "NAME": ":memory:"}, self.alias)
+        try:
+            made.build_schema(definitions)
+            yield made
+        finally:
+            # Not SQLite's close, which keeps databases in memory open.
+            BaseDatabaseWrapper.close(made)
+
     def is_idle(self) -> bool:
         # A cursor with rows to come refers to the connection. Our attribute's reference
         # takes the place of the local variable's in get_new_connection.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
+
+    def holds_session(self) -> bool:
+        return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
         super().write_transaction()  # refuses a copy

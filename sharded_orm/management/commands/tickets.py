@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import textwrap
-from argparse import SUPPRESS
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +16,7 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TicketError
+from sharded_orm.management.actions import add_action, failed
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets
 from sharded_orm.operations.tickets.beginning import MARGIN
@@ -32,15 +33,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-        def add(name: str, text: str) -> CommandParser:
-            made: CommandParser = commands.add_parser(name, help=text, description=text)
-            for option in ("--settings", "--pythonpath"):
-                made.add_argument(option, default=SUPPRESS, help=SUPPRESS)
-            for option in ("--traceback", "--no-color", "--force-color"):
-                made.add_argument(option, action="store_true", default=SUPPRESS, help=SUPPRESS)
-            made.add_argument("-v", "--verbosity", type=int, default=SUPPRESS, help=SUPPRESS)
-            return made
-
+        add = partial(add_action, commands)
         create = add(
             "create",
             "Begin the sequences that are missing, above every id that exists. What is there stays.",
@@ -126,7 +119,7 @@ class Command(BaseCommand):
         else:
             self._show(told)
         if told.problems:
-            raise _failed(told.problems)
+            raise failed(told.problems)
 
     def next(self, options: dict[str, Any]) -> None:
         ids = runtime.tickets().take(options["name"], options["count"])
@@ -155,7 +148,7 @@ class Command(BaseCommand):
             ],
         )  # fmt: skip
         if problems := [one.problem for one in moved if one.problem]:
-            raise _failed(problems)
+            raise failed(problems)
 
     def verify(self, options: dict[str, Any]) -> None:
         found = tickets.verify(options["names"], progress=self._progress(options))
@@ -168,7 +161,7 @@ class Command(BaseCommand):
             ],
         )  # fmt: skip
         if problems := [one.problem for one in found if one.problem]:
-            raise _failed(problems)
+            raise failed(problems)
 
     # ##### Printing #####
 
@@ -261,10 +254,3 @@ def _outcome(one: tickets.Advanced) -> str:
     if one.problem:
         return "NOT MOVED"
     return "" if one.after != one.before else "stays"
-
-
-def _failed(found: Iterable[str]) -> CommandError:
-    problems = list(dict.fromkeys(found))  # A server that is down is so for each sequence.
-    if len(problems) == 1:
-        return CommandError(problems[0])
-    return CommandError(f"{len(problems)} problems:\n  - " + "\n  - ".join(problems))

@@ -81,10 +81,10 @@ def test_two_threads_may_be_the_first(
     other = threading.Thread(target=lambda: seen.append(list(many)))
     make = runtime.group_settings
 
-    def meanwhile(group: ShardGroup) -> dict[str, object]:
+    def meanwhile(group: ShardGroup, among: object) -> dict[str, object]:
         other.start()
         other.join(0.2)  # It waits for this thread.
-        return make(group)
+        return make(group, among)
 
     monkeypatch.setattr(runtime, "group_settings", meanwhile)
     assert list(many) == ["default", "fleet"]

@@ -1,0 +1,94 @@
+"""Reading and building the schemas of files."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_of
+from sharded_orm.backends.statements import Effect
+
+SUFFIX = ".sqlite3"
+_RECORDS = "django_migrations"
+_ORDER = ("table", "index", "view", "trigger")
+_WORD = re.compile(r"\s*([A-Za-z]+)")
+_QUIET = {
+    "SELECT",
+    "PRAGMA",
+    "EXPLAIN",
+    "BEGIN",
+    "COMMIT",
+    "END",
+    "ROLLBACK",
+    "SAVEPOINT",
+    "RELEASE",
+}
+_ROWS = {"INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"}
+_VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
+
+
+def read(connection: sqlite3.Connection) -> SchemaSnapshot:
+    """The definitions of a file. Indexes of constraints are part of their tables."""
+    rows = connection.execute(
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
+        " ESCAPE '\\' ORDER BY name"
+    )
+    return SchemaSnapshot(dict(rows.fetchall()))
+
+
+def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
+    """Make what is missing of ``snapshot``, in one transaction."""
+    present = set(read(connection).definitions)
+    missing = [
+        definition for name, definition in snapshot.definitions.items() if name not in present
+    ]
+    missing.sort(key=_rank)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for definition in missing:
+            connection.execute(definition)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str | None]:
+    """Alias -> digest of the ``django_migrations`` of its file; see ``applied_digests``."""
+    return {alias: _digest(path) for alias, path in paths}
+
+
+def names(folder: Path) -> set[str]:
+    """The schemas that are files of ``folder``."""
+    return {path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")}
+
+
+def effect_of(sql: str) -> Effect:
+    """What a statement does, as its first word tells."""
+    match = _WORD.match(sql)
+    word = match[1].upper() if match else ""
+    if word in _QUIET:
+        return Effect.NOTHING
+    return Effect.ROWS if word in _ROWS else Effect.SCHEMA
+
+
+def _digest(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        made = connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [_RECORDS]
+        )
+        if made.fetchone() is None:
+            return ""
+        return applied_digest(connection.execute(f"SELECT app, name FROM {_RECORDS}"))
+    finally:
+        connection.close()
+
+
+def _rank(definition: str) -> int:
+    # The tables behind a virtual one are made with it.
+    return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

@@ -1,0 +1,275 @@
+"""The document that a topology source holds: what changes while processes run.
+
+Pure: no Django, no drivers. It has the shape of ``NODES`` and ``GROUPS`` of the setting and
+is laid over them, so that what belongs to a deploy, credentials above all, stays in the
+settings, and what an operator changes is published (P2).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sharded_orm.exceptions import InvalidTopology
+
+FORMAT = 1
+_KEYS = {"format", "version", "nodes", "groups"}
+# Of a node and, at any depth, of its OPTIONS: what an account is known by.
+_SECRET = re.compile(
+    r"user(name)?|operator|pass(w(or)?d|phrase)?|pwd|.*(password|secret|token|credential).*",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One version of what a source publishes. Its parts are never changed in place.
+
+    :param version: counts up by every change; 0 for the settings themselves.
+    :param nodes: node -> keys as in ``SHARDED_ORM["NODES"]``, a part of them or all.
+    :param groups: group -> keys as in ``SHARDED_ORM["GROUPS"]``, a part of them or all.
+    """
+
+    version: int
+    # Not in repr(): where credentials are allowed, they are in here.
+    nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    groups: Mapping[str, Mapping[str, Any]] = field(repr=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Document:
+        """Read what :meth:`to_json` wrote, or a person.
+
+        :raises InvalidTopology: it is no JSON, or no document; lists all that is wrong.
+        """
+        twice: list[str] = []
+
+        def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            made = dict(pairs)
+            if len(made) < len(pairs):
+                names = [key for key, _ in pairs]
+                twice.extend(f"key {key!r} stands twice" for key in made if names.count(key) > 1)
+            return made
+
+        try:
+            content = json.loads(text, object_pairs_hook=build, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as exc:
+            raise InvalidTopology([f"it is not JSON: {exc}"]) from exc
+        if twice:
+            raise InvalidTopology(twice)
+        return cls.from_content(content)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Document:
+        """Read a file: TOML if it ends in ``.toml``, else JSON.
+
+        :raises InvalidTopology: it holds no document.
+        :raises OSError: it cannot be read.
+        """
+        raw = path.read_bytes()
+        if path.suffix != ".toml":
+            return cls.from_json(raw)
+        try:
+            content = tomllib.loads(raw.decode())
+        except ValueError as exc:
+            raise InvalidTopology([f"it is not TOML: {exc}"]) from exc
+        return cls.from_content(content)
+
+    @classmethod
+    def from_content(cls, content: Any) -> Document:
+        """The document with these keys and values; takes a copy.
+
+        :raises InvalidTopology: it lists all that is wrong with its outer shape.
+        """
+        if not isinstance(content, Mapping):
+            raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
+        found = [
+            f"unknown key {key!r}; valid keys are {sorted(_KEYS)!r}"
+            for key in content
+            if key not in _KEYS
+        ]
+        if content.get("format") != FORMAT or isinstance(content.get("format"), bool):
+            found.append(f"format must be {FORMAT}, not {content.get('format')!r}")
+        version = content.get("version")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+            found.append(f"version must be a number that counts up, not {version!r}")
+        parts: dict[str, dict[str, Any]] = {}
+        for key in ("nodes", "groups"):
+            part = content.get(key, {})
+            if not isinstance(part, Mapping):
+                found.append(f"{key} must be an object, not {type(part).__name__}")
+                continue
+            parts[key] = copy.deepcopy(dict(part))
+            found += [
+                f"{key[:-1]} {name!r} must be an object, not {type(one).__name__}"
+                for name, one in part.items()
+                if not isinstance(one, Mapping)
+            ]
+        if found or not isinstance(version, int):
+            raise InvalidTopology(found)
+        return cls(version, parts["nodes"], parts["groups"])
+
+    def content(self) -> dict[str, Any]:
+        """A copy of everything, to be edited and given to :meth:`from_content`."""
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "nodes": copy.deepcopy(dict(self.nodes)),
+            "groups": copy.deepcopy(dict(self.groups)),
+        }
+
+    def to_json(self) -> str:
+        """For people and for files; the same document gives the same text.
+
+        :raises TypeError: a value has no form in JSON.
+        """
+        return json.dumps(self.content(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    def at_version(self, version: int) -> Document:
+        """The same content as another version."""
+        return replace(self, version=version)
+
+    def same_content(self, other: Document) -> bool:
+        """Whether both say the same, whatever their versions."""
+        return bool(plain(self.at_version(0).content()) == plain(other.at_version(0).content()))
+
+    def over(self, setting: Mapping[str, Any]) -> dict[str, Any]:
+        """``SHARDED_ORM`` with this document laid over its ``NODES`` and ``GROUPS``."""
+        return {
+            **setting,
+            "NODES": merged(setting.get("NODES", {}), self.nodes),
+            "GROUPS": merged(setting.get("GROUPS", {}), self.groups),
+        }
+
+    def credentials(self) -> list[str]:
+        """Problems: the places that hold what an account is known by. No values."""
+        return [
+            f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
+            " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
+            for name, node in self.nodes.items()
+            for path in _secret_paths(node)
+        ]
+
+    def without_credentials(self) -> Document:
+        """The same without what :meth:`credentials` lists, and without what JSON cannot hold."""
+        return replace(self, nodes=_public(self.nodes), groups=_public(self.groups))
+
+    def differences(self, other: Document) -> list[str]:
+        """What changes from this document to ``other``, in sentences without secrets."""
+        return [
+            *_changes("node", self.nodes, other.nodes),
+            *_changes("group", self.groups, other.groups),
+        ]
+
+
+def merged(under: Any, over: Any) -> Any:
+    """``over`` laid over ``under``: mappings key by key at any depth, anything else replaces."""
+    if not isinstance(under, Mapping) or not isinstance(over, Mapping):
+        return over
+    return {
+        **under,
+        **{
+            key: merged(under[key], value) if key in under else value for key, value in over.items()
+        },
+    }
+
+
+def plain(value: Any) -> Any:
+    """As JSON would give it back: lists for tuples, dicts for other mappings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _secret_paths(node: Any, above: str = "") -> Iterator[str]:
+    if not isinstance(node, Mapping):
+        return
+    for key, value in node.items():
+        path = f"{above}[{key!r}]" if above else str(key)
+        if isinstance(key, str) and _SECRET.fullmatch(key):
+            yield path
+        else:
+            yield from _secret_paths(value, path)
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        shown = {
+            key: _public(item)
+            for key, item in value.items()
+            if isinstance(key, str) and not _SECRET.fullmatch(key)
+        }
+        return {key: item for key, item in shown.items() if item is not _UNFIT}
+    if isinstance(value, (list, tuple)):
+        items = [_public(item) for item in value]
+        return _UNFIT if _UNFIT in items else items
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    # A folder may be a Path; a converter or a TLS context stays where it is.
+    return str(value) if hasattr(value, "__fspath__") else _UNFIT
+
+
+_UNFIT: Any = object()
+
+
+def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*before, *after}):
+        where = f"{kind} {name!r}"
+        if name not in before:
+            yield f"{where}: new"
+            yield from _key_changes(where, {}, after[name])
+        elif name not in after:
+            yield f"{where}: gone"
+        else:
+            yield from _key_changes(where, before[name], after[name])
+
+
+def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*before, *after}):
+        old, new = plain(before.get(key)), plain(after.get(key))
+        if old == new:
+            continue
+        if _SECRET.fullmatch(key) or any(_secret_paths(old)) or any(_secret_paths(new)):
+            yield f"{where}: {key} changes"
+        elif key == "RANGES":
+            yield from _range_changes(where, old or [], new or [])
+        elif key not in before:
+            yield f"{where}: {key} is {new!r}"
+        elif key not in after:
+            yield f"{where}: {key} {old!r} goes"
+        else:
+            yield f"{where}: {key} {old!r} becomes {new!r}"
+
+
+def _range_changes(where: str, before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
+    old, new = ({str(_span(r)): r for r in ranges} for ranges in (before, after))
+    for span in old:
+        if span not in new:
+            yield f"{where}: range {span} goes"
+    for span, entry in new.items():
+        if span not in old:
+            rest = {key: value for key, value in entry.items() if key != "range"}
+            shown = ", ".join(f"{key} {value!r}" for key, value in rest.items())
+            yield f"{where}: range {span} is new: {shown}"
+            continue
+        for key in sorted({*old[span], *entry}):
+            if old[span].get(key) != entry.get(key):
+                yield (
+                    f"{where}: range {span}: {key} {old[span].get(key)!r} becomes"
+                    f" {entry.get(key)!r}"
+                )
+
+
+def _span(entry: Any) -> Any:
+    return entry.get("range") if isinstance(entry, Mapping) else entry

@@ -1,0 +1,196 @@
+"""Keeps what a process uses up to date with its topology source.
+
+A document is used only when it is in order and may follow the one in use; anything else
+is logged, and what was in use stays in use (DESIGN decision 9).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sharded_orm.exceptions import InvalidTopology, TopologyError, TopologyUnavailable
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.last_good import LastGoodCopy
+from sharded_orm.topology.sources.base import TopologySource
+
+logger = logging.getLogger("sharded_orm.topology")
+T = TypeVar("T")
+
+
+class Origin(StrEnum):
+    """Where a process has its topology from."""
+
+    SETTINGS = "settings"
+    SOURCE = "source"
+    LAST_GOOD = "last good copy"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Which topology this process uses, since when, and what it has refused."""
+
+    version: int
+    origin: Origin
+    since: datetime
+    #: Why the newest document is not used, or cannot be read; empty when it is in use.
+    refused: tuple[str, ...] = ()
+
+
+class Follower(Generic[T]):
+    """One process and its source.
+
+    Not thread-safe: the caller has a lock.
+
+    :param check: makes a document into what is used, given what it is to follow (None at the
+        start). Raises :exc:`InvalidTopology`.
+    """
+
+    def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
+        self.source = source
+        self.document: Document | None = None
+        self.standing = Standing(0, Origin.SETTINGS, datetime.now(UTC))
+        self._check = check
+        self._value: T | None = None
+        self._refused: Document | None = None
+        self._copy = None if source.last_good is None else LastGoodCopy(Path(source.last_good))
+
+    def of_child(self, source: TopologySource) -> Follower[T]:
+        """For a forked child: the same document, another source."""
+        made = Follower(source, self._check)
+        made.document, made._value, made.standing = self.document, self._value, self.standing
+        return made
+
+    def begin(self) -> T:
+        """What to use at the start: what the source holds, else the last good copy.
+
+        :raises TopologyUnavailable: neither can be used.
+        """
+        copy = self._read_copy()
+        try:
+            document = self.source.load()
+            if document is None:
+                raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
+            # The copy is what it follows, unless it is the same.
+            value = self._value if document == copy else self.check(document)
+        except (TopologyUnavailable, InvalidTopology) as exc:
+            if copy is None:
+                raise self._unavailable(exc) from exc
+            assert self._copy is not None and self._value is not None
+            logger.error(
+                "%s. Going on with the last good copy in %s: version %d, saved at %s.",
+                str(exc).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
+            )  # fmt: skip
+            problems = exc.problems if isinstance(exc, InvalidTopology) else (str(exc),)
+            self.standing = Standing(
+                copy.version, Origin.LAST_GOOD, datetime.now(UTC), tuple(problems)
+            )
+            return self._value
+        assert value is not None
+        self._take(document, value)
+        return value
+
+    def check(self, document: Document) -> T:
+        """What ``document`` makes, if it may be used now.
+
+        :raises InvalidTopology: it may not; lists every reason.
+        """
+        if not self.source.allows_credentials and (found := document.credentials()):
+            raise InvalidTopology(found)
+        return self._check(document, self._value)
+
+    def consider(self, document: Document | TopologyError) -> T | None:
+        """Take what has arrived. What to use from now on; None when nothing changes.
+
+        :raises TopologyError: it is refused; the log has it, the first time.
+        """
+        if isinstance(document, TopologyError):
+            self._log_refusal(document, None)
+            raise document
+        if document == self.document:
+            if self.standing.origin is Origin.LAST_GOOD or self.standing.refused:
+                logger.info("%s has version %d, which is in use.", self.source.describe(), document.version)  # fmt: skip
+                self.standing = Standing(document.version, Origin.SOURCE, self.standing.since)
+            self._refused = None
+            return None
+        try:
+            value = self.check(document)
+        except InvalidTopology as exc:
+            self._log_refusal(exc, document)
+            raise
+        self._take(document, value)
+        return value
+
+    def _log_refusal(self, exc: TopologyError, document: Document | None) -> None:
+        problems = exc.problems if isinstance(exc, InvalidTopology) else (str(exc),)
+        if problems == self.standing.refused and document == self._refused:
+            return
+        self._refused = document
+        standing = self.standing
+        self.standing = Standing(standing.version, standing.origin, standing.since, tuple(problems))
+        logger.error(
+            "%s: %s is refused, version %d stays in use. %s",
+            self.source.describe(),
+            "what it holds" if document is None else f"version {document.version}",
+            self.standing.version,
+            exc,
+        )
+
+    def _take(self, document: Document, value: T) -> None:
+        before, self.document, self._value = self.document, document, value
+        self._refused = None
+        self.standing = Standing(document.version, Origin.SOURCE, datetime.now(UTC))
+        if before is not None and before != document:
+            logger.info(
+                "Version %d of the topology takes the place of version %d: %s.",
+                document.version, before.version,
+                "; ".join(before.differences(document)) or "no difference",
+            )  # fmt: skip
+
+    def keep(self) -> None:
+        """Save the document in use as the last good copy, and let others know that it is in use.
+
+        Apart from taking it, so that nobody who uses it waits for the disk.
+        """
+        document = self.document
+        assert document is not None
+        if self._copy is not None:
+            try:
+                self._copy.save(document)
+            except OSError as exc:
+                logger.error(
+                    "The last good copy of the topology cannot be written (%s): this process could"
+                    " not start while %s does not answer.", exc, self.source.describe(),
+                )  # fmt: skip
+        self.source.using(document.version)
+
+    def _read_copy(self) -> Document | None:
+        """The last good copy, if it fits the settings of today; then it counts as in use."""
+        if self._copy is None:
+            return None
+        try:
+            document = self._copy.read()
+            if document is not None:
+                self._value, self.document = self._check(document, None), document
+        except (InvalidTopology, OSError) as exc:
+            logger.warning("The last good copy in %s is of no use: %s", self._copy.path, exc)
+            return None
+        return document
+
+    def _unavailable(self, exc: TopologyError) -> TopologyUnavailable:
+        if self._copy is None:
+            remedy = (
+                "The option LAST_GOOD of TOPOLOGY names a file for a last good copy, with which a"
+                " process starts all the same."
+            )
+        else:
+            remedy = f"There is no last good copy in {str(self._copy.path)!r} either."
+        return TopologyUnavailable(
+            f"{str(exc).rstrip('.')}. {remedy} A first topology is put there by 'manage.py topology"
+            " push FILE'."
+        )

@@ -1,0 +1,90 @@
+"""A file that every machine gets in its own way: from configuration management, a volume."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sharded_orm.exceptions import (
+    InvalidConfiguration,
+    TopologyError,
+    TopologyUnavailable,
+)
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.sources.base import OnChange, TopologySource
+
+_DEFAULT_INTERVAL = 1.0
+
+
+class FileSource(TopologySource):
+    """JSON, or TOML in a file that ends in ``.toml``. Looked at once in ``INTERVAL`` seconds.
+
+    It is read again when its time, size or inode changes; a file that is replaced by
+    ``rename`` is never read half written. Whoever changes it raises its version.
+    """
+
+    option_names = frozenset({"PATH", "INTERVAL"})
+    required = frozenset({"PATH"})
+    writable: ClassVar[bool] = False
+
+    def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
+        super().__init__(options, setting)
+        interval = options.get("INTERVAL", _DEFAULT_INTERVAL)
+        number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+        if not number or interval <= 0:
+            raise InvalidConfiguration(
+                [f"TOPOLOGY: INTERVAL must be a positive number of seconds, not {interval!r}"]
+            )
+        self._path = Path(options["PATH"])
+        self._interval = float(interval)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def describe(self) -> str:
+        return f"the file {str(self._path)!r}"
+
+    def load(self) -> Document | None:
+        try:
+            return Document.from_file(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise TopologyUnavailable(f"The topology cannot be read: {exc}.") from exc
+
+    def start(self, on_change: OnChange) -> None:
+        self._thread = threading.Thread(
+            target=self._watch, args=(on_change,), name="topology-file", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self, on_change: OnChange) -> None:
+        seen: object = None
+        while True:
+            stamp = self._stamp()
+            if stamp != seen:
+                try:
+                    document = self.load()
+                except TopologyError as exc:
+                    on_change(exc)
+                else:
+                    # A file that is gone for a moment is about to be replaced.
+                    if document is not None:
+                        on_change(document)
+                seen = stamp
+            if self._ended.wait(self._interval):
+                return
+
+    def _stamp(self) -> object:
+        try:
+            found = os.stat(self._path)
+        except OSError as exc:
+            return exc.errno
+        return found.st_mtime_ns, found.st_size, found.st_ino

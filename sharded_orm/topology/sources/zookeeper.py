@@ -1,0 +1,431 @@
+"""The topology in ZooKeeper, pushed to every process by a watch (Pinterest, P2).
+
+Below ``PATH``::
+
+    current               the document; replaced by compare-and-set on its znode version
+    history/0000000007    each version with its author, time and comment
+    processes/…           one ephemeral znode per connected process, with the version it uses
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConfigurationError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+from kazoo.security import ACL, make_acl
+
+from sharded_orm.exceptions import (
+    InvalidConfiguration,
+    InvalidTopology,
+    TopologyConflict,
+    TopologyError,
+    TopologyUnavailable,
+)
+from sharded_orm.forks import identity
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.sources.base import OnChange, Process, Revision, TopologySource
+
+logger = logging.getLogger("sharded_orm.topology")
+
+# ZooKeeper's default jute.maxbuffer is 1 MiB for a whole request, which also has the history.
+MAX_BYTES = 450_000
+_PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
+# Seconds without a connection after which the client is made anew: one that was refused for
+# good (authentication, a server from an older backup) does not try again by itself.
+_RENEW_AFTER = 60.0
+# Seconds until a read that failed on a living connection is repeated.
+_REPEAT_AFTER = 1.0
+# Between two attempts to connect, in seconds at most. kazoo's own default is an hour.
+_RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
+
+
+class ZooKeeperSource(TopologySource):
+    """See the module.
+
+    A thread of its own reads and tells; whoever uses the topology never waits for the network.
+    """
+
+    writable: ClassVar[bool] = True
+    option_names = frozenset(
+        {"HOSTS", "PATH", "TIMEOUT", "WAIT", "AUTH", "ACL", "HISTORY", "CLIENT"}
+    )
+    required = frozenset({"HOSTS", "LAST_GOOD"})
+
+    def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
+        super().__init__(options, setting)
+        found: list[str] = []
+        hosts = options["HOSTS"]
+        self._hosts = hosts if isinstance(hosts, str) else ",".join(map(str, hosts))
+        self._path = str(options.get("PATH", "/sharded_orm")).rstrip("/")
+        if not self._path.startswith("/"):
+            found.append(f"TOPOLOGY: PATH must begin with '/', not {options.get('PATH')!r}")
+        self._timeout = _positive("TIMEOUT", options.get("TIMEOUT", 10.0), found)
+        self._wait = _positive("WAIT", options.get("WAIT", 5.0), found)
+        self._kept = int(_positive("HISTORY", options.get("HISTORY", 100), found))
+        self._acl = _acl(options.get("ACL", ()), found)
+        try:
+            self._arguments = {
+                "connection_retry": dict(_RECONNECT),
+                **options.get("CLIENT", {}),
+                "auth_data": [
+                    (scheme, credential) for scheme, credential in options.get("AUTH", ())
+                ],
+            }
+            self._make_client()
+        except (TypeError, ValueError, ConfigurationError) as exc:
+            # By its type: AUTH is in it.
+            found.append(
+                "TOPOLOGY: kazoo's client cannot be made with HOSTS, AUTH and CLIENT"
+                f" ({type(exc).__name__}); AUTH is a list of (scheme, credential), CLIENT a dict"
+                " of its arguments"
+            )
+        if found:
+            raise InvalidConfiguration(found)
+        self._process = identity()
+        self._lock = threading.Lock()
+        self._client: KazooClient | None = None
+        self._thread: threading.Thread | None = None
+        self._on_change: OnChange | None = None
+        self._ended = threading.Event()
+        self._wake = threading.Event()
+        self._lost = False
+        self._last_connected = time.monotonic()
+        #: Of the last znode that was told of: the transaction that wrote it.
+        self._told: int | None = None
+        self._version = 0
+        self._since = datetime.now(UTC)
+        #: Session and version for which our znode under ``processes`` stands.
+        self._announced: tuple[int, int] | None = None
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+    def describe(self) -> str:
+        return f"ZooKeeper at {self._hosts}, {self._path}"
+
+    # ##### Reading and writing, by whoever asks #####
+
+    def load(self) -> Document | None:
+        with self._talking() as client:
+            # A server may lag behind its leader.
+            self._ask(client.sync_async(self._path))
+            found = self._read(client)
+        return None if found is None else _parse(found[0])
+
+    def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
+        payload = document.to_json().encode()
+        if len(payload) > MAX_BYTES:
+            raise InvalidTopology(
+                [f"it has {len(payload):,} bytes; ZooKeeper takes {MAX_BYTES:,} at most"]
+            )
+        record = {
+            "published_at": datetime.now(UTC).isoformat(),
+            "by": f"{_user()}@{socket.gethostname()}",
+            "comment": comment,
+            "document": document.content(),
+        }
+        with self._talking() as client:
+            self._ask(client.ensure_path_async(f"{self._path}/history", acl=self._acl))
+            found = self._read(client)
+            there = None if found is None else _version_of(found[0])
+            if there is not None and there != expected:
+                raise TopologyConflict(
+                    f"{self.describe()} holds version {there} by now, not {expected} any more;"
+                    " nothing was published."
+                )
+            entry = f"{self._path}/history/{document.version:010d}"
+            change = client.transaction()
+            # One that somebody has written into 'current' by hand may be there again.
+            if self._ask(client.exists_async(entry)) is None:
+                change.create(entry, json.dumps(record).encode(), acl=self._acl)
+            else:
+                change.set_data(entry, json.dumps(record).encode())
+            if found is None:
+                change.create(f"{self._path}/current", payload, acl=self._acl)
+            else:
+                change.set_data(f"{self._path}/current", payload, version=found[1].version)
+            for result in self._ask(change.commit_async()):
+                if isinstance(result, (BadVersionError, NodeExistsError, NoNodeError)):
+                    raise TopologyConflict(
+                        f"{self.describe()} was changed by somebody else at this moment; nothing"
+                        " was published."
+                    )
+                if isinstance(result, NoAuthError):
+                    raise result
+            self._trim(client)
+
+    def history(self, limit: int) -> list[Revision]:
+        with self._talking() as client:
+            records = []
+            for name in self._entries(client)[:limit]:
+                # One may be trimmed at this moment.
+                with suppress(NoNodeError):
+                    data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
+                    records.append((int(name), json.loads(data)))
+        return [
+            Revision(version, _time(record.get("published_at")), record["by"], record["comment"])
+            for version, record in records
+        ]
+
+    def revision(self, version: int) -> Document:
+        with self._talking() as client:
+            entry = f"{self._path}/history/{version:010d}"
+            try:
+                data, _ = self._ask(client.get_async(entry))
+            except NoNodeError as exc:
+                raise LookupError(f"{self.describe()} keeps no version {version!r}.") from exc
+        return Document.from_content(json.loads(data)["document"])
+
+    def processes(self) -> list[Process]:
+        found = []
+        with self._talking() as client:
+            folder = f"{self._path}/processes"
+            try:
+                names = self._ask(client.get_children_async(folder))
+            except NoNodeError:
+                return []
+            asked = [client.get_async(f"{folder}/{name}") for name in names]
+            for answer in asked:
+                # It may have ended meanwhile.
+                with suppress(NoNodeError, ValueError, KeyError):
+                    told = json.loads(self._ask(answer)[0])
+                    found.append(
+                        Process(told["host"], told["pid"], told["version"], _time(told["since"]))
+                    )
+        return sorted(found, key=lambda one: (one.host, one.pid))
+
+    def _entries(self, client: KazooClient) -> list[str]:
+        try:
+            names = self._ask(client.get_children_async(f"{self._path}/history"))
+        except NoNodeError:
+            return []
+        return sorted((name for name in names if name.isdigit()), reverse=True)
+
+    def _trim(self, client: KazooClient) -> None:
+        for name in self._entries(client)[self._kept :]:
+            with suppress(NoNodeError):
+                self._ask(client.delete_async(f"{self._path}/history/{name}"))
+
+    def _read(
+        self, client: KazooClient, watch: Callable[[Any], None] | None = None
+    ) -> tuple[bytes, Any] | None:
+        path = f"{self._path}/current"
+        while True:
+            try:
+                data, stat = self._ask(client.get_async(path, watch=watch))
+            except NoNodeError:
+                # A read that fails leaves no watch; this one waits for the first push.
+                if self._ask(client.exists_async(path, watch=watch)) is None:
+                    return None
+                continue
+            return (data, stat) if data else None
+
+    @contextmanager
+    def _talking(self) -> Iterator[KazooClient]:
+        """The client, connected. Its errors become ours."""
+        client = self._started()
+        # kazoo sets this event while it is connected.
+        if not client._live.wait(self._wait):
+            raise TopologyUnavailable(f"{self.describe()} does not answer within {self._wait:g} s.")
+        try:
+            yield client
+        except NoAuthError as exc:
+            raise TopologyUnavailable(
+                f"{self.describe()} does not allow this: its ACL wants another AUTH of TOPOLOGY."
+            ) from exc
+        except (KazooException, KazooTimeoutError) as exc:
+            raise TopologyUnavailable(
+                f"{self.describe()} did not answer: {type(exc).__name__} {exc}".rstrip() + "."
+            ) from exc
+
+    def _ask(self, result: Any) -> Any:
+        return result.get(timeout=self._wait)
+
+    def _make_client(self) -> KazooClient:
+        return KazooClient(hosts=self._hosts, timeout=self._timeout, **self._arguments)
+
+    def _started(self) -> KazooClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self._make_client()
+                self._client.add_listener(self._state_changed)
+                self._client.start_async()
+                self._last_connected = time.monotonic()
+            return self._client
+
+    # ##### Following #####
+
+    def start(self, on_change: OnChange) -> None:
+        self._on_change = on_change
+        self._thread = threading.Thread(target=self._follow, name="topology-zookeeper", daemon=True)
+        self._thread.start()
+
+    def using(self, version: int) -> None:
+        self._version, self._since = version, datetime.now(UTC)
+        self._wake.set()
+
+    def stop(self) -> None:
+        if self._process != identity():
+            return  # The parent's: its socket is not ours to speak on.
+        self._ended.set()
+        self._wake.set()
+        self._drop_client()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._drop_client()  # It may just have made one.
+
+    def _drop_client(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.remove_listener(self._state_changed)
+            try:
+                client.stop()
+                client.close()
+            except Exception:
+                # kazoo stumbles when it is stopped in the middle of connecting.
+                logger.debug("stopping the client of %s", self.describe(), exc_info=True)
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            self._wake.clear()
+            client = self._started()
+            if client.connected:
+                self._last_connected = time.monotonic()
+                try:
+                    self._look(client)
+                except (KazooException, KazooTimeoutError) as exc:
+                    logger.debug("reading from %s: %r", self.describe(), exc)
+                    self._wake.wait(_REPEAT_AFTER)
+                    continue
+            elif time.monotonic() > self._last_connected + _RENEW_AFTER:
+                self._drop_client()
+                continue
+            self._wake.wait(_RENEW_AFTER)
+
+    def _look(self, client: KazooClient) -> None:
+        """Read, tell what is new, and tell others what this process uses."""
+        assert self._on_change is not None
+        found = self._read(client, self._changed)
+        if found is not None and found[1].mzxid != self._told:
+            try:
+                told: Document | TopologyError = _parse(found[0])
+            except InvalidTopology as exc:
+                told = exc
+            self._on_change(told)
+            self._told = found[1].mzxid
+        self._announce(client)
+
+    def _changed(self, event: object) -> None:
+        self._wake.set()
+
+    def _state_changed(self, state: str) -> None:
+        # In kazoo's connection thread.
+        if state == KazooState.CONNECTED:
+            if self._lost:
+                logger.info("%s answers again.", self.describe())
+            self._lost = False
+        elif not self._lost and not self._ended.is_set():
+            self._lost = True
+            logger.warning(
+                "%s is lost; this process goes on with version %d of the topology.",
+                self.describe(), self._version,
+            )  # fmt: skip
+        self._wake.set()
+
+    def _announce(self, client: KazooClient) -> None:
+        session = client.client_id
+        if session is None or self._announced == (session[0], self._version):
+            return
+        version = self._version
+        told = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version,
+            "since": self._since.isoformat(),
+        }
+        path, data = f"{self._path}/processes/{self._name}", json.dumps(told).encode()
+        try:
+            if self._announced is not None and self._announced[0] == session[0]:
+                self._ask(client.set_async(path, data))
+            else:
+                self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
+                # One of an earlier session goes with that, which may be later than now.
+                with suppress(NoNodeError):
+                    self._ask(client.delete_async(path))
+                self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
+        except NoNodeError:
+            # Somebody has removed it; the next time it is made anew.
+            self._announced = None
+            return
+        except NoAuthError:
+            logger.info("%s does not allow this process to tell its version.", self.describe())
+        self._announced = (session[0], version)
+
+
+def _positive(name: str, value: Any, found: list[str]) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        found.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
+        return 1.0
+    return float(value)
+
+
+def _acl(entries: Any, found: list[str]) -> list[ACL] | None:
+    """Of ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
+    made = []
+    for entry in entries:
+        match entry:
+            case (str() as scheme, str() as who, str() as letters) if {*letters} <= {*_PERMISSIONS}:
+                made.append(make_acl(scheme, who, **{_PERMISSIONS[one]: True for one in letters}))
+            case _:
+                # Not shown: a digest is better not printed.
+                found.append(
+                    "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
+                    f" {''.join(_PERMISSIONS)!r}"
+                )
+    return made or None
+
+
+def _parse(data: bytes) -> Document:
+    return Document.from_json(data)
+
+
+def _version_of(data: bytes) -> int | None:
+    """None for what is no document: anybody may put one in its place."""
+    try:
+        return _parse(data).version
+    except InvalidTopology:
+        return None
+
+
+def _time(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # No name for the user id, as in a container.
+        return str(os.getuid())

@@ -1,0 +1,117 @@
+"""Scenes with each source, and nodes of each backend."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import service_missing
+from tests.integration.topology.scene import SHARDS, Scene, document
+from tests.services import ServiceMissing
+from tests.services.mariadb import Address
+from tests.services.zookeeper import ZooKeeperServer
+
+TABLE = "CREATE TABLE places_place (place_id BIGINT PRIMARY KEY, user_id BIGINT, node VARCHAR(50))"
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper of the module's own; who kills it starts it again."""
+    try:
+        with ZooKeeperServer() as server:
+            yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+def make_file(path: Path, node: str, number: int) -> None:
+    """The shard ``number`` as a file of SQLite."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute(TABLE)
+    connection.execute("INSERT INTO places_place VALUES (?, ?, ?)", (number, number, node))
+    connection.commit()
+    connection.close()
+
+
+@pytest.fixture
+def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """``one`` and ``two``, each with all the shards; rows tell where they are."""
+    nodes = {}
+    for node in ("one", "two"):
+        for number in range(SHARDS):
+            make_file(tmp_path / node / f"photos_{number:05d}.sqlite3", node, number)
+        nodes[node] = {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": str(tmp_path / node)}
+    return nodes
+
+
+@pytest.fixture
+def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, Any]]]:
+    """The same on two servers."""
+    MySQLdb = pytest.importorskip("MySQLdb")
+    nodes = {}
+    schemas = [f"moved_{number:05d}" for number in range(SHARDS)]
+
+    def drop(cursor: Any) -> None:
+        for schema in schemas:
+            cursor.execute(f"DROP DATABASE IF EXISTS {schema}")
+
+    opened = [
+        MySQLdb.connect(**address.mysqldb(), autocommit=True) for address in mariadb_nodes[:2]
+    ]
+    for node, address, connection in zip(("one", "two"), mariadb_nodes, opened, strict=False):
+        with connection.cursor() as cursor:
+            drop(cursor)
+            for number, schema in enumerate(schemas):
+                cursor.execute(f"CREATE DATABASE {schema}")
+                cursor.execute(TABLE.replace("places_place", f"{schema}.places_place"))
+                cursor.execute(
+                    f"INSERT INTO {schema}.places_place VALUES (%s, %s, %s)", (number, number, node)
+                )
+        nodes[node] = {"ENGINE": "sharded_orm.backends.mysql", **address.django()}
+    yield nodes
+    for connection in opened:
+        with connection.cursor() as cursor:
+            drop(cursor)
+        connection.close()
+
+
+@pytest.fixture
+def file_scene(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Scene:
+    """A site with its topology in a file, at version 1."""
+    return scene_with_file(tmp_path, sqlite_nodes)
+
+
+def scene_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) -> Scene:
+    path = folder / "topology.json"
+    path.write_text(json.dumps(document(1)))
+    options = {"PATH": str(path), "INTERVAL": 0.02, "LAST_GOOD": str(folder / "last_good/topology.json")}  # fmt: skip
+    return Scene(folder, nodes, {"SOURCE": "file", "OPTIONS": options}, **more)
+
+
+@pytest.fixture
+def zk_scene(
+    tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]], zookeeper: ZooKeeperServer
+) -> Scene:
+    """A site with its topology in ZooKeeper, where nothing is yet."""
+    return scene_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
+
+
+def scene_with_zookeeper(
+    folder: Path, nodes: dict[str, dict[str, Any]], hosts: str, **options: Any
+) -> Scene:
+    given = {
+        "HOSTS": hosts,
+        # Each test has a tree of its own.
+        "PATH": f"/{folder.name}",
+        "LAST_GOOD": str(folder / "last_good/topology.json"),
+        "TIMEOUT": 2.0,
+        "WAIT": 20.0,
+        **options,
+    }
+    return Scene(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": given})

@@ -1,0 +1,288 @@
+"""A process of the site whose topology changes: ``python -m …project SCENE COMMAND…``.
+
+SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, or ``serve``: then each
+line of standard input is code in JSON, and the answer is what the name ``answer`` holds after it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def configure(scene: dict[str, Any]) -> None:
+    import django
+    from django.conf import settings
+
+    from sharded_orm.topology.aliases import sharded_databases
+
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
+    logging.getLogger("sharded_orm.topology").setLevel(logging.INFO)
+    settings.configure(
+        INSTALLED_APPS=[
+            "django.contrib.contenttypes",
+            "sharded_orm",
+            "tests.integration.topology.places",
+        ],
+        DATABASES=sharded_databases(scene["databases"]),
+        DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        SHARDED_ORM=scene["sharded_orm"],
+        LOGGING_CONFIG=None,
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+# ##### For the code of a test #####
+
+
+def version() -> int:
+    from sharded_orm import runtime
+
+    return runtime.topology().version
+
+
+def place(alias: str = "photos_00000") -> str:
+    """The node that the next statement on ``alias`` reaches."""
+    from django.db import connections
+
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT node FROM places_place")
+        ((found,),) = cursor.fetchall()
+    return str(found)
+
+
+def row(connection: Any) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT node FROM places_place")
+        return str(cursor.fetchall()[0][0])
+
+
+def sql(alias: str, statement: str) -> None:
+    from django.db import connections
+
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement)
+
+
+def rename(alias: str, node: str) -> None:
+    sql(alias, f"UPDATE places_place SET node = '{node}'")
+
+
+def more_rows(alias: str, count: int) -> None:
+    values = ", ".join(f"({number}, 0, 'more')" for number in range(1000, 1000 + count))
+    sql(alias, f"INSERT INTO places_place VALUES {values}")
+
+
+def in_atomic(using: str, alias: str) -> str:
+    from django.db import transaction
+
+    with transaction.atomic(using=using):
+        return place(alias)
+
+
+_block = threading.local()
+
+
+def begin(alias: str) -> None:
+    from django.db import transaction
+
+    _block.open = transaction.atomic(using=alias)
+    _block.open.__enter__()
+    place(alias)
+
+
+def end() -> None:
+    _block.open.__exit__(None, None, None)
+
+
+def scattered() -> list[str]:
+    from tests.integration.topology.places.models import Place
+
+    return sorted(Place.objects.scatter().values_list("node", flat=True))
+
+
+def server_name() -> str:
+    """Of the node that the group's alias asks."""
+    from django.db import connections
+
+    settings = connections["photos"].server.settings_dict  # type: ignore[attr-defined]  # ours
+    return f"{settings['HOST']}:{settings['PORT']}"
+
+
+def node_name(node: str) -> str:
+    from sharded_orm import runtime
+
+    settings = runtime.topology().nodes[node]
+    return f"{settings.get('HOST', '')}:{settings.get('PORT', '')}"
+
+
+def queries(alias: str, function: Any) -> list[Any]:
+    """What ``function`` returns, and how many queries it made on ``alias``."""
+    from django.db import connections
+    from django.test.utils import CaptureQueriesContext
+
+    with CaptureQueriesContext(connections[alias]) as captured:
+        found = function()
+    return [found, len(captured)]
+
+
+def session() -> list[Any]:
+    """Of this process with ZooKeeper: its id and its password."""
+    from sharded_orm import runtime
+
+    source: Any = runtime.source()
+    number, password = source._client.client_id
+    return [number, password.hex()]
+
+
+def change(number: int, value: int) -> None:
+    """Change one setting of a node, whatever others change meanwhile."""
+    from sharded_orm.operations import topology
+    from sharded_orm.topology.document import Document
+
+    def edit(before: Document) -> Document:
+        content = before.content()
+        node = content["nodes"].setdefault(("one", "two")[number % 2], {})
+        node.setdefault("OPTIONS", {})[f"n{number}"] = value
+        return Document.from_content(content)
+
+    topology.change(edit)
+
+
+def push(content: dict[str, Any]) -> str:
+    """What the command says to it; empty when it is published."""
+    from sharded_orm.exceptions import TopologyError
+    from sharded_orm.operations import topology
+    from sharded_orm.topology.document import Document
+
+    try:
+        topology.push(Document.from_content(content))
+    except TopologyError as exc:
+        return str(exc)
+    return ""
+
+
+def refused() -> str:
+    from sharded_orm import runtime
+
+    return "\n".join(runtime.standing().refused)
+
+
+_child: Any = None
+
+
+def fork() -> int:
+    """A child that answers expressions, as a worker of a server that loads the site first."""
+    global _child
+    mine, its = socket.socketpair()
+    pid = os.fork()
+    here, there = (mine, its) if pid else (its, mine)
+    there.close()
+    pipe = here.makefile("rw")
+    here.close()
+    if pid:
+        _child = pipe
+        return pid
+    with pipe:
+        for line in pipe:
+            if line == "end\n":
+                break
+            print(json.dumps(eval(line, dict(globals()))), file=pipe, flush=True)
+    sys.exit()
+
+
+def of_child(expression: str) -> Any:
+    print(expression, file=_child, flush=True)
+    if expression != "end":
+        return json.loads(_child.readline())
+    assert _child.readline() == ""
+    _child.close()
+    return None
+
+
+class Worker:
+    """A thread that calls functions one by one, as one of a server does."""
+
+    def __init__(self) -> None:
+        self._ready, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._call: Any = None
+        self.result: Any = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def __call__(self, function: Any, *args: Any) -> Any:
+        self._call = function, args
+        self._ready.release()
+        self._done.acquire()
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+    def _run(self) -> None:
+        while True:
+            self._ready.acquire()
+            function, args = self._call
+            try:
+                self.result = function(*args)
+            except BaseException as exc:
+                self.result = exc
+            self._done.release()
+
+
+def serve() -> None:
+    from django.core.management import call_command
+    from django.db import connections, transaction
+
+    from sharded_orm import runtime
+    from sharded_orm.autonomous import AutonomousConnections
+    from sharded_orm.backends import moves
+    from sharded_orm.backends.pool import pools
+    from tests.integration.topology.places.models import Place
+
+    names = {
+        **globals(),
+        "Place": Place,
+        "autonomous": AutonomousConnections(),
+        "call_command": call_command,
+        "connections": connections,
+        "moves": moves,
+        "pools": pools,
+        "runtime": runtime,
+        "transaction": transaction,
+    }
+    for line in sys.stdin:
+        names["answer"] = None
+        try:
+            exec(json.loads(line), names)
+            told = {"answer": names["answer"]}
+        except Exception as exc:
+            traceback.print_exc()
+            told = {"error": f"{type(exc).__name__}: {exc}"}
+        print(json.dumps(told), flush=True)
+
+
+def main() -> None:
+    scene_file, command, *arguments = sys.argv[1:]
+    # As manage.py: the app looks which command it is.
+    sys.argv = ["manage.py", command, *arguments]
+    scene = json.loads(Path(scene_file).read_text())
+    os.environ["SCENE"] = scene_file
+    configure(scene)
+    if command == "serve":
+        serve()
+        return
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A site with a topology source, its processes and its operator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[3]
+PATIENCE = 60.0  # seconds until what a test waits for counts as missing
+SHARDS = 4
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = PATIENCE) -> T:
+    """The first answer that is not false. Asks a process or a server: there is no event."""
+    end = time.monotonic() + patience
+    while not (found := look()):
+        assert time.monotonic() < end, f"{what} did not happen within {patience:g} s"
+        time.sleep(0.01)
+    return found  # type: ignore[return-value]  # not false
+
+
+def document(
+    version: int, primary: str = "one", *, shards: int = SHARDS, **groups: Any
+) -> dict[str, Any]:
+    """A document with all shards of ``photos`` on ``primary``."""
+    photos = {"RANGES": [{"range": [0, shards - 1], "primary": primary}]}
+    return {"format": 1, "version": version, "nodes": {}, "groups": {"photos": photos, **groups}}
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Scene:
+    """A group ``photos`` of four shards by modulo, and the nodes ``one`` and ``two``."""
+
+    folder: Path
+    nodes: dict[str, dict[str, Any]]
+    source: dict[str, Any]
+    sharded_orm: dict[str, Any] = field(default_factory=dict)
+    strategy: str = "modulo"
+    group: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.save()
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "scene.json"
+
+    @property
+    def last_good(self) -> Path:
+        return self.folder / "last_good" / "topology.json"
+
+    def save(self) -> None:
+        """Let processes that start from now on have the settings as they are."""
+        setting = {
+            "NODES": self.nodes,
+            "GROUPS": {"photos": {"STRATEGY": self.strategy, **self.group}},
+            "TOPOLOGY": self.source,
+            **self.sharded_orm,
+        }
+        default = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(self.folder / "default.sqlite3"),
+        }
+        self.file.write_text(
+            json.dumps({"databases": {"default": default}, "sharded_orm": setting})
+        )
+
+    def start(self, *arguments: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                sys.executable, "-W", "error", "-m", "tests.integration.topology.project",
+                str(self.file), *arguments,
+            ],
+            cwd=ROOT,
+            env={k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )  # fmt: skip
+
+    def topology(self, *arguments: str, code: int = 0) -> Done:
+        """``manage.py topology …``, which must end with the status ``code``."""
+        process = self.start("topology", *arguments)
+        out, err = process.communicate(timeout=PATIENCE * 2)
+        assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in err, err
+        return Done(process.returncode, out, err)
+
+    def write(self, content: dict[str, Any], name: str = "new.json") -> str:
+        path = self.folder / name
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    def push(self, content: dict[str, Any], *arguments: str, code: int = 0) -> Done:
+        return self.topology("push", self.write(content), *arguments, code=code)
+
+    @contextlib.contextmanager
+    def sites(self, count: int = 1) -> Iterator[list[Site]]:
+        """Processes of the site, ready; ended with the block."""
+        with contextlib.ExitStack() as stack:
+            started = []
+            for number in range(count):
+                started.append(Site(self, f"{number}"))
+                stack.callback(started[-1].close)
+            for site in started:
+                site.ask("1")
+            yield started
+
+    @contextlib.contextmanager
+    def site(self) -> Iterator[Site]:
+        with self.sites() as (site,):
+            yield site
+
+
+class Site:
+    """A process of the site. It does what it is told, and logs."""
+
+    def __init__(self, scene: Scene, name: str) -> None:
+        self.log_file = scene.folder / f"site-{name}-{time.monotonic_ns()}.log"
+        self._log = open(self.log_file, "w")  # noqa: SIM115  # for the life of the process
+        self.process = scene.start("serve", stderr=self._log)
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def run(self, code: str) -> Any:
+        """Run ``code``; what it puts into ``answer``."""
+        self.send(code)
+        return self.receive()
+
+    def send(self, code: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the process ended:\n{self.log}"
+        told = json.loads(line)
+        assert "error" not in told, f"{told['error']}\n{self.log}"
+        return told["answer"]
+
+    def ask(self, expression: str) -> Any:
+        return self.run(f"answer = {expression}")
+
+    def wait_version(self, version: int) -> None:
+        wait_for(lambda: self.ask("version()") == version, f"version {version} in use")
+
+    def wait_log(self, text: str) -> None:
+        wait_for(lambda: text in self.log, f"{text!r} in the log")
+
+    def end(self) -> None:
+        """Let it end by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.process.kill()
+        with self.process:
+            self._log.close()

@@ -1,0 +1,98 @@
+"""A topology in a file: read at the start, followed while it changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.last_good import LastGoodCopy
+from tests.integration.topology.scene import Scene, document
+
+BROKEN = {
+    "STRATEGY": "tests.integration.topology.strategies.Broken",
+    "RANGES": [{"range": [0, 0], "primary": "one"}],
+}
+
+
+def replace(scene: Scene, content: dict[str, Any] | str) -> None:
+    """As configuration management does: whole, by rename."""
+    path = Path(scene.source["OPTIONS"]["PATH"])
+    made = path.with_suffix(".new")
+    made.write_text(content if isinstance(content, str) else json.dumps(content))
+    os.replace(made, path)
+
+
+def test_a_change_is_used_by_the_next_statement(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        assert site.ask("place()") == "one"
+        replace(file_scene, document(2, "two"))
+        site.wait_version(2)
+        assert site.ask("place()") == "two"
+
+
+def test_a_bad_change_is_refused_and_named(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        for bad, problem in (
+            ("{", "it is not JSON"),
+            (document(2, "three"), "unknown primary 'three'"),
+            (document(2, shards=8), "the number of shards cannot change from 4 to 8"),
+            (document(1, "two"), "version 1 does not come after 1"),
+            (document(2, others=BROKEN), "it cannot be used: RuntimeError: a mistake"),
+        ):
+            replace(file_scene, bad)
+            site.wait_log(problem)
+            assert site.ask("version()") == 1
+            assert site.ask("place()") == "one"
+        replace(file_scene, document(2, "two"))
+        site.wait_version(2)
+
+
+def test_a_start_with_a_bad_file_uses_the_last_good_copy(file_scene: Scene) -> None:
+    replace(file_scene, document(5, "two"))
+    file_scene.topology("show")
+    assert file_scene.last_good.stat().st_mode & 0o777 == 0o600
+    replace(file_scene, "{")
+    with file_scene.site() as site:
+        assert site.ask("version()") == 5
+        assert site.ask("place()") == "two"
+        assert "Going on with the last good copy" in site.log
+        replace(file_scene, document(6))
+        site.wait_version(6)
+    shown = file_scene.topology("show", "--json").json
+    assert (shown["version"], shown["origin"], shown["problems"]) == (6, "source", [])
+
+
+def test_a_group_that_comes_can_be_used(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        assert site.ask("sorted(connections)") == ["default", "photos"]
+        visits = {"STRATEGY": "modulo", "RANGES": [{"range": [0, 1], "primary": "two"}]}
+        replace(file_scene, document(2, visits=visits))
+        site.wait_version(2)
+        assert site.ask("sorted(connections)") == ["default", "photos", "visits"]
+        assert site.ask("connections['visits_00001'].settings_dict['SHARD'].node") == "two"
+        site.run("with transaction.atomic(using='visits'): pass")
+
+
+def test_a_copy_that_cannot_be_written_keeps_nothing_back(file_scene: Scene) -> None:
+    file_scene.source["OPTIONS"]["LAST_GOOD"] = str(file_scene.file / "below a file")
+    file_scene.save()
+    with file_scene.site() as site:
+        assert "The last good copy of the topology cannot be written" in site.log
+        replace(file_scene, document(2, "two"))
+        site.wait_version(2)
+
+
+def test_a_process_that_lags_behind_does_not_replace_a_newer_copy(tmp_path: Path) -> None:
+    copy = LastGoodCopy(tmp_path / "copies" / "topology.json")
+    assert copy.read() is None
+    for version, kept in ((3, 3), (2, 3), (4, 4)):
+        copy.save(Document.from_content(document(version)))
+        read = copy.read()
+        assert read is not None and read.version == kept
+        assert [path.name for path in copy.path.parent.iterdir()] == ["topology.json"]
+    copy.path.write_text("{")
+    copy.save(Document.from_content(document(1)))
+    assert copy.read() == Document.from_content(document(1))
