@@ -127,6 +127,8 @@ class ShardRouter:
             return db == config.directory
         if model_name == "ticketsequence":
             return db in config.tickets
+        if model_name in ("operationrun", "operationstep", "operationscript"):
+            return db == DEFAULT_DB_ALIAS
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
 from sharded_orm.models.directory import Placement
 from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDField
+from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.routes import Route
 from sharded_orm.models.tickets import TicketSequence
@@ -13,6 +14,9 @@ __all__ = [
     "GlobalManager",
     "GlobalModel",
     "GlobalQuerySet",
+    "OperationRun",
+    "OperationScript",
+    "OperationStep",
     "PackedIDField",
     "Placement",
     "Route",

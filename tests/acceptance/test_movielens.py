@@ -26,7 +26,7 @@ def prepare(project: Project) -> None:
             project.manage("migrate", "--database", alias, "--verbosity", "0")
     # Before there are shards, which may have no ids.
     project.manage("tickets", "create")
-    project.manage("migrate_shards", "--group", "ratings", "--verbosity", "0")
+    project.manage("migrate_shards", "--create", "--group", "ratings", "--verbosity", "0")
 
 
 _CREATE = f"""

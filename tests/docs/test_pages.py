@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from django.utils.module_loading import import_string
 
 from sharded_orm import cache_checks, checks, conf, database_checks, exceptions
 from sharded_orm.routing.base import BUILT_IN
+from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
+from sharded_orm.topology.sources.base import COMMON
 from tests.docs.markdown import DOCS, ROOT, Block, blocks, pages
 
 REFERENCE = DOCS / "reference"
@@ -72,9 +75,17 @@ def test_every_setting_is_documented(keys: set[str]) -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_strategy_and_its_options_are_documented(name: str) -> None:
-    from django.utils.module_loading import import_string
-
     text = read("settings.md")
     assert f'`"{name}"`' in text
     for option in import_string(BUILT_IN[name]).option_names:
         assert re.search(rf"^\| `{name}` \|.*`{option}`", text, re.MULTILINE), option
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_option_of_a_source_is_documented(name: str) -> None:
+    text = read("settings.md")
+    assert f'`"{name}"`' in text
+    for option in import_string(SOURCES[name]).option_names | COMMON:
+        assert re.search(rf"^\| (`{name}`|all but `static`) \| `{option}`", text, re.MULTILINE), (
+            option
+        )

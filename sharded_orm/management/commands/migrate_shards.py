@@ -1,86 +1,404 @@
-"""``manage.py migrate_shards``: create missing shards and migrate each of them."""
+"""``manage.py migrate_shards``: migrate shards, as many as there are."""
 
 from __future__ import annotations
 
-import re
-from argparse import ArgumentParser, ArgumentTypeError
+import json
+import os
+import signal
+import threading
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
-from django.core.management import BaseCommand, CommandError, call_command
-from django.db import DatabaseError, connections
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import no_translations
+from django.db import Error
 
-from sharded_orm import runtime
-from sharded_orm.topology.model import Shard, ShardGroup
+from sharded_orm.exceptions import OperationHeld, ShardedOrmError
+from sharded_orm.management.progress import ShardProgress, failure_line
+from sharded_orm.management.selection import add_selection, selected
+from sharded_orm.management.tables import write_table
+from sharded_orm.operations import fleet
+from sharded_orm.operations.migrate import Options
+from sharded_orm.operations.selection import Selected, numbers_text
+from sharded_orm.operations.waves import Stopping, Waves
+
+# Options of Django's migrate, and why they are none here.
+_REFUSED = {
+    "database": "shards are chosen by --group, --shards and --node; for one of DATABASES, or one"
+    " shard as Django does it, there is 'migrate --database'",
+    "prune": "it deletes records of migrations whose files are gone, by what one database says;"
+    " other shards may still need them. Do it with 'migrate --database SHARD --prune' for each",
+    "run_syncdb": "it makes tables that no migration knows, so that nobody could tell which shards"
+    " have them. Give the app migrations",
+}
 
 
 class Command(BaseCommand):
     help = (
-        "Creates the databases of shards that do not exist yet and migrates every shard. The global"
+        "Migrates shards, several at a time, and goes on where it was stopped or killed. The global"
         " database, the directory and the ticket servers are migrated by plain 'migrate'."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("app_label", nargs="?", help="Migrate only this app.")
-        parser.add_argument("migration_name", nargs="?", help="Migrate the app to this state.")
-        parser.add_argument("--group", help="Only the shards of this group.")
         parser.add_argument(
-            "--shards", type=_numbers, help="Only these numbers, e.g. 0-511,700; with --group."
+            "migration_name",
+            nargs="?",
+            help="Migrate the app to this state, also backwards; 'zero' for none.",
+        )
+        add_selection(parser)
+        parser.add_argument(
+            "--create",
+            action="store_true",
+            help="Make schemas and files of shards that do not exist yet.",
+        )
+        parser.add_argument(
+            "--fake", action="store_true", help="Record migrations without running them."
+        )
+        parser.add_argument(
+            "--fake-initial",
+            action="store_true",
+            help="Record initial migrations whose tables exist already.",
+        )
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument(
+            "--noinput", "--no-input", action="store_false", dest="interactive",
+            help="As for migrate; this command never asks.",
+        )  # fmt: skip
+
+        waves = parser.add_argument_group("waves")
+        default = Waves()
+        waves.add_argument(
+            "--canary",
+            type=int,
+            metavar="N",
+            default=default.canary,
+            help="Migrate N shards first; nothing else if one fails. Default: %(default)s",
+        )
+        waves.add_argument(
+            "--parallel",
+            type=int,
+            metavar="N",
+            default=default.parallel,
+            help="Shards of one node at a time. Default: %(default)s",
+        )
+        waves.add_argument(
+            "--wave-size", type=int, metavar="N", help="Shards of a wave. Default: all."
+        )
+        waves.add_argument(
+            "--pause",
+            type=float,
+            metavar="SECONDS",
+            default=default.pause,
+            help="From one wave to the next. Default: %(default)s",
+        )
+        waves.add_argument(
+            "--max-failures",
+            type=int,
+            metavar="N",
+            help="Begin no more shards when more than N have failed. Default: any number.",
         )
 
-    def handle(self, **options: Any) -> None:
-        shards = list(self._selected(options["group"], options["shards"]))
-        target = [name for name in (options["app_label"], options["migration_name"]) if name]
-        failed: dict[str, Exception] = {}
-        for done, shard in enumerate(shards, 1):
-            try:
-                connections[shard.alias].create_shard_database()  # type: ignore[attr-defined]  # all our engines have it
-                call_command(
-                    "migrate", *target, database=shard.alias, interactive=False, verbosity=0
-                )
-            except DatabaseError as exc:
-                # Each shard stands alone: one that is down must not keep the others back.
-                failed[shard.alias] = exc
-                self.stderr.write(self.style.ERROR(f"{shard.alias}: {exc}"))
-            else:
-                self._progress(done, len(shards), shard, options["verbosity"])
-        if failed:
-            raise CommandError(
-                f"{len(failed)} of {len(shards)} shards are not migrated: {', '.join(failed)}."
-                " Run the command again when their cause is mended; the others are done."
+        modes = parser.add_argument_group("in place of migrating").add_mutually_exclusive_group()
+        modes.add_argument("--plan", action="store_true", help="Show what would be done.")
+        modes.add_argument(
+            "--check",
+            action="store_true",
+            dest="check_unapplied",
+            help="Status 1 when a shard is not migrated; nothing is changed.",
+        )
+        modes.add_argument(
+            "--status", action="store_true", help="Show the shards by state, and what failed."
+        )
+        modes.add_argument(
+            "--retry-failed", action="store_true", help="Migrate only shards that have failed."
+        )
+        modes.add_argument(
+            "--settle",
+            metavar="ALIAS=done|undone",
+            help="Of a shard whose interrupted operation is unclear: whether it took effect.",
+        )
+        refused = parser.add_argument_group("not here")
+        for name, reason in _REFUSED.items():
+            refused.add_argument(
+                f"--{name.replace('_', '-')}", nargs="?", const=True, help=f"Refused: {reason}."
             )
-        self.stdout.write(self.style.SUCCESS(f"{len(shards)} shards are migrated."))
 
-    def _selected(self, name: str | None, numbers: list[range] | None) -> list[Shard]:
-        groups = runtime.topology().groups
-        if name is not None and name not in groups:
-            raise CommandError(f"There is no group {name!r}; choose from {sorted(groups)!r}.")
-        if numbers is not None and name is None:
-            raise CommandError("--shards needs --group: numbers are counted per group.")
-        chosen: list[ShardGroup] = [groups[name]] if name is not None else list(groups.values())
-        if numbers is None:
-            return [shard for group in chosen for shard in group.shards()]
+    @no_translations
+    def handle(self, **options: Any) -> None:
+        for name, reason in _REFUSED.items():
+            if options[name] is not None:
+                raise CommandError(f"--{name.replace('_', '-')} makes no sense here: {reason}.")
+        if options["migration_name"] and not options["app_label"]:
+            raise CommandError("A migration is named after its app.")
         try:
-            return [chosen[0].shard(number) for part in numbers for number in part]
-        except LookupError as exc:
+            if options["settle"]:
+                self._settle(options["settle"], as_json=options["json"])
+            elif options["plan"] or options["check_unapplied"] or options["status"]:
+                self._look(options)
+            else:
+                self._migrate(options)
+        except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
             raise CommandError(str(exc)) from exc
 
-    def _progress(self, done: int, total: int, shard: Shard, verbosity: int) -> None:
-        if verbosity > 1:
-            self.stdout.write(f"{done}/{total} {shard.alias}")
-        elif verbosity == 1 and getattr(self.stdout, "isatty", lambda: False)():
-            self.stdout.write(
-                f"\r{done}/{total} {shard.alias}", ending="\n" if done == total else ""
+    # ##### Migrating #####
+
+    def _migrate(self, options: dict[str, Any]) -> None:
+        demand = fleet.Demand(
+            _options(options),
+            Waves(
+                options["canary"],
+                options["parallel"],
+                options["wave_size"],
+                options["pause"],
+                options["max_failures"],
+            ),
+            create=options["create"],
+            retry_failed=options["retry_failed"],
+        )
+        progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
+        reports: list[fleet.Report] = []
+        held: dict[str, str] = {}  # group -> who
+        not_begun: list[str] = []
+        with _signals() as stopping:
+            for each in selected(options):
+                if stopping():
+                    not_begun.append(each.group.name)
+                    continue
+                try:
+                    reports.append(fleet.migrate(each, demand, progress, stopping))
+                except OperationHeld as exc:
+                    held[each.group.name] = str(exc)
+                    self.stderr.write(str(exc))
+        ok = all(report.ok for report in reports) and not held and not not_begun
+        if options["json"]:
+            self._json({
+                "ok": ok,
+                "stopped": stopping.cause,
+                "groups": {report.group: _report_json(report) for report in reports},
+                "not_begun": not_begun,
+                "held": held,
+            })  # fmt: skip
+        else:
+            self._tell(reports, options)
+        if not ok:
+            raise CommandError(_trouble(reports, held, not_begun), returncode=stopping.status)
+
+    def _tell(self, reports: Sequence[fleet.Report], options: Mapping[str, Any]) -> None:
+        for report in reports:
+            if report.missing:
+                names = numbers_text(report.missing)
+                self.stderr.write(
+                    f"{report.group}: shards that do not exist: {names} ({len(report.missing)}). Make"
+                    " them with 'migrate_shards --create'; or correct DATABASE_NAME or the node."
+                )
+        selected_all = sum(report.selected for report in reports)
+        current = sum(report.current for report in reports)
+        if not options["verbosity"]:
+            return
+        if options["retry_failed"] and not selected_all:
+            self.stdout.write("No shard has failed.")
+        elif all(report.ok for report in reports) and reports:
+            already = f", {current} of them before" if current else ""
+            done = "1 shard is" if selected_all == 1 else f"{selected_all} shards are"
+            self.stdout.write(self.style.SUCCESS(f"{done} migrated{already}."))
+
+    # ##### Looking #####
+
+    def _look(self, options: dict[str, Any]) -> None:
+        wanted = _options(options)
+        found = [(each, fleet.status(each, wanted)) for each in selected(options)]
+        statuses = [status for _, status in found]
+        if options["json"]:
+            self._json({
+                "ok": all(status.ok for status in statuses),
+                "groups": {status.group: _status_json(status) for status in statuses},
+            })  # fmt: skip
+        elif options["plan"]:
+            for each, status in found:
+                self._plan(each, status, wanted)
+        else:
+            self._status(statuses, full=options["status"])
+        if options["check_unapplied"] and not all(status.ok for status in statuses):
+            selected_all = sum(status.selected for status in statuses)
+            current = sum(status.current for status in statuses)
+            raise CommandError(
+                f"Not migrated: {selected_all - current} of {selected_all} shards."
+                if current < selected_all
+                else "Operations of an earlier run are not ended; see --status."
             )
-            self.stdout.flush()
+
+    def _plan(self, each: Selected, status: fleet.Status, wanted: Options) -> None:
+        self.stdout.write(
+            self.style.MIGRATE_HEADING(
+                f"{status.group}: {status.selected} shards, {status.current} of them current"
+            )
+        )
+        for number, plan in status.plans:
+            self.stdout.write(f"Shards: {number}")
+            for line in plan:
+                self.stdout.write(f"    {line}")
+        if status.missing:
+            self.stdout.write(
+                f"Shards that do not exist, unless --create makes them:"
+                f" {numbers_text(status.missing)} ({len(status.missing)})"
+            )
+        self._unreachable(status)
+
+    def _status(self, statuses: Sequence[fleet.Status], *, full: bool) -> None:
+        write_table(
+            self,
+            ("group", ">shards", ">current", ">behind", ">missing", ">unreachable", ">failed",
+             ">unclear", ">interrupted"),
+            [
+                (status.group, *map(str, (
+                    status.selected, status.current, status.behind, len(status.missing),
+                    len(status.unreachable), status.left.get("failed", 0),
+                    status.left.get("unclear", 0),
+                    status.left.get("running", 0) + status.left.get("stopped", 0),
+                )))
+                for status in statuses
+            ],
+        )  # fmt: skip
+        for status in statuses:
+            if full and status.run is not None:
+                self.stdout.write(_run_line(status))
+            self._unreachable(status)
+            for failure in status.failures:
+                self.stdout.write(self.style.ERROR(failure_line(failure)))
+
+    def _unreachable(self, status: fleet.Status) -> None:
+        for alias, error in status.unreachable.items():
+            self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
+
+    # ##### Settling #####
+
+    def _settle(self, text: str, *, as_json: bool) -> None:
+        alias, _, answer = text.partition("=")
+        if answer not in ("done", "undone"):
+            raise CommandError(
+                f"--settle takes the alias of a shard and what you found, such as"
+                f" photos_00042=done or photos_00042=undone; not {text!r}."
+            )
+        fleet.settle(alias, done=answer == "done")
+        if as_json:
+            self._json({"ok": True, "settled": {alias: answer}})
+        else:
+            self.stdout.write(
+                f"{alias}: its operation counts as {answer}. 'migrate_shards' goes on."
+            )
+
+    def _json(self, value: dict[str, Any]) -> None:
+        self.stdout.write(json.dumps(value, indent=2))
 
 
-def _numbers(text: str) -> list[range]:
-    ranges = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else -1
-        if last < first:
-            raise ArgumentTypeError(f"{part!r} is not a number or a range such as 0-511")
-        ranges.append(range(first, last + 1))
-    return ranges
+def _options(options: Mapping[str, Any]) -> Options:
+    return Options(
+        targets=(options["app_label"], options["migration_name"]),
+        fake=options["fake"],
+        fake_initial=options["fake_initial"],
+    )
+
+
+def _trouble(
+    reports: Sequence[fleet.Report], held: Mapping[str, str], not_begun: Sequence[str]
+) -> str:
+    """The last line of a command that failed."""
+    total = sum(report.selected for report in reports)
+    bad = sum(len(report.failures) + len(report.missing) for report in reports)
+    parts = []
+    if bad:
+        parts.append(f"Not migrated: {bad} of {total} shards.")
+    for report in reports:
+        if report.stopped:
+            parts.append(
+                f"{report.group}: {report.stopped}; shards not begun or not ended: {report.left}."
+            )
+    if not_begun:
+        parts.append(f"Not begun: {', '.join(not_begun)}.")
+    if held:
+        parts.append(f"Another process migrates {', '.join(held)}.")
+    return " ".join([*parts, "The same command goes on from here."])
+
+
+def _report_json(report: fleet.Report) -> dict[str, Any]:
+    return {
+        "run": report.run,
+        "ok": report.ok,
+        "selected": report.selected,
+        "current": report.current,
+        "migrated": report.migrated,
+        "left": report.left,
+        "stopped": report.stopped,
+        "missing": [shard.alias for shard in report.missing],
+        "failures": [asdict(failure) for failure in report.failures],
+    }
+
+
+def _status_json(status: fleet.Status) -> dict[str, Any]:
+    run = status.run
+    return {
+        "ok": status.ok,
+        "selected": status.selected,
+        "current": status.current,
+        "behind": status.behind,
+        "missing": [shard.alias for shard in status.missing],
+        "unreachable": status.unreachable,
+        "left": status.left,
+        "failures": [asdict(failure) for failure in status.failures],
+        "plans": [{"shards": number, "migrations": plan} for number, plan in status.plans],
+        "run": None if run is None else {
+            "id": run.id,
+            "state": run.state,
+            "error": run.error,
+            "holder": run.holder,
+            "started_at": run.started_at.isoformat(),
+            "finished_at": run.finished_at and run.finished_at.isoformat(),
+            "steps": status.steps,
+        },
+    }  # fmt: skip
+
+
+def _run_line(status: fleet.Status) -> str:
+    run = status.run
+    assert run is not None
+    steps = ", ".join(f"{number} {state}" for state, number in status.steps.items())
+    when = f"{run.started_at:%Y-%m-%d %H:%M:%S}"
+    why = f" ({run.error})" if run.error else ""
+    return f"{status.group}: run {run.id} of {when} by {run.holder}: {run.state}{why}; {steps}"
+
+
+class _SignalStopping(Stopping):
+    """Remembers the signal, for the exit status."""
+
+    status = 1
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.status = 128 + signum
+        self.stop(f"stopped by {signal.Signals(signum).name}")
+        signal.signal(signum, signal.SIG_DFL)
+        # Not through a stream of Python's, which may be in the middle of another line.
+        os.write(
+            2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
+        )
+
+
+@contextmanager
+def _signals() -> Iterator[_SignalStopping]:
+    """SIGINT and SIGTERM stop the work in order; only the main thread can ask for that."""
+    stopping = _SignalStopping()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    signums = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(signum, stopping.on_signal) for signum in signums]
+    try:
+        yield stopping
+    finally:
+        for signum, handler in zip(signums, before, strict=True):
+            signal.signal(signum, handler)

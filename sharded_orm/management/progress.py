@@ -1,0 +1,86 @@
+"""How far a long command has come: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from django.core.management import BaseCommand
+
+from sharded_orm.operations.fleet import Failure
+
+# Seconds between two lines where there is no terminal.
+_EVERY = 10.0
+
+
+class ShardProgress:
+    """Tells of shards as they are done, and of each failure in one line at once.
+
+    All of it goes to standard error: standard output is for the result. The bar is tqdm's
+    (the extra ``progress``); without it there are lines.
+
+    :param verbosity: 0 for failures only, 2 for a line per shard.
+    :param bar: whether there may be one.
+    """
+
+    def __init__(self, command: BaseCommand, verbosity: int, *, bar: bool = True) -> None:
+        self._command = command
+        self._verbosity = verbosity
+        self._wants_bar = bar and verbosity == 1 and command.stderr.isatty()
+        self._bar: Any = None
+        self._total = self._done = self._failed = 0
+        self._group = ""
+        self._told = 0.0
+
+    def begin(self, group: str, total: int) -> None:
+        self._group, self._total, self._done, self._failed = group, total, 0, 0
+        self._told = time.monotonic()
+        if self._wants_bar:
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                self._wants_bar = False
+            else:
+                self._bar = tqdm(total=total, desc=group, unit=" shards", file=sys.stderr)
+
+    def done(self, alias: str, what: str = "migrated") -> None:
+        self._done += 1
+        if self._verbosity > 1:
+            self._write(f"{alias}: {what} ({self._done + self._failed} of {self._total})")
+        self._advance()
+
+    def failed(self, failure: Failure) -> None:
+        self._failed += 1
+        self._write(self._command.style.ERROR(failure_line(failure)))
+        self._advance()
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._total = 0
+
+    def _advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+        elif self._total and self._verbosity == 1 and time.monotonic() - self._told >= _EVERY:
+            self._told = time.monotonic()
+            self._write(
+                f"{self._group}: {self._done + self._failed} of {self._total} shards,"
+                f" {self._failed} failed"
+            )
+
+    def _write(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        # The style of the stream would make every line an error.
+        self._command.stderr.write(text, style_func=str)
+        if self._bar is not None:
+            self._bar.refresh()
+
+
+def failure_line(failure: Failure) -> str:
+    """``photos_00003: failed at photos.0002_title: OperationalError: …``"""
+    where = f" at {failure.migration}" if failure.migration else ""
+    return f"{failure.alias}: {failure.state}{where}: {failure.error}"

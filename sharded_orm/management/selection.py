@@ -1,0 +1,45 @@
+"""``--group``, ``--shards`` and ``--node`` of commands."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.management import CommandError
+
+from sharded_orm.exceptions import InvalidSelection
+from sharded_orm.operations.selection import Selected, parse_numbers, select
+
+
+def add_selection(parser: ArgumentParser) -> None:
+    """Add the three options; without any, all shards are meant."""
+    parser.add_argument("--group", metavar="GROUP", help="Only the shards of this group.")
+    parser.add_argument(
+        "--shards",
+        type=_numbers,
+        metavar="NUMBERS",
+        help="Only these numbers, e.g. 0-511,700; with --group, if there is more than one.",
+    )
+    parser.add_argument("--node", metavar="NODE", help="Only shards whose primary is this node.")
+
+
+def selected(options: Mapping[str, Any]) -> list[Selected]:
+    """What the options select; never nothing.
+
+    :raises CommandError: a group, node or shard does not exist, or none is selected.
+    """
+    numbers = options["shards"]
+    try:
+        if isinstance(numbers, str):
+            numbers = parse_numbers(numbers)  # call_command() may pass it as text.
+        return select(options["group"], numbers, options["node"])
+    except (InvalidSelection, ValueError) as exc:
+        raise CommandError(str(exc)) from exc
+
+
+def _numbers(text: str) -> list[range]:
+    try:
+        return parse_numbers(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(str(exc)) from exc

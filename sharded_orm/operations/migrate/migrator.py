@@ -1,0 +1,102 @@
+"""The engine as others use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.core.management.sql import emit_post_migrate_signal, emit_pre_migrate_signal
+
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.operations.journal import Scripts, Step
+from sharded_orm.operations.migrate.plan import Plan
+from sharded_orm.operations.migrate.planner import Options, Planner
+from sharded_orm.operations.migrate.position import What
+from sharded_orm.operations.migrate.records import TABLE
+from sharded_orm.operations.migrate.rehearsal import Rehearsals
+from sharded_orm.operations.migrate.replay import Replay, build, compare
+from sharded_orm.operations.migrate.shard import Place
+from sharded_orm.operations.migrate.survey import Survey, survey
+from sharded_orm.topology.model import Shard, ShardGroup
+
+
+class Migrator:
+    """Migrates shards of one group to one target. Thread-safe.
+
+    :param scripts: where recorded SQL is kept.
+    """
+
+    def __init__(self, group: ShardGroup, options: Options, scripts: Scripts) -> None:
+        self._options = options
+        self._planner = Planner(options)
+        self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
+
+    def survey(self, shards: Sequence[Shard]) -> Survey:
+        """Which of ``shards`` are behind. Cost: one query per node for each 500 shards, three more
+        where some do not exist; and three per distinct set of applied migrations.
+
+        :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+        """
+        return survey(self._planner, shards)
+
+    def migrate(self, shard: Shard, step: Step, *, stopping: Callable[[], bool]) -> None:
+        """Bring one shard to the target, going on from the position of ``step``.
+
+        The shard's schema or file must exist. Its connection in this thread is closed
+        afterwards.
+
+        :param stopping: asked between two statements whether to stop there.
+        :raises OperationStopped: ``stopping`` said so; call it again to go on.
+        :raises OperationUnclear: something was interrupted, and whether it took effect cannot be
+            told. It is told by :meth:`settle`.
+        :raises RehearsalFailed: a migration fails on a copy without rows.
+        :raises SchemaDiffers: the shard does not look as its migrations promise.
+        :raises LeaseLost: another process has the run.
+
+        Whatever else is raised is the error of a migration on this shard; called again, it goes
+        on with the operation that failed.
+        """
+        place = Place(shard, step, stopping)
+        try:
+            self._migrate(place)
+        finally:
+            # With it goes the lock.
+            place.connection.close()
+
+    def settle(self, step: Step, done: bool) -> None:
+        """Tell whether what was unclear took effect."""
+        step.at(position={**step.position, "settled": "done" if done else "undone"})
+
+    def _migrate(self, place: Place) -> None:
+        place.check()
+        schema = self._finish(place, place.snapshot())
+        if not schema.is_empty:
+            schema = place.with_records(schema)
+        applied = place.records.applied() if TABLE in schema.definitions else frozenset()
+        plan = self._planner.plan(place.connection, applied)
+        _tell(emit_pre_migrate_signal, place, plan, after=False)
+        replay = Replay(place, plan, self._rehearsals, schema)
+        if self._options.fake:
+            replay.fake()
+        else:
+            replay.run()
+        place.end()
+        _tell(emit_post_migrate_signal, place, plan, after=True)
+
+    def _finish(self, place: Place, schema: SchemaSnapshot) -> SchemaSnapshot:
+        """What an earlier process left that does not depend on the plan."""
+        position = place.position
+        if position is None or position.what not in (What.BUILD, What.COMPARE):
+            return schema
+        script = self._rehearsals.script(position.run, position.script)
+        assert script is not None, "scripts are kept as long as a step needs them"
+        if position.what is What.COMPARE:
+            compare(place, script, position.run, position.script)
+        elif not schema.definitions.get(TABLE) or not place.records.applied():
+            build(place, script, position.run, position.script)
+        return place.snapshot()
+
+
+def _tell(emit: Any, place: Place, plan: Plan, *, after: bool) -> None:
+    # As the migrate command does, but never interactive: nobody is there to be asked.
+    emit(0, False, place.alias, apps=plan.models(after=after), plan=plan.told())

@@ -1,0 +1,262 @@
+"""What is to be done on shards that have applied the same migrations: units and operations.
+
+A :class:`Plan` is made once per set of applied migrations and shared by all shards, and
+threads, that stand there. It is as ``manage.py migrate`` would make it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from django.db import router
+from django.db.migrations.migration import Migration
+from django.db.migrations.operations import RunPython, RunSQL, SeparateDatabaseAndState
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ProjectState
+from django.db.migrations.writer import OperationWriter
+
+from sharded_orm.backends.snapshot import applied_digest
+
+#: An app and a migration of it.
+Key = tuple[str, str]
+
+# Operations whose SQL is made by the schema editor alone. By the module, so that no subclass,
+# which may do anything, counts as one.
+_SCHEMA_OPERATIONS = frozenset(
+    f"django.db.migrations.operations.{module}" for module in ("fields", "models")
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An operation with the states that it runs between, in the direction of the plan."""
+
+    operation: Operation
+    from_state: ProjectState
+    to_state: ProjectState
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One migration, in one direction.
+
+    :param alias: of a shard, which routers are asked about. They answer alike for all of a group.
+    """
+
+    migration: Migration
+    backwards: bool
+    alias: str
+
+    @property
+    def key(self) -> Key:
+        return self.migration.app_label, self.migration.name
+
+    def __str__(self) -> str:
+        return f"{self.migration.app_label}.{self.migration.name}"
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """In the order in which they run; those inside SeparateDatabaseAndState one by one."""
+        flat = [inner for operation in self.migration.operations for inner in _inner(operation)]
+        return flat[::-1] if self.backwards else flat
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether operations have to run on each shard, because their SQL cannot be recorded."""
+        return any(map(self.is_own, range(len(self.operations))))
+
+    def is_own(self, number: int) -> bool:
+        """Whether the operation has to run on each shard."""
+        operation = self.operations[number]
+        if type(operation) in (RunPython, RunSQL):
+            # As they ask themselves. Most are of apps that have no tables on shards.
+            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # of these two
+            return router.allow_migrate(self.alias, self.migration.app_label, **hints)
+        return type(operation).__module__ not in _SCHEMA_OPERATIONS
+
+    def is_atomic(self, number: int) -> bool:
+        """Whether Django runs the operation in a transaction where DDL has none."""
+        operation = self.operations[number]
+        if any(operation is own for own in self.migration.operations):
+            # As Migration.apply() does.
+            return bool(
+                operation.atomic or (self.migration.atomic and operation.atomic is not False)
+            )
+        return bool(operation.atomic)
+
+    def outline(self, count: int) -> str:
+        """A digest of what the first ``count`` operations are, to see whether the migration has
+        been changed. What an operation does that runs on each shard is no part of it."""
+        told = "\n".join(self._contents[:count])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _contents(self) -> list[str]:
+        return [
+            f"{type(operation).__qualname__}: {operation.describe()}"
+            if self.is_own(number)
+            else _content(operation)
+            for number, operation in enumerate(self.operations)
+        ]
+
+    @property
+    def records(self) -> list[Key]:
+        """The rows of ``django_migrations`` that it makes or, backwards, removes."""
+        # As MigrationExecutor.record_migration() and unapply_migration().
+        replaced = [(label, name) for label, name in self.migration.replaces]
+        if self.backwards:
+            return [*replaced, self.key]
+        return replaced or [self.key]
+
+    def pieces(self, state: ProjectState) -> Iterator[Piece]:
+        """The operations with their states, given the one before the migration is applied.
+
+        As Migration.apply() and unapply(). ``state`` is changed.
+        """
+        label = self.migration.app_label
+        steps = []
+        for operation in self.migration.operations:
+            old = state.clone()
+            if self.backwards:
+                state = state.clone()
+            operation.state_forwards(label, state)
+            if self.backwards:
+                steps.append((operation, old, state))
+            else:
+                yield from self._flat(operation, old, state)
+        for operation, old, new in reversed(steps):
+            yield from self._flat(operation, old, new)
+
+    def _flat(self, operation: Operation, old: ProjectState, new: ProjectState) -> Iterator[Piece]:
+        if type(operation) is not SeparateDatabaseAndState:
+            yield Piece(operation, new, old) if self.backwards else Piece(operation, old, new)
+            return
+        # As its database_forwards() and database_backwards().
+        states = [old]
+        for inner in operation.database_operations:
+            state = states[-1].clone()
+            inner.state_forwards(self.migration.app_label, state)
+            states.append(state)
+        pairs = list(zip(operation.database_operations, states, states[1:], strict=False))
+        for inner, before, after in reversed(pairs) if self.backwards else pairs:
+            yield from self._flat(inner, before, after)
+
+
+def _content(operation: Operation) -> str:
+    try:
+        return OperationWriter(operation, indentation=0).serialize()[0]
+    except ValueError:  # A default that cannot be written to a file, such as a lambda.
+        return f"{type(operation).__qualname__}: {operation.describe()}"
+
+
+def _inner(operation: Operation) -> Iterator[Operation]:
+    if type(operation) is not SeparateDatabaseAndState:
+        yield operation
+        return
+    for inner in operation.database_operations:
+        yield from _inner(inner)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units that lead from ``applied`` to the target. Thread-safe."""
+
+    applied: frozenset[Key]
+    units: Sequence[Unit]
+    #: Squashed migrations that all of this makes applied as well.
+    replacements: Sequence[Key]
+    _base: ProjectState
+    # Migrations in the order of an empty database; they tell the states of the way back.
+    _full: Sequence[Migration]
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _own: dict[tuple[int, int], Piece] = field(default_factory=dict)
+
+    @property
+    def backwards(self) -> bool:
+        return bool(self.units) and self.units[0].backwards
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.units and not self.replacements
+
+    @cached_property
+    def digest(self) -> str:
+        return applied_digest(self.applied)
+
+    def state_before(self, number: int) -> ProjectState:
+        """The state in which unit ``number`` is not applied; it belongs to the caller."""
+        if not self.backwards:
+            state = self._base.clone()
+            for unit in self.units[:number]:
+                unit.migration.mutate_state(state, preserve=False)
+            return state
+        # As MigrationExecutor._migrate_all_backwards().
+        last = self.units[number].migration
+        state = ProjectState(real_apps=self._base.real_apps)
+        for migration in self._full:
+            if migration == last:
+                break
+            if (migration.app_label, migration.name) in self.applied:
+                migration.mutate_state(state, preserve=False)
+        return state
+
+    def own(self, unit: int, operation: int) -> Piece:
+        """A piece that runs on each shard, with models that are made once for all of them."""
+        with self._lock:
+            found = self._own.get((unit, operation))
+            if found is None:
+                pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
+                for number, piece in enumerate(pieces):
+                    if number == operation:
+                        for state in (piece.from_state, piece.to_state):
+                            self._rendered(state)
+                        # Copies: the walk above changes its states as it goes on.
+                        found = self._own[unit, operation] = piece
+                        break
+            assert found is not None
+            return found
+
+    @cached_property
+    def _models_before(self) -> Any:
+        return self._rendered(self._base.clone()).apps
+
+    @cached_property
+    def _models_after(self) -> Any:
+        if self.backwards:
+            gone = {key for unit in self.units for key in unit.records}
+            state = ProjectState(real_apps=self._base.real_apps)
+            for migration in self._full:
+                if (migration.app_label, migration.name) in self.applied - gone:
+                    migration.mutate_state(state, preserve=False)
+        else:
+            state = self.state_before(len(self.units))
+        return self._rendered(state).apps
+
+    def models(self, *, after: bool) -> Any:
+        """The historical models that ``pre_migrate`` or ``post_migrate`` is told."""
+        with self._lock:
+            return self._models_after if after else self._models_before
+
+    def told(self) -> list[tuple[Migration, bool]]:
+        """The plan as signals tell it. Receivers may add operations to their copies
+        (``contenttypes`` does), which would be added for each shard anew."""
+        found = []
+        for unit in self.units:
+            told = copy.copy(unit.migration)
+            told.operations = list(told.operations)  # type: ignore[misc]  # Django itself does so
+            found.append((told, unit.backwards))
+        return found
+
+    @staticmethod
+    def _rendered(state: ProjectState) -> ProjectState:
+        state.clear_delayed_apps_cache()
+        _ = state.apps
+        # What runs on the shards calls clear_delayed_apps_cache() itself, in every thread.
+        state.is_delayed = False
+        return state

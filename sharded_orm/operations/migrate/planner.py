@@ -1,0 +1,149 @@
+"""Making plans, as ``manage.py migrate`` makes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.db.migrations.exceptions import AmbiguityError, InconsistentMigrationHistory
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+
+from sharded_orm.exceptions import InvalidMigrationTarget
+from sharded_orm.operations.migrate.plan import Key, Plan, Unit
+
+#: Django reloads the packages of migrations when it reads them.
+reading_migrations = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``migrate`` was asked to do."""
+
+    #: App and migration, as ``migrate`` takes them; None for all.
+    targets: tuple[str | None, str | None] = (None, None)
+    fake: bool = False
+    fake_initial: bool = False
+
+
+class Planner:
+    """Plans by what is applied. Thread-safe; each is made once.
+
+    Cost of a new one: the migrations are read from disk, and two queries.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._plans: dict[frozenset[Key], Plan] = {}
+
+    def plan(self, connection: Any, applied: Iterable[Key]) -> Plan:
+        """The plan of a shard.
+
+        :param connection: of a shard on which ``applied`` are recorded. Where nothing is applied
+            it is not used, so the shard need not exist.
+        :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+        """
+        key = frozenset(applied)
+        with reading_migrations:
+            if key not in self._plans:
+                self._plans[key] = self._make(connection, key)
+            return self._plans[key]
+
+    def _make(self, connection: Any, applied: frozenset[Key]) -> Plan:
+        executor = MigrationExecutor(connection if applied else None)
+        loader = executor.loader
+        try:
+            if applied:
+                loader.check_consistent_history(connection)
+        except InconsistentMigrationHistory as exc:
+            raise InvalidMigrationTarget(f"{connection.alias}: {exc}") from exc
+        planned = executor.migration_plan(_targets(loader, self._options))
+        directions = {backwards for _, backwards in planned}
+        if len(directions) > 1:
+            raise InvalidMigrationTarget(
+                "The plan has migrations forwards and backwards, which Django refuses as well:"
+                f" {', '.join(str(migration) for migration, _ in planned)}. Migrate to a target"
+                " between them first."
+            )
+        full = executor.migration_plan(loader.graph.leaf_nodes(), clean_start=True)
+        if True not in directions:
+            # As MigrationExecutor._migrate_all_forwards().
+            wanted = {migration for migration, _ in planned}
+            planned = [(migration, False) for migration, _ in full if migration in wanted]
+        units = [Unit(migration, backwards, connection.alias) for migration, backwards in planned]
+        for unit in units:
+            _refuse_irreversible(unit)
+        return Plan(
+            applied=applied,
+            units=units,
+            replacements=_replacements(loader, applied, units),
+            # Not public, and the migrate command's own way to make the state.
+            _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
+            _full=[migration for migration, _ in full],
+        )
+
+
+def _refuse_irreversible(unit: Unit) -> None:
+    # As Migration.unapply(), but before anything is touched.
+    for operation in unit.migration.operations:
+        if unit.backwards and not operation.reversible:
+            raise InvalidMigrationTarget(
+                f"{unit} cannot be undone: its operation {operation.describe()!r} is not reversible."
+            )
+
+
+def _replacements(
+    loader: MigrationLoader, applied: Iterable[Key], units: Iterable[Unit]
+) -> list[Key]:
+    # As MigrationExecutor.check_replacements().
+    after = set(applied)
+    for unit in units:
+        (after.difference_update if unit.backwards else after.update)(unit.records)
+    return [
+        (key[0], key[1])
+        for key, migration in loader.replacements.items()
+        if key not in after and all(replaced in after for replaced in migration.replaces)
+    ]
+
+
+def _targets(loader: MigrationLoader, options: Options) -> list[tuple[str, str | None]]:
+    # As django.core.management.commands.migrate.Command.handle().
+    conflicts = loader.detect_conflicts()
+    if conflicts:
+        raise InvalidMigrationTarget(
+            "Several migrations are the last one of their app: "
+            + "; ".join(f"{', '.join(names)} in {app}" for app, names in conflicts.items())
+            + ". Run 'manage.py makemigrations --merge'."
+        )
+    label, prefix = options.targets
+    if label is None:
+        return list(loader.graph.leaf_nodes())
+    try:
+        apps.get_app_config(label)
+    except LookupError as exc:
+        raise InvalidMigrationTarget(str(exc)) from exc
+    if label not in loader.migrated_apps:
+        raise InvalidMigrationTarget(f"App {label!r} does not have migrations.")
+    if prefix is None:
+        return [key for key in loader.graph.leaf_nodes() if key[0] == label]
+    if prefix == "zero":
+        return [(label, None)]
+    try:
+        migration = loader.get_migration_by_prefix(label, prefix)
+    except AmbiguityError as exc:
+        raise InvalidMigrationTarget(
+            f"More than one migration of app {label!r} begins with {prefix!r}; give more of its name."
+        ) from exc
+    except KeyError as exc:
+        raise InvalidMigrationTarget(
+            f"App {label!r} has no migration that begins with {prefix!r};"
+            f" 'manage.py showmigrations {label}' lists them."
+        ) from exc
+    target = (label, migration.name)
+    if target not in loader.graph.nodes and target in loader.replacements:
+        # A squashed migration that is applied in part is not in the graph.
+        target = loader.replacements[target].replaces[-1]
+    return [target]

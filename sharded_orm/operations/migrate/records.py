@@ -1,0 +1,72 @@
+"""The rows of a shard's ``django_migrations``: what is applied, and markers.
+
+A marker is a row that an operation leaves in its own transaction: it tells, after a kill,
+that the transaction was committed. Django ignores rows of migrations that do not exist. The
+markers of a migration go when it is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import transaction
+from django.db.migrations.recorder import MigrationRecorder
+
+from sharded_orm.backends.snapshot import MARKER_APP, MARKER_PREFIX
+from sharded_orm.operations.migrate.plan import Key
+
+#: The table, as all shards have it.
+TABLE = MigrationRecorder.Migration._meta.db_table
+
+
+class Records:
+    """Those of one shard, whose table exists. Belongs to a thread.
+
+    :param marked: whether an earlier process may have left markers.
+    """
+
+    def __init__(self, alias: str, *, marked: bool = False) -> None:
+        self._alias = alias
+        self._marked = marked
+
+    @property
+    def _rows(self) -> Any:
+        return MigrationRecorder.Migration.objects.using(self._alias)
+
+    @property
+    def _markers(self) -> Any:
+        return self._rows.filter(app=MARKER_APP, name__startswith=MARKER_PREFIX)
+
+    def applied(self) -> frozenset[Key]:
+        """What the shard has applied. One query."""
+        return frozenset(
+            (app, name)
+            for app, name in self._rows.values_list("app", "name")
+            if not (app == MARKER_APP and name.startswith(MARKER_PREFIX))
+        )
+
+    def mark(self, name: str) -> None:
+        """Leave a marker, in the transaction that is open."""
+        self._marked = True
+        self._rows.create(app=MARKER_APP, name=name)
+
+    def is_marked(self, name: str) -> bool:
+        return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
+
+    def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
+        """Migrations are applied now, or not any more; in one transaction, without markers."""
+        with transaction.atomic(using=self._alias):
+            if backwards:
+                for app, name in keys:
+                    self._rows.filter(app=app, name=name).delete()
+            else:
+                row = self._rows.model
+                self._rows.bulk_create([row(app=app, name=name) for app, name in keys])
+            if self._marked:
+                self._markers.delete()
+
+
+def marker(run: int, number: int) -> str:
+    """The name of a marker."""
+    return f"{MARKER_PREFIX}{run} step {number}"

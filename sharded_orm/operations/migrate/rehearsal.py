@@ -1,0 +1,240 @@
+"""The rehearsal: migrations run on a copy of a shard without rows, and their SQL is kept.
+
+The copy is on the shard's own server and has its alias, so that schema editors introspect
+what they would find, and routers answer what they would answer. See
+``docs/decisions/0014-rehearsal.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.migrations.state import ProjectState
+
+from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.exceptions import RehearsalFailed
+from sharded_orm.operations.journal import Run, Scripts
+from sharded_orm.operations.migrate.plan import Plan, Unit
+from sharded_orm.operations.migrate.planner import reading_migrations
+from sharded_orm.operations.migrate.recording import Recorder
+from sharded_orm.operations.migrate.script import Script
+from sharded_orm.topology.model import ShardGroup
+
+_SUFFIX = "_rehearsal"
+_KEPT = 64  # scripts
+_LONGEST = 64  # characters of a schema's name
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of operations whose SQL is recorded, from one place in a plan on.
+
+    From the first operation of a unit that is not mixed: all units to the next mixed one. Else:
+    the operations of that one unit, to the next that runs on each shard, or to its end.
+    """
+
+    plan: Plan
+    unit: int
+    operation: int
+
+    @property
+    def units(self) -> list[Unit]:
+        units = self.plan.units[self.unit :]
+        if self.is_partial:
+            return list(units[:1])
+        mixed = (number for number, unit in enumerate(units) if unit.is_mixed)
+        return list(units[: next(mixed, len(units))])
+
+    @property
+    def is_partial(self) -> bool:
+        return self.plan.units[self.unit].is_mixed
+
+    @property
+    def end(self) -> int:
+        """Of a partial one: the number of the operation that it stops at."""
+        unit = self.plan.units[self.unit]
+        return next(
+            (
+                number
+                for number in range(self.operation, len(unit.operations))
+                if unit.is_own(number)
+            ),
+            len(unit.operations),
+        )
+
+
+class Rehearsals:
+    """Scripts by segment and state of the schema; made at first use, kept in the journal.
+
+    Thread-safe: of several shards in the same state one rehearses and the others wait.
+    """
+
+    def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
+        self._schema = _rehearsal_schema(group.schema_name(0))
+        self._scripts = scripts
+        self.fake_initial = fake_initial
+        self._lock = threading.Lock()
+        # The last ones, by run and key.
+        self._known: dict[tuple[int, str], Script] = {}
+
+    def key(self, connection: ShardAliasMixin, segment: Segment, before: str) -> str:
+        told = [
+            before,
+            connection.vendor,
+            list(connection.get_database_version()),
+            segment.plan.backwards,
+            self.fake_initial,
+            segment.operation,
+            [[*unit.key, unit.outline(len(unit.operations))] for unit in segment.units],
+        ]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+
+    def script(self, run: Run | int, key: str) -> Script | None:
+        """A script that was made before; ``run`` may be an earlier one."""
+        number = run if isinstance(run, int) else run.id
+        found = self._known.get((number, key))
+        if found is None:
+            content = self._scripts.get(run, key)
+            if content is not None:
+                found = self._keep(number, key, Script.from_json(content))
+        return found
+
+    def rehearsed(
+        self, run: Run, connection: ShardAliasMixin, segment: Segment, snapshot: SchemaSnapshot
+    ) -> tuple[str, Script]:
+        """The script of ``segment`` for a schema that looks like ``snapshot``, and its key.
+
+        :param connection: of a shard that does; its alias is that of the copy meanwhile.
+        :raises RehearsalFailed: a migration fails without any rows.
+
+        Cost, the first time: the copy is made, and two packets for each statement on servers
+        without transactions around DDL.
+        """
+        key = self.key(connection, segment, snapshot.fingerprint)
+        found = self.script(run, key)
+        if found is None:
+            with self._lock:
+                found = self.script(run, key)
+                if found is None:
+                    run.check()
+                    made = self._rehearse(connection, segment, snapshot)
+                    kept = self._scripts.put(run, key, made.to_json())
+                    found = self._keep(run.id, key, Script.from_json(kept))
+        return key, found
+
+    def _keep(self, run: int, key: str, script: Script) -> Script:
+        # Shards in a state of their own each have their own script.
+        while len(self._known) >= _KEPT:
+            self._known.pop(next(iter(self._known)), None)
+        self._known[run, key] = script
+        return script
+
+    def _rehearse(
+        self, connection: ShardAliasMixin, segment: Segment, snapshot: SchemaSnapshot
+    ) -> Script:
+        with self._copy(connection, snapshot) as copy:
+            recorder = Recorder(copy)
+            state = segment.plan.state_before(segment.unit)
+            _ = state.apps  # Once, before the walk changes it: see MigrationExecutor.
+            try:
+                if segment.is_partial:
+                    units, operations = self._part(copy, recorder, segment, state)
+                else:
+                    self._whole(copy, recorder, segment, state)
+                    units, operations = len(segment.units), 0
+            except RehearsalFailed:
+                raise
+            except Exception as exc:
+                raise RehearsalFailed(
+                    f"{recorder.where} failed on a copy of {connection.alias!r} without rows, before any"
+                    f" shard was touched by it ({type(exc).__name__}: {exc})."
+                ) from exc
+            return Script(
+                snapshot.fingerprint,
+                copy.schema_snapshot(),
+                recorder.statements,
+                units,
+                operations,
+            )
+
+    def _whole(self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState) -> None:
+        for number, unit in enumerate(segment.units):
+            if unit.backwards and number:
+                state = segment.plan.state_before(segment.unit + number)
+                _ = state.apps
+            faked = self._is_soft_applied(copy, unit, state)
+            if faked:
+                unit.migration.mutate_state(state, preserve=False)
+            else:
+                self._run(copy, recorder, unit, state, 0, len(unit.operations))
+            recorder.recorded(unit)
+
+    def _part(
+        self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState
+    ) -> tuple[int, int]:
+        (unit,) = segment.units
+        if segment.operation == 0 and self._is_soft_applied(copy, unit, state):
+            recorder.recorded(unit)
+            return 1, 0
+        self._run(copy, recorder, unit, state, segment.operation, segment.end)
+        return 0, segment.end
+
+    def _run(
+        self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
+    ) -> None:
+        # As MigrationExecutor.apply_migration() and Migration.apply(). No operation of these
+        # asks for a transaction of its own.
+        label = unit.migration.app_label
+        with recorder.listening(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
+            judged = not editor.atomic_migration
+            # What an editor defers to its end is made at the end of the segment: the operation
+            # that runs on each shard finds indexes and constraints in place.
+            for number, piece in enumerate(unit.pieces(state)):
+                if not start <= number < end:
+                    continue
+                operation = piece.operation
+                recorder.about(unit.key, number, operation.describe(), judged=judged)
+                if unit.backwards:
+                    operation.database_backwards(label, editor, piece.from_state, piece.to_state)
+                else:
+                    operation.database_forwards(label, editor, piece.from_state, piece.to_state)
+
+    def _is_soft_applied(self, copy: Any, unit: Unit, state: ProjectState) -> bool:
+        if not self.fake_initial or unit.backwards:
+            return False
+        with reading_migrations:
+            executor = MigrationExecutor(copy)
+        applied, _ = executor.detect_soft_applied(state, unit.migration)
+        return bool(applied)
+
+    @contextmanager
+    def _copy(self, connection: ShardAliasMixin, snapshot: SchemaSnapshot) -> Iterator[Any]:
+        with connection.structural_copy(snapshot, self._schema) as copy:
+            found = copy.schema_snapshot()
+            if differences := found.differences(snapshot):
+                raise RehearsalFailed(
+                    f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
+                )
+            # Django's atomic() finds a connection by its alias, in this thread.
+            connections[connection.alias] = copy
+            try:
+                MigrationRecorder(copy).ensure_schema()
+                yield copy
+            finally:
+                connections[connection.alias] = connection
+
+
+def _rehearsal_schema(schema: str) -> str:
+    if len(schema) + len(_SUFFIX) > _LONGEST:
+        schema = hashlib.sha256(schema.encode()).hexdigest()[:32]
+    return schema + _SUFFIX

@@ -1,0 +1,100 @@
+"""Which shards are behind: one question per node, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import Error, connections
+
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.operations.migrate.plan import Plan
+from sharded_orm.operations.migrate.planner import Planner
+from sharded_orm.operations.migrate.records import Records
+from sharded_orm.topology.model import Shard
+
+# What a server or a driver raises when it does not answer, or not as it should.
+_TROUBLE = (Error, ShardedOrmError, OSError)
+
+
+@dataclass
+class Survey:
+    """How far shards are. Memory: a few words for each that is not current."""
+
+    #: How many have nothing to do.
+    current: int = 0
+    behind: list[Shard] = field(default_factory=list)
+    #: Their schemas or files do not exist.
+    missing: list[Shard] = field(default_factory=list)
+    #: Alias -> why nothing is known.
+    unreachable: dict[str, Exception] = field(default_factory=dict)
+    #: Digest of what is applied -> (app, migration, backwards) that are to be done.
+    plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
+    #: Digest -> how many shards have applied that; under "" also those that do not exist.
+    count: dict[str, int] = field(default_factory=dict)
+
+
+def survey(planner: Planner, shards: Iterable[Shard]) -> Survey:
+    """Ask each node once; then one of the shards of each distinct state.
+
+    :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+    """
+    found = Survey()
+    nodes: dict[str, list[Shard]] = {}
+    for shard in shards:
+        nodes.setdefault(shard.node, []).append(shard)
+    plans: dict[str, Plan] = {}
+    for members in nodes.values():
+        for shard, digest in _digests(members, found):
+            state = digest or ""  # One that does not exist yet has applied nothing.
+            if state not in plans:
+                plan = _plan(planner, shard, state, found)
+                if plan is None:
+                    continue
+                plans[state] = plan
+                found.plans[state] = [(*unit.key, unit.backwards) for unit in plan.units]
+            found.count[state] = found.count.get(state, 0) + 1
+            if digest is None:
+                found.missing.append(shard)
+            elif plans[state].is_empty:
+                found.current += 1
+            else:
+                found.behind.append(shard)
+    return found
+
+
+def _digests(shards: Sequence[Shard], found: Survey) -> Iterator[tuple[Shard, str | None]]:
+    connection: Any = connections[shards[0].alias]
+    try:
+        digests = connection.applied_digests(shards)
+    except _TROUBLE as exc:
+        if len(shards) > 1 and _answers(connection):
+            # One that is broken fails all that are asked with it.
+            half = len(shards) // 2
+            yield from _digests(shards[:half], found)
+            yield from _digests(shards[half:], found)
+        else:
+            found.unreachable.update({shard.alias: exc for shard in shards})
+        return
+    for shard in shards:
+        yield shard, digests[shard.alias]
+
+
+def _answers(connection: Any) -> bool:
+    try:
+        connection.schemas_present()
+    except _TROUBLE:
+        return False
+    return True
+
+
+def _plan(planner: Planner, shard: Shard, digest: str, found: Survey) -> Plan | None:
+    connection = connections[shard.alias]
+    try:
+        return planner.plan(connection, Records(shard.alias).applied() if digest else frozenset())
+    except Error as exc:
+        found.unreachable[shard.alias] = exc
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,104 @@
+"""Asking nodes side by side, each for itself: one that is down keeps nobody back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, OperationalError, connections
+from django.db.utils import load_backend
+
+from sharded_orm import runtime
+from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.topology.aliases import complete
+from sharded_orm.topology.model import Shard
+
+T = TypeVar("T")
+
+#: What a node may be to blame for; anything else is a mistake of ours.
+TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
+
+Alive = Callable[[], None]
+_ALIVE: Any = object()
+
+
+@contextmanager
+def node_connection(name: str) -> Iterator[ShardAliasMixin]:
+    """A connection object of node ``name`` that is on no shard, closed at the end.
+
+    For the thread that makes it. Connects when it is first used.
+    """
+    # The name of a schema that there is not: SQLite takes the folder from it.
+    settings = runtime.database_settings(Shard("", 0, name, None, ""))
+    del settings["SHARD"]
+    wrapper: ShardAliasMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
+        complete(settings), f"node {name}"
+    )
+    try:
+        yield wrapper
+    finally:
+        wrapper.close()
+
+
+def ask_nodes(
+    nodes: Iterable[str],
+    ask: Callable[[str, Alive], T],
+    *,
+    patience: float,
+    silence: float | None = None,
+) -> dict[str, T | Exception]:
+    """What ``ask(node, alive)`` tells for each of ``nodes``, all at the same time.
+
+    Each runs in a thread of its own, whose connections are closed at its end, and calls
+    ``alive()`` whenever its node has answered. A node that is silent for too long is not
+    waited for: its thread is left to end by itself.
+
+    :param patience: seconds for the first answer.
+    :param silence: seconds between two later ones; None for any length.
+    :return: node -> what it told, or what it is to blame for.
+    """
+    events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def run(node: str) -> None:
+        try:
+            outcome: Any = ask(node, lambda: events.put((node, _ALIVE)))
+        except Exception as exc:
+            # Raised in the thread that waits, if it is not the node's fault.
+            outcome = exc
+        finally:
+            connections.close_all()
+        events.put((node, outcome))
+
+    order = list(dict.fromkeys(nodes))
+    limits: dict[str, float] = dict.fromkeys(order, patience)
+    deadlines = dict.fromkeys(order, time.monotonic() + patience)
+    found: dict[str, T | Exception] = {}
+    for node in order:
+        # Not of a pool, whose threads the end of the process would wait for.
+        threading.Thread(target=run, args=(node,), name=f"node {node}", daemon=True).start()
+    while deadlines:
+        soonest = min(deadlines, key=deadlines.__getitem__)
+        left = deadlines[soonest] - time.monotonic()
+        try:
+            node, outcome = events.get(timeout=None if left == float("inf") else max(left, 0))
+        except queue.Empty:
+            del deadlines[soonest]
+            found[soonest] = OperationalError(f"no answer within {limits[soonest]:g} seconds")
+            continue
+        if node not in deadlines:
+            continue
+        if outcome is _ALIVE:
+            limits[node] = float("inf") if silence is None else silence
+            deadlines[node] = time.monotonic() + limits[node]
+            continue
+        if isinstance(outcome, Exception) and not isinstance(outcome, TROUBLE):
+            raise outcome
+        del deadlines[node]
+        found[node] = outcome
+    return {node: found[node] for node in order}

@@ -1,0 +1,158 @@
+"""Work on many shards in waves: a few first, then the others, fair to each node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+from django.db import connections
+
+from sharded_orm.exceptions import InvalidWaves
+from sharded_orm.topology.model import Shard
+
+# Seconds from one look to the next whether a pause was stopped.
+_LOOK = 0.1
+
+
+@dataclass(frozen=True)
+class Waves:
+    """How shards are worked on."""
+
+    #: How many are done before the others; if one of them fails, nothing else is begun.
+    canary: int = 1
+    #: Shards of one node that are worked on at once.
+    parallel: int = 4
+    #: Shards of a wave, over all nodes; None for one wave.
+    size: int | None = None
+    #: Seconds from the end of a wave to the next.
+    pause: float = 0.0
+    #: With more failures than that no other shard is begun; None for any number.
+    max_failures: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("canary", 0), ("parallel", 1), ("size", 1), ("pause", 0), ("max_failures", 0)
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidWaves(f"{name} must be at least {least}, not {value!r}")
+
+    def cut(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
+        """The waves of ``shards``, the nodes taking turns within each."""
+        nodes: dict[str, list[Shard]] = {}
+        for shard in shards:
+            nodes.setdefault(shard.node, []).append(shard)
+        turns = chain.from_iterable(zip_longest(*nodes.values()))
+        ordered = [shard for shard in turns if shard is not None]
+        first = min(self.canary, len(ordered))
+        if first:
+            yield ordered[:first]
+        size = self.size or len(ordered) or 1
+        for start in range(first, len(ordered), size):
+            yield ordered[start : start + size]
+
+
+class Stopping:
+    """Whether no more work is to be begun, and why. The first cause counts.
+
+    Has no lock: a signal handler calls :meth:`stop` in a thread that may be anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.cause = ""
+
+    def __call__(self) -> bool:
+        return bool(self.cause)
+
+    def stop(self, cause: str) -> None:
+        """:param cause: a few words, such as "stopped by SIGTERM"."""
+        self.cause = self.cause or cause
+
+    def wait(self, seconds: float) -> None:
+        """Until so much time has passed, or it is stopped."""
+        until = time.monotonic() + seconds
+        while not self() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK))
+
+
+def work_through(
+    shards: Sequence[Shard],
+    work: Callable[[Shard], bool],
+    waves: Waves,
+    stopping: Stopping,
+) -> None:
+    """Call ``work`` for each shard, in threads, ``waves.parallel`` per node.
+
+    :param work: returns whether the shard is done. What it raises ends everything: work that is
+        under way ends as ``stopping`` makes it, and the first exception is raised here.
+    :param stopping: tells work under way to end; is stopped by failures, too.
+
+    A worker's connections are closed at the end of each wave. Memory: one list of the shards.
+    """
+    failures = _Failures(waves, stopping)
+    most = waves.parallel * len({shard.node for shard in shards})
+    with ThreadPoolExecutor(max(most, 1), thread_name_prefix="sharded_orm wave") as threads:
+        for number, wave in enumerate(waves.cut(shards)):
+            if number and waves.pause:
+                stopping.wait(waves.pause)
+            if stopping():
+                return
+            queues: dict[str, deque[Shard]] = {}
+            for shard in wave:
+                queues.setdefault(shard.node, deque()).append(shard)
+            workers = [
+                threads.submit(_worker, queue, work, failures, stopping)
+                for queue in queues.values()
+                for _ in range(min(waves.parallel, len(queue)))
+            ]
+            for worker in workers:
+                worker.exception()  # Waits; all end before anything is raised.
+            for worker in workers:
+                worker.result()
+            is_canary = number == 0 and waves.canary > 0 and len(wave) < len(shards)
+            failures.end_of_wave(is_canary=is_canary)
+
+
+class _Failures:
+    def __init__(self, waves: Waves, stopping: Stopping) -> None:
+        self._waves = waves
+        self._stopping = stopping
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self._count += 1
+        most = self._waves.max_failures
+        if most is not None and self._count > most:
+            self._stopping.stop(f"more than {most} shard{'s' if most != 1 else ''} failed")
+
+    def end_of_wave(self, *, is_canary: bool) -> None:
+        if self._count and is_canary:
+            self._stopping.stop("the canary failed")
+
+
+def _worker(
+    queue: deque[Shard],
+    work: Callable[[Shard], bool],
+    failures: _Failures,
+    stopping: Stopping,
+) -> None:
+    try:
+        while not stopping():
+            try:
+                shard = queue.popleft()
+            except IndexError:
+                return
+            if not work(shard):
+                failures.add()
+    except BaseException as exc:
+        stopping.stop(f"{type(exc).__name__}")
+        raise
+    finally:
+        connections.close_all()

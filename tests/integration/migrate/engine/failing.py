@@ -1,0 +1,28 @@
+"""Operations of migrations that fail when a test says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Raised by the operations below, in the middle of what they do.
+error: BaseException | None = None
+
+
+class Broken(BaseException):
+    """As a kill, nobody expects it."""
+
+
+def insert(apps: Any, schema_editor: Any) -> None:
+    """A row before the place where it may fail, and a row after it."""
+    albums = apps.get_model("fleet", "Album").objects.using(schema_editor.connection.alias)
+    albums.create(user_id=1, name="before")
+    if error is not None:
+        raise error
+    albums.create(user_id=1, name="after")
+
+
+def alter(apps: Any, schema_editor: Any) -> None:
+    """The same, with a statement that commits by itself on MySQL."""
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE fleet_album ADD COLUMN extra integer NULL")
+    insert(apps, schema_editor)

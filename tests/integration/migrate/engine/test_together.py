@@ -1,0 +1,168 @@
+"""Many shards: in threads, from one recording, and seen by few queries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models.signals import post_migrate, pre_migrate
+from django.test.utils import CaptureQueriesContext
+
+from sharded_orm.exceptions import InvalidMigrationTarget, OperationStopped
+from sharded_orm.models import OperationScript
+from sharded_orm.operations import journal
+from sharded_orm.operations.migrate import Migrator, Options
+from tests.integration.migrate.engine.fleets import NEVER, Fleet
+
+pytestmark = pytest.mark.every_backend
+
+
+def in_threads(work: Callable[[int], Any], numbers: list[int]) -> None:
+    def one(number: int) -> None:
+        try:
+            work(number)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        for done in [threads.submit(one, number) for number in numbers]:
+            done.result()
+
+
+def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
+    numbers = [0, 1, 2, 4, 5, 6]
+    fleet.create(3, *numbers)
+    fleet.slowly(3)
+    with fleet.run() as run:
+        migrator = Migrator(fleet.group, Options(), journal.Scripts())
+        run.steps(fleet.shard(number).alias for number in numbers)
+
+        def work(number: int) -> None:
+            step = run.step(fleet.shard(number).alias)
+            migrator.migrate(fleet.shard(number), step, stopping=NEVER)
+
+        in_threads(work, numbers)
+        # To 0024; of 0026; both parts of the mixed 0028; of the apps that come after it.
+        assert OperationScript.objects.using("default").filter(run=run.id).count() == 5
+    for number in numbers:
+        fleet.assert_same(number, 3)
+
+
+def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
+    fleet.create(0, 1, 2, 4, 5)
+    for number in (0, 4, 5):
+        fleet.slowly(number)
+    fleet.slowly(5, "fleet", "0027")
+    migrator = Migrator(fleet.group, Options(), journal.Scripts())
+    shards = list(fleet.group.shards())
+    survey = migrator.survey(shards)
+    assert survey.current == 2
+    assert [shard.number for shard in survey.behind] == [1, 2, 5]
+    assert [shard.number for shard in survey.missing] == [3, 6, 7]
+    assert survey.unreachable == {}
+    assert sorted(survey.count.values()) == [1, 2, 5]
+    assert survey.count[""] == 5
+    assert [("fleet", "0028_photo_mood", False)] in survey.plans.values()
+
+
+def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
+    fleet.create(0, 1, 2)
+    for number in (0, 1, 2):
+        fleet.slowly(number)
+    migrator = Migrator(fleet.group, Options(), journal.Scripts())
+    asked = [connections[fleet.shard(number).alias] for number in (0, 1, 2)]
+    with CaptureQueriesContext(asked[0]), CaptureQueriesContext(asked[1]) as one:
+        with CaptureQueriesContext(asked[2]) as two:
+            assert migrator.survey([fleet.shard(number) for number in (0, 1, 2)]).current == 3
+        # What there is to know about this state is asked of the first shard that has it.
+        assert len(one) == len(two) == 0
+
+
+def test_only_shards_with_a_plan_are_signalled(fleet: Fleet) -> None:
+    fleet.create(1)
+    told: list[tuple[str, Any]] = []
+
+    def hear(sender: Any, using: str, plan: Any, apps: Any, signal: Any, **kwargs: Any) -> None:
+        if sender.label == "fleet" and using == "fleet_00001":
+            state = {model._meta.model_name for model in apps.get_models()}
+            told.append(("pre" if signal is pre_migrate else "post", (len(plan), "photo" in state)))
+
+    for signal in (pre_migrate, post_migrate):
+        signal.connect(hear)
+    try:
+        fleet.migrate(1)
+    finally:
+        for signal in (pre_migrate, post_migrate):
+            signal.disconnect(hear)
+    (pre, post) = told
+    assert pre[0] == "pre" and post[0] == "post"
+    assert pre[1][0] == post[1][0] > 28
+    assert (pre[1][1], post[1][1]) == (False, True)
+
+
+def test_ids_of_new_tables_begin_at_those_of_the_shard(fleet: Fleet) -> None:
+    """The template has no counters; ``post_migrate`` sets them."""
+    from tests.fleet.models import Receipt
+
+    fleet.create(2)
+    fleet.migrate(2)
+    made = Receipt.objects.using(fleet.shard(2).alias)
+    field: Any = Receipt._meta.pk
+    fleet.execute(2, "INSERT INTO fleet_receipt (user_id) VALUES (1)")
+    assert made.get().pk in field.counted_on(fleet.shard(2))
+
+
+def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
+    fleet.create(0, 1)
+    for number in (0, 1):
+        fleet.slowly(number, "fleet", "0020")
+    fleet.slowly(0)
+    for answers in range(1, 6):
+        left = iter([False] * (answers * 3) + [True] * 1000)
+        try:
+            fleet.migrate(1, stopping=lambda left=left: next(left))
+        except OperationStopped:
+            continue
+    fleet.migrate(1)
+    fleet.assert_same(1, 0)
+
+
+@pytest.mark.mysql_settings
+def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> None:
+    """Such as that of a process that was killed: its last statement goes on in the server."""
+    fleet.create(1)
+    alias = fleet.shard(1).alias
+    waits = threading.Event()
+
+    def stopping() -> bool:
+        waits.set()
+        return False
+
+    other = connections[alias].copy()
+    assert other.lock_schema(0)
+    with ThreadPoolExecutor(1) as threads:
+
+        def work() -> None:
+            try:
+                fleet.migrate(1, stopping=stopping)
+            finally:
+                connections.close_all()
+
+        done = threads.submit(work)
+        assert waits.wait(60)
+        waits.clear()
+        assert waits.wait(60)
+        assert fleet.schema(1).is_empty
+        other.close()
+        done.result(60)
+    assert ("fleet", "0028_photo_mood") in fleet.applied(1)
+
+
+def test_a_target_that_does_not_exist_is_told_before_a_shard_is_made(fleet: Fleet) -> None:
+    migrator = Migrator(fleet.group, Options(("fleet", "0099")), journal.Scripts())
+    with pytest.raises(InvalidMigrationTarget):
+        migrator.survey(list(fleet.group.shards()))

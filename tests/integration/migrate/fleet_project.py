@@ -1,0 +1,268 @@
+"""A project of its own with shards to migrate, and its ``manage.py`` in other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.mariadb import Address
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT = 240  # seconds; far more than anything here takes
+NODES = ("one", "two")
+
+SETTINGS = """
+from sharded_orm.topology.aliases import sharded_databases
+SECRET_KEY = "x"
+USE_TZ = True
+INSTALLED_APPS = ["sharded_orm", "shop"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+SILENCED_SYSTEM_CHECKS = ["sharded_orm.W011"]
+DATABASES = sharded_databases({{"default": {default!r}}})
+DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
+SHARDED_ORM = {{"NODES": {nodes!r}, "GROUPS": {groups!r}}}
+"""
+MODELS = """
+from django.db import models
+from sharded_orm import ShardedModel
+
+class Order(ShardedModel):
+    user_id = models.BigIntegerField()
+    title = models.CharField(max_length=50)
+
+    class ShardMeta:
+        group = "shop"
+        shard_key = "user_id"
+"""
+MIGRATION = """
+import os
+from pathlib import Path
+from django.db import migrations, models
+
+def fail(apps, schema_editor):
+    alias = schema_editor.connection.alias
+    if alias in Path("failing.txt").read_text().split():
+        raise ValueError(f"the rows of {{alias}}\\nare not as they should be")
+
+def wait(apps, schema_editor):
+    alias = schema_editor.connection.alias
+    if alias in Path("waiting.txt").read_text().split():
+        # Tells the test that it is here, and goes on when the test lets it.
+        with open("arrivals", "w") as arrivals:
+            arrivals.write(alias)
+        with open("gate") as gate:
+            gate.read(1)
+    with open("ran.txt", "a") as ran:
+        ran.write(alias + "\\n")
+
+class Migration(migrations.Migration):
+    atomic = {atomic}
+    dependencies = {dependencies!r}
+    operations = [{operations}]
+"""
+FIRST = """migrations.CreateModel("Order", [
+    ("id", models.BigAutoField(primary_key=True)),
+    ("user_id", models.BigIntegerField()),
+    ("title", models.CharField(max_length=50)),
+])"""
+ADD_NOTE = 'migrations.AddField("order", "note", models.CharField(max_length=20, default="n"))'
+MAY_FAIL = 'migrations.RunPython(fail, migrations.RunPython.noop, hints={"model_name": "order"})'
+WAITS = 'migrations.RunPython(wait, migrations.RunPython.noop, hints={"model_name": "order"})'
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Fleet:
+    """The project in ``folder``: group ``shop`` on two nodes, numbered from 0."""
+
+    def __init__(
+        self,
+        folder: Path,
+        default: Mapping[str, Any],
+        nodes: Mapping[str, Mapping[str, Any]],
+        prefix: str,
+        groups: Mapping[str, int],
+    ) -> None:
+        self.folder = folder
+        described = {
+            name: {
+                "STRATEGY": "modulo",
+                "DATABASE_NAME": f"{prefix}{name}_{{shard:05d}}",
+                "RANGES": [
+                    {"range": (0, count // 2 - 1), "primary": NODES[0]},
+                    {"range": (count // 2, count - 1), "primary": NODES[1]},
+                ],
+            }
+            for name, count in groups.items()
+        }
+        settings = SETTINGS.format(default=dict(default), nodes=dict(nodes), groups=described)
+        self.write("settings.py", settings)
+        self.write("shop/__init__.py", "")
+        self.write("shop/models.py", MODELS)
+        self.write("shop/migrations/__init__.py", "")
+        self.write("failing.txt", "")
+        self.write("waiting.txt", "")
+        os.mkfifo(self.folder / "arrivals")
+        os.mkfifo(self.folder / "gate")
+        self.migration("0001_first", FIRST)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def migration(self, name: str, *operations: str, atomic: bool = True) -> None:
+        """Add a migration after the last one; ``ADD_NOTE``, ``MAY_FAIL`` and ``WAITS`` are some."""
+        last = sorted(path.stem for path in (self.folder / "shop/migrations").glob("0*.py"))[-1:]
+        dependencies = [("shop", stem) for stem in last]
+        text = MIGRATION.format(
+            atomic=atomic, dependencies=dependencies, operations=", ".join(operations)
+        )
+        self.write(f"shop/migrations/{name}.py", text)
+
+    def failing(self, *aliases: str) -> None:
+        """The shards on which ``MAY_FAIL`` fails."""
+        self.write("failing.txt", " ".join(aliases))
+
+    def waiting(self, *aliases: str) -> None:
+        """The shards on which ``WAITS`` waits for :meth:`let_go`."""
+        self.write("waiting.txt", " ".join(aliases))
+
+    def arrived(self) -> str:
+        """The shard on which a command waits, as soon as one does."""
+        opened = os.open(self.folder / "arrivals", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            readable, _, _ = select.select([opened], [], [], TIMEOUT)
+            assert readable, "no command came as far"
+            return os.read(opened, 1000).decode()
+        finally:
+            os.close(opened)
+
+    def let_go(self) -> None:
+        """Let the command that waits go on."""
+        (self.folder / "gate").write_text("go")
+
+    def ran(self) -> list[str]:
+        """The shards on which ``WAITS`` came to its end, as often as it did."""
+        path = self.folder / "ran.txt"
+        return sorted(path.read_text().split()) if path.exists() else []
+
+    # ##### Commands #####
+
+    def manage(self, *arguments: object, status: int = 0) -> Done:
+        """Run a command to its end, which must be ``status``."""
+        return self.finish(self.start(*arguments), status)
+
+    def start(self, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "django", *map(str, arguments)],
+            cwd=self.folder,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
+                "DJANGO_SETTINGS_MODULE": "settings",
+                "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}{os.pathsep}"
+                + os.environ.get("PYTHONPATH", ""),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def finish(self, process: subprocess.Popen[str], status: int = 0) -> Done:
+        out, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == status, f"status {process.returncode}\n{out}\n{err}"
+        return Done(process.returncode, out, err)
+
+    def python(self, code: str) -> str:
+        """What ``code`` prints, with the project set up."""
+        return self.manage("shell", "--no-imports", "-c", code).out
+
+    def columns(self) -> dict[str, str]:
+        """The columns of ``shop_order`` on each shard that has it."""
+        return json.loads(self.python(COLUMNS))
+
+
+COLUMNS = """
+import json
+from django.db import connections
+from sharded_orm import runtime
+found = {}
+for shard in runtime.group("shop").shards():
+    connection = connections[shard.alias]
+    try:
+        with connection.cursor() as cursor:
+            told = connection.introspection.get_table_description(cursor, "shop_order")
+    except Exception:
+        continue
+    found[shard.alias] = " ".join(column.name for column in told)
+print(json.dumps(found))
+"""
+
+
+@contextmanager
+def fleet_on(
+    backend: str, request: pytest.FixtureRequest | None, folder: Path, **groups: int
+) -> Iterator[Fleet]:
+    """A project on ``backend``, its global database migrated, its shards not made yet."""
+    if backend == "sqlite":
+        engine = {"ENGINE": "sharded_orm.backends.sqlite3"}
+        default = {**engine, "NAME": str(folder / "default.sqlite3")}
+        nodes = {name: {**engine, "NAME": str(folder / name)} for name in NODES}
+        made = Fleet(folder, default, nodes, "", groups)
+        made.manage("migrate", "-v0")
+        yield made
+        return
+    assert request is not None
+    addresses: list[Address] = request.getfixturevalue("mariadb_nodes")
+    prefix = f"fleet_{secrets.token_hex(4)}_"
+    options = {"charset": "utf8mb4", "isolation_level": "read committed"}
+    servers = [
+        {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": options, **address.django()}
+        for address in addresses
+    ]
+    default = {**servers[0], "NAME": f"{prefix}default"}
+    try:
+        _execute(addresses[0], f"CREATE DATABASE {prefix}default")
+        made = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
+        made.manage("migrate", "-v0")
+        yield made
+    finally:
+        for address in addresses:
+            for (name,) in _execute(address, f"SHOW DATABASES LIKE '{prefix}%'"):
+                _execute(address, f"DROP DATABASE `{name}`")
+
+
+def _execute(address: Address, statement: str) -> list[Any]:
+    import MySQLdb
+
+    connection = MySQLdb.connect(**address.mysqldb())
+    try:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+    finally:
+        connection.close()

@@ -1,0 +1,346 @@
+"""Runs commands in processes that are killed at a chosen moment.
+
+A process of its own, started in the folder of a project. It sets Django up once and forks for
+each command, so that hundreds of kills are affordable: the killed ones are real processes
+nevertheless. Requests and answers are lines of JSON.
+
+A moment is an *event*: a statement that changes something (in a shard, in a copy of one, in
+the global database), or a commit. What a process does between two events leaves nothing
+behind, so a kill before each one is a kill after each one as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import django
+from django.core.management import ManagementUtility, load_command_class
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+_READS = ("SELECT", "SHOW", "PRAGMA", "EXPLAIN", "SET", "SAVEPOINT", "RELEASE")
+_SIGNS = "sharded_orm run"  # the thread that gives signs of life, when it likes
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An event before which a process is killed.
+
+    :param number: of the event; -1 for none.
+    :param only_shards: count only what happens on shards.
+    :param parts: count only from an event that tells all of these.
+    :param nth: which of those that do.
+    """
+
+    number: int = -1
+    only_shards: bool = False
+    parts: Sequence[str] = ()
+    nth: int = 1
+
+
+class Events:
+    """Counts what happens, tells it to a file, and kills when the moment has come."""
+
+    def __init__(self, moment: Moment, path: str) -> None:
+        self._moment = moment
+        self._left = moment.nth if moment.parts else 0
+        self._count = 0
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+
+    def __call__(self, where: str, what: str) -> None:
+        if threading.current_thread().name.startswith(_SIGNS):
+            return
+        event = f"{where} {' '.join(what.split())}"
+        with self._lock:
+            os.write(self._file, f"{event}\n".encode())
+            if self._moment.only_shards and not where.startswith("shop_"):
+                return
+            if self._left and all(part in event for part in self._moment.parts):
+                self._left -= 1
+            if self._left:
+                return
+            if self._count == self._moment.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._count += 1
+
+    def statement(self, connection: Any, sql: Any) -> None:
+        if not str(sql).lstrip().upper().startswith(_READS):
+            self(_place(connection), str(sql))
+
+
+def _place(connection: Any) -> str:
+    name = str(connection.settings_dict["NAME"])
+    is_copy = name.endswith("_rehearsal") or name == ":memory:"
+    return "copy" if is_copy else str(connection.alias)
+
+
+def listen(events: Events) -> None:
+    """Have all statements of this process told to ``events``."""
+    execute, many = CursorWrapper._execute, CursorWrapper._executemany
+    commit = BaseDatabaseWrapper._commit
+
+    def _execute(self: Any, sql: Any, *arguments: Any) -> Any:
+        events.statement(self.db, sql)
+        return execute(self, sql, *arguments)
+
+    def _executemany(self: Any, sql: Any, *arguments: Any) -> Any:
+        events.statement(self.db, sql)
+        return many(self, sql, *arguments)
+
+    def _commit(self: Any) -> Any:
+        if self.connection is not None:
+            events(_place(self), "COMMIT")
+        return commit(self)
+
+    CursorWrapper._execute = _execute  # type: ignore[method-assign]
+    CursorWrapper._executemany = _executemany  # type: ignore[method-assign]
+    BaseDatabaseWrapper._commit = _commit  # type: ignore[method-assign]
+    _listen_below(events)
+
+
+def _listen_below(events: Events) -> None:
+    """Schemas are made and dropped without cursors, and several tables in one packet."""
+    try:
+        from sharded_orm.backends.mysql import snapshot
+        from sharded_orm.backends.mysql.session import Session
+    except ImportError:
+        return
+    rows_in, make, drop = Session.rows_in, snapshot.make, snapshot.drop
+
+    def one_by_one(self: Any, schema: str, *statements: str) -> Any:
+        if not any("IF NOT EXISTS" in statement for statement in statements):
+            return rows_in(self, schema, *statements)
+        # The server may be killed, or a packet end, between them.
+        where = "copy" if schema.endswith("_rehearsal") else schema[schema.index("shop_") :]
+        found = []
+        for statement in statements:
+            if not statement.startswith(_READS):
+                events(where, statement)
+            found += rows_in(self, schema, statement)
+        return found
+
+    def made(*arguments: Any) -> None:
+        events("copy", "MAKE")
+        make(*arguments)
+
+    def dropped(*arguments: Any) -> None:
+        events("copy", "DROP")
+        drop(*arguments)
+
+    Session.rows_in = one_by_one  # type: ignore[method-assign]
+    snapshot.make, snapshot.drop = made, dropped
+
+
+# ##### Weaker engines, to see that the tests see them #####
+
+
+def _no_position() -> None:
+    """Statements of scripts are run without a word to the journal."""
+    from sharded_orm.operations.migrate.position import What
+    from sharded_orm.operations.migrate.shard import Place
+
+    at = Place.at
+
+    def silent(self: Any, position: Any, label: str) -> None:
+        if position.what is not What.STATEMENT:
+            at(self, position, label)
+
+    Place.at = silent  # type: ignore[method-assign]
+
+
+def _position_too_late() -> None:
+    """The journal hears of a statement when it has been run."""
+    from sharded_orm.operations.migrate.position import What
+    from sharded_orm.operations.migrate.shard import Place
+
+    at, doing = Place.at, Place.doing
+    kept: dict[int, tuple[Any, str]] = {}
+
+    def later(self: Any, position: Any, label: str) -> None:
+        if position.what is What.STATEMENT:
+            kept[id(self)] = position, label
+            self.position = position
+        else:
+            at(self, position, label)
+
+    @contextmanager
+    def done(self: Any) -> Any:
+        with doing(self):
+            yield
+        if told := kept.pop(id(self), None):
+            at(self, *told)
+
+    Place.at, Place.doing = later, done  # type: ignore[method-assign]
+
+
+def _no_marker() -> None:
+    """Nothing on the shard tells that a transaction was committed."""
+    from sharded_orm.operations.migrate.records import Records
+
+    Records.mark = lambda self, name: None  # type: ignore[method-assign]
+
+
+def _marker_alone() -> None:
+    """The marker is committed before what it marks."""
+    from sharded_orm.operations.migrate.records import Records
+
+    mark = Records.mark
+
+    def alone(self: Any, name: str) -> None:
+        mark(self, name)
+        connections[self._alias]._commit()  # type: ignore[attr-defined]  # not in the stubs
+
+    Records.mark = alone  # type: ignore[method-assign]
+
+
+def _no_lock() -> None:
+    """Nobody waits for a statement that goes on in the server."""
+    from sharded_orm.backends.mysql.base import DatabaseWrapper
+
+    DatabaseWrapper.lock_schema = lambda self, seconds: True  # type: ignore[method-assign]
+
+
+def _never_unclear() -> None:
+    """What cannot be told is done again."""
+    from sharded_orm.exceptions import OperationUnclear
+    from sharded_orm.operations.migrate.judging import Judge
+
+    def guess(judge: Callable[..., bool]) -> Callable[..., bool]:
+        def guessed(*arguments: Any) -> bool:
+            try:
+                return judge(*arguments)
+            except OperationUnclear:
+                return False
+
+        return guessed
+
+    for name in ("statement", "raw", "operation"):
+        setattr(Judge, name, guess(getattr(Judge, name)))
+
+
+def _from_the_beginning() -> None:
+    """An interrupted migration is begun again, as a loop over the shards does."""
+    from sharded_orm.operations.migrate.replay import Replay
+
+    Replay._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
+
+
+ABLATIONS: dict[str, Callable[[], None]] = {
+    "no position": _no_position,
+    "position too late": _position_too_late,
+    "no marker": _no_marker,
+    "marker alone": _marker_alone,
+    "no lock": _no_lock,
+    "never unclear": _never_unclear,
+    "from the beginning": _from_the_beginning,
+}
+
+
+# ##### Looking #####
+
+
+def look() -> dict[str, Any]:
+    """What is in the shards, and what is left in the journal."""
+    from django.db import Error
+    from django.db.migrations.recorder import MigrationRecorder
+
+    from sharded_orm import runtime
+    from sharded_orm.exceptions import ShardDatabaseMissing
+    from sharded_orm.models import OperationRun, OperationScript, OperationStep
+    from sharded_orm.operations.journal import LEFT
+
+    shards: dict[str, Any] = {}
+    schemas: set[str] = set()
+    for shard in runtime.group("shop").shards():
+        connection: Any = connections[shard.alias]
+        try:
+            schemas |= connection.schemas_present()
+            snapshot = connection.schema_snapshot()
+        except (Error, ShardDatabaseMissing):
+            continue  # Not made yet.
+        found: dict[str, Any] = {"definitions": dict(snapshot.definitions)}
+        if MigrationRecorder.Migration._meta.db_table in snapshot.definitions:
+            rows = MigrationRecorder.Migration.objects.using(shard.alias)
+            found["records"] = sorted(map(list, rows.values_list("app", "name")))
+        with connection.cursor() as cursor:
+            for table in ("shop_log", "shop_order"):
+                if table in snapshot.definitions:
+                    cursor.execute(f"SELECT * FROM {table} ORDER BY id")
+                    names = [column[0] for column in cursor.description]
+                    rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+                    found[table] = rows
+        shards[shard.alias] = found
+        connection.close()
+    left = OperationStep.objects.filter(state__in=LEFT)
+    return {
+        "shards": shards,
+        "copies": sorted(name for name in schemas if name.endswith("_rehearsal")),
+        "unfinished": OperationRun.objects.filter(unfinished=True).count(),
+        "tokens": OperationRun.objects.exclude(token="").count(),
+        "scripts": OperationScript.objects.count(),
+        "left": sorted(left.values_list("alias", "state", "error")),
+    }
+
+
+# ##### Serving #####
+
+
+def _command(request: dict[str, Any]) -> int:
+    arguments = [str(argument) for argument in request["arguments"]]
+    for name in request.get("ablations", ()):
+        ABLATIONS[name]()
+    listen(Events(Moment(**request["moment"]), f"{request['output']}.events"))
+    if arguments == ["look"]:
+        print(json.dumps(look()))
+        return 0
+    try:
+        ManagementUtility(["manage.py", *arguments]).execute()
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else bool(exc.code)
+    return 0
+
+
+def _child(request: dict[str, Any]) -> None:
+    for number, name in ((1, "out"), (2, "err")):
+        opened = os.open(f"{request['output']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, number)
+    status = 70
+    try:
+        status = _command(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    django.setup()
+    # What each command would read anew.
+    load_command_class("sharded_orm", "migrate_shards")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+            continue
+        pid = os.fork()
+        if not pid:
+            _child(request)
+        print(json.dumps(pid), flush=True)
+
+
+if __name__ == "__main__":
+    main()

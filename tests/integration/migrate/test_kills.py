@@ -1,0 +1,320 @@
+"""``migrate_shards`` is killed at every moment, and what it left is gone on with.
+
+Whatever moment it was: in the end each shard is as after an undisturbed run, each operation
+has been applied once, and nothing is left over. What cannot be told is asked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration.migrate import kill_plan
+from tests.integration.migrate.fleet_project import TIMEOUT
+from tests.integration.migrate.kill_server import Moment
+from tests.integration.migrate.killing import (
+    Killing,
+    NotAsItShouldBe,
+    Schemas,
+    killing_on,
+)
+
+# Shards 0 and 1 stand at the first migration and have rows; 2 does not exist. 3, 4 and 5 are
+# like them, on the other node.
+ALIASES = [f"shop_{number:05d}" for number in range(6)]
+# One after the other: what happens is the same each time.
+ONE = ("--shards", "0", "--parallel", "1", "-v0")
+NEW = ("--shards", "2", "--parallel", "1", "-v0", "--create")
+THREE = ("--shards", "0-2", "--parallel", "1", "-v0", "--create")
+
+
+@dataclass
+class Undisturbed:
+    """What a run does that nobody kills."""
+
+    killing: Killing
+    events: list[str]
+    promised: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mariadb"])
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Undisturbed]:
+    with killing_on(request.param, request, tmp_path_factory.mktemp("kills")) as killing:
+        started = killing.start("migrate_shards", *THREE)
+        done = started.end()
+        assert not done.status, done.err
+        promised = killing.look()
+        killing.check(promised, ALIASES[:3])
+        yield Undisturbed(killing, started.events, promised)
+
+
+@pytest.fixture
+def killing(undisturbed: Undisturbed) -> Iterator[Killing]:
+    """The fleet as it was before."""
+    killing = undisturbed.killing
+    killing.store.put_back()
+    killing.unclear.clear()
+    yield killing
+    killing.ablations = ()
+
+
+@pytest.fixture
+def on_mariadb(killing: Killing) -> Schemas:
+    if not isinstance(killing.store, Schemas):
+        pytest.skip("no server outlives its client")
+    return killing.store
+
+
+# ##### One kill, and one run that nobody kills #####
+
+
+def kinds(events: list[str]) -> list[int]:
+    """The first event of each kind: of the same statement on whatever shard."""
+    found: dict[str, int] = {}
+    for number, event in enumerate(events):
+        found.setdefault(re.sub(r"shop_\d{5}", "shard", event), number)
+    return list(found.values())
+
+
+def kill_once(undisturbed: Undisturbed, event: int) -> None:
+    """Kill a run before ``event``, run it again, and see whether all is well."""
+    killing = undisturbed.killing
+    killing.store.put_back()
+    killing.killed(THREE, Moment(event))
+    killing.to_the_end(THREE)
+    killing.check(undisturbed.promised, ALIASES[:3])
+
+
+def test_a_kill_before_a_statement(undisturbed: Undisturbed, killing: Killing) -> None:
+    """A selection; ``--long`` takes all, on each shard."""
+    for event in kinds(undisturbed.events)[::8]:
+        kill_once(undisturbed, event)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(20))
+def test_a_kill_at_any_moment(part: int, undisturbed: Undisturbed, killing: Killing) -> None:
+    for event in range(part, len(undisturbed.events), 20):
+        kill_once(undisturbed, event)
+    assert set(killing.unclear) <= set(kill_plan.UNCLEAR)
+
+
+def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: Killing) -> None:
+    """A later run finds no shard that is behind, and ends what was broken off."""
+    killing.killed(ONE, Moment(0, parts=["default UPDATE", "finished_at"]))
+    status = killing.run("migrate_shards", "--status").out
+    assert "broken off; 1 done" in status
+    assert killing.migrate(ONE).status == 0
+    killing.check(undisturbed.promised, ALIASES[:1])
+    assert "broken off" not in killing.run("migrate_shards", "--status").out
+
+
+# ##### Kills that follow each other #####
+
+
+@pytest.mark.parametrize("selected", [ONE, NEW], ids=["behind", "new"])
+@pytest.mark.parametrize("least", [6, pytest.param(1, marks=pytest.mark.long)])
+def test_every_process_is_killed(
+    selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
+) -> None:
+    """Each comes a few statements further than the last, or as far as its first commit."""
+    assert killing.to_the_end_killed(selected, least) > 10
+    killing.check(undisturbed.promised, [ALIASES[int(selected[1])]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_random_with_several_workers(
+    seed: int, undisturbed: Undisturbed, killing: Killing
+) -> None:
+    chance = random.Random(seed)
+    everything = ("--parallel", "2", "--canary", "0", "--create", "-v0")
+    for _ in range(chance.randint(2, 5)):
+        moment = Moment(chance.randrange(len(undisturbed.events)))
+        done = killing.start("migrate_shards", *everything, kill=moment).end()
+        if done.status != -signal.SIGKILL:
+            killing.is_over(done)
+    killing.to_the_end(everything)
+    promised = dict(undisturbed.promised["shards"])
+    for number in range(3):
+        one = promised[ALIASES[number]]
+        orders = [{**row, "user_id": number + 3} for row in one["shop_order"]]
+        promised[ALIASES[number + 3]] = {**one, "shop_order": orders}
+    killing.check({"shards": promised}, ALIASES)
+
+
+# ##### What cannot be told #####
+
+
+# One of the two rows of an operation without a transaction is there.
+BETWEEN_ROWS = Moment(0, parts=["shop_00000 INSERT", "shop_log", "%s, %s"], nth=4)
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["done", "undone"])
+def test_an_operation_without_a_transaction_is_asked_for(
+    complete: bool, undisturbed: Undisturbed, killing: Killing
+) -> None:
+    """Killed after the first of its two rows; nobody but a person can tell what is missing."""
+    killing.killed(THREE, BETWEEN_ROWS)
+    assert killing.migrate(THREE).status == 1
+    (failure,) = killing.failures()
+    told = failure["error"]
+    assert told.startswith("shop.0004_loose: ")
+    assert "was interrupted on shop_00000, and it is not in one transaction" in told
+    # Nothing is done there by whatever is run, and all others can be migrated.
+    before = killing.look()["shards"]["shop_00000"]
+    assert [row["word"] for row in before["shop_log"]][-1] == "loose a"
+    assert killing.migrate(("--shards", "1-2", "--create", "-v0")).status == 0
+    assert killing.migrate(THREE).status == 1
+    assert killing.run("migrate_shards", "--retry-failed").status == 0
+    assert killing.look()["shards"]["shop_00000"] == before
+    killing.settle(failure, complete=complete)
+    killing.to_the_end(THREE)
+    killing.check(undisturbed.promised, ALIASES[:3])
+
+
+# ##### What goes on in the server #####
+
+_SLOW = "CHECK (LENGTH(SHA2(REPEAT(name, 10000000), 512)) > 0)"
+_SLOW_MIGRATION = """
+from django.db import migrations
+
+class Migration(migrations.Migration):
+    dependencies = [("shop", "0007_nothing")]
+    operations = [
+        migrations.RunSQL("ALTER TABLE shop_order ADD COLUMN late integer NULL, ALGORITHM=COPY")
+    ]
+"""
+
+
+@pytest.fixture
+def slow(killing: Killing, on_mariadb: Schemas) -> Iterator[Schemas]:
+    """A shard on which the next migration takes long, in the server."""
+    assert not killing.migrate(ONE).status
+    for statement in (
+        f"ALTER TABLE shop_order ADD CONSTRAINT slow {_SLOW}",
+        "SET check_constraint_checks = 0",
+        "INSERT INTO shop_order (user_id, name, note, mark, size)"
+        " SELECT 1, 'slow', '', 1, 1 FROM seq_1_to_30",
+        "SET check_constraint_checks = 1",
+    ):
+        on_mariadb.execute("shop_00000", statement)
+    killing.fleet.write("shop/migrations/0008_slow.py", _SLOW_MIGRATION)
+    yield on_mariadb
+    (killing.fleet.folder / "shop/migrations/0008_slow.py").unlink()
+
+
+def kill_while_it_runs(killing: Killing, store: Schemas, state: str) -> None:
+    """Kill a run as soon as its ALTER TABLE is in ``state``."""
+    started = killing.start("migrate_shards", *ONE)
+    wait_for(store, state)
+    started.kill()
+    assert started.end().status == -signal.SIGKILL
+
+
+def wait_for(store: Schemas, state: str) -> None:
+    until = time.monotonic() + TIMEOUT
+    while not altering(store, state):
+        assert time.monotonic() < until, f"no ALTER TABLE came to the state {state!r}"
+
+
+def altering(store: Schemas, state: str = "") -> bool:
+    """Whether a session alters the table of shard 0, and is in ``state``."""
+    listed = store.rows(
+        store.first,
+        "SELECT state FROM information_schema.processlist"
+        f" WHERE db = '{store.schema('shop_00000')}' AND info LIKE 'ALTER TABLE%'",
+    )
+    return any(state in found for (found,) in listed)
+
+
+def test_a_statement_that_outlives_its_client_is_waited_for(
+    killing: Killing, slow: Schemas
+) -> None:
+    kill_while_it_runs(killing, slow, "copy to tmp table")
+    done = killing.migrate(ONE)
+    assert done.status == 0, done.err
+    found = killing.look()
+    assert "`late` int" in found["shards"]["shop_00000"]["definitions"]["shop_order"]
+    assert ["shop", "0008_slow"] in found["shards"]["shop_00000"]["records"]
+    assert not found["left"] and not found["unfinished"]
+
+
+def test_a_statement_is_done_twice_where_nobody_waits(killing: Killing, slow: Schemas) -> None:
+    """An engine without locks fails here."""
+    killing.ablations = ["no lock"]
+    kill_while_it_runs(killing, slow, "copy to tmp table")
+    done = killing.migrate(ONE)
+    assert done.status == 1
+    assert "Duplicate column name" in done.err
+
+
+def test_a_statement_that_dies_with_its_client_is_run_again(
+    undisturbed: Undisturbed, killing: Killing, on_mariadb: Schemas
+) -> None:
+    """MariaDB gives it up while it waits for a table that another session reads."""
+    store = on_mariadb
+    reader = store.another("shop_00000")
+    store.rows(reader, "BEGIN")
+    store.rows(reader, "SELECT * FROM shop_order")
+    kill_while_it_runs(killing, store, "metadata lock")
+    again = killing.start("migrate_shards", *ONE)
+    while altering(store):
+        pass
+    wait_for(store, "metadata lock")
+    reader.rollback()
+    reader.close()
+    assert again.end().status == 0
+    killing.check(undisturbed.promised, ["shop_00000"])
+
+
+# ##### Weaker engines #####
+
+# A statement that changes the schema, in no transaction, has just been run.
+AFTER_A_CHANGE = {
+    "sqlite": Moment(1, parts=["shop_00000 CREATE TABLE", '"old" bigint']),
+    "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `mark`"]),
+}
+BEFORE_ROWS = Moment(0, parts=["shop_00000", "'sql c'"])
+AFTER_ROWS = Moment(2, parts=["shop_00000", "'sql c'"])  # and after their commit
+
+
+@pytest.mark.parametrize(
+    ("ablation", "moment"),
+    [
+        ("no position", AFTER_A_CHANGE),
+        ("position too late", AFTER_A_CHANGE),
+        ("from the beginning", AFTER_ROWS),
+        ("no marker", AFTER_ROWS),
+        ("marker alone", BEFORE_ROWS),
+        ("never unclear", BETWEEN_ROWS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_weaker_engine_is_found_out(
+    ablation: str,
+    moment: Moment | dict[str, Moment],
+    undisturbed: Undisturbed,
+    killing: Killing,
+) -> None:
+    """The engine survives this kill, and without one of its precautions it does not."""
+    if isinstance(moment, dict):
+        moment = moment["mariadb" if isinstance(killing.store, Schemas) else "sqlite"]
+    killing.killed(ONE, moment)
+    killing.to_the_end(ONE)
+    killing.check(undisturbed.promised, ALIASES[:1])
+    killing.store.put_back()
+    killing.ablations = [ablation]
+    killing.killed(ONE, moment)
+    with pytest.raises(NotAsItShouldBe):
+        killing.to_the_end(ONE)
+        killing.check(undisturbed.promised, ALIASES[:1])
