@@ -1,0 +1,369 @@
+"""How nodes and shards are: what answers, what exists, what is migrated, how large it is."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from django.db import DatabaseError, connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.exceptions import InvalidMigrationTarget
+from sharded_orm.operations.migrate.planner import Options, Planner
+from sharded_orm.operations.migrate.records import Records
+from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.selection import numbers_text
+from sharded_orm.scatter.failures import is_node_gone
+from sharded_orm.topology.model import Shard, ShardGroup, server_of
+
+#: Seconds for a node's first answer.
+PATIENCE = 5.0
+#: Seconds between two later ones: sizes of thousands of tables take a while.
+SILENCE = 60.0
+#: Shards whose sizes one statement asks for.
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard on its primary.
+
+    :param state: ``"current"``, ``"behind"``, ``"missing"`` or ``"error"``.
+    :param digest: of the migrations it has applied; see ``applied_digests``.
+    """
+
+    shard: Shard
+    state: str
+    digest: str | None = None
+    #: How many migrations it lacks, and the first of them.
+    behind: int = 0
+    following: str = ""
+    error: str | None = None
+    size: ShardSize | None = None
+
+
+@dataclass(frozen=True)
+class GroupOnNode:
+    """The shards of a group whose primary is one node, as far as they were asked for."""
+
+    group: str
+    shards: tuple[ShardStatus, ...]
+    #: Schemas that are named as shards of the group and do not belong on the node.
+    unexpected: tuple[str, ...] = ()
+
+    def of_state(self, state: str) -> list[Shard]:
+        return [one.shard for one in self.shards if one.state == state]
+
+    @property
+    def bytes(self) -> int | None:
+        """Of all shards together; None if it was not asked for."""
+        return sum(one.size.bytes for one in self.shards if one.size) if self._sized else None
+
+    @property
+    def rows(self) -> int | None:
+        """An estimate; None where the database has none."""
+        rows = [one.size.rows for one in self.shards if one.size is not None]
+        return sum(filter(None, rows)) if self._sized and None not in rows else None
+
+    @property
+    def _sized(self) -> bool:
+        return any(one.size is not None for one in self.shards)
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node.
+
+    :param error: why it does not answer; ``groups`` are empty then.
+    :param expected: group -> how many shards have it as their primary, as far as asked for.
+    """
+
+    name: str
+    error: str | None
+    expected: Mapping[str, int]
+    groups: tuple[GroupOnNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    """All nodes that were asked. ``problems`` name what an operator should mend, and how."""
+
+    nodes: tuple[NodeStatus, ...]
+
+    @property
+    def shards(self) -> Iterator[ShardStatus]:
+        return (one for node in self.nodes for group in node.groups for one in group.shards)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for node in self.nodes for problem in _problems(node)]
+
+
+def status(
+    shards: Iterable[Shard] | None = None,
+    *,
+    timeout: float = PATIENCE,
+    sizes: bool = True,
+) -> FleetStatus:
+    """Ask all nodes at the same time how their shards are. Changes nothing.
+
+    Costs of each node 5 queries for its first 500 shards, and 2 for each 500 more (without
+    ``sizes`` 4 and 1), and up to 6 on one shard for each state of migrations that there is. On SQLite
+    each file is opened once. Memory: a small record for each shard.
+
+    :param shards: only these, and only their nodes; by default all nodes of the topology, and what
+        is on them without belonging there.
+    :param timeout: seconds for the first answer of a node; one that is silent counts as down.
+    """
+    by_node = shards_by_node(shards)
+    pending = _Pending()
+    unexpected = _Unexpected() if shards is None else None
+
+    def look(node: str, alive: Alive) -> tuple[GroupOnNode, ...]:
+        with node_connection(node) as wrapper:
+            return _look(wrapper, node, by_node[node], alive, pending, unexpected, sizes=sizes)
+
+    found = ask_nodes(by_node, look, patience=timeout, silence=max(SILENCE, timeout))
+    return FleetStatus(
+        tuple(
+            NodeStatus(
+                node,
+                told_by(outcome) if isinstance(outcome, Exception) else None,
+                {group: len(those) for group, those in by_group(by_node[node]).items()},
+                () if isinstance(outcome, Exception) else outcome,
+            )
+            for node, outcome in found.items()
+        )
+    )
+
+
+def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:
+    """``shards`` by their primary; by default all, and every node of the topology."""
+    topology = runtime.topology()
+    found: dict[str, list[Shard]] = {}
+    if shards is None:
+        found = {name: [] for name in topology.nodes}
+        shards = (shard for group in topology.groups.values() for shard in group.shards())
+    for shard in shards:
+        found.setdefault(shard.node, []).append(shard)
+    return found
+
+
+def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
+    found: dict[str, list[Shard]] = {}
+    for shard in shards:
+        found.setdefault(shard.group, []).append(shard)
+    return found
+
+
+def told_by(error: Exception) -> str:
+    """An error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
+    text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
+    return " ".join(text.split())
+
+
+def _look(
+    wrapper: ShardAliasMixin,
+    node: str,
+    shards: Sequence[Shard],
+    alive: Alive,
+    pending: _Pending,
+    unexpected: _Unexpected | None,
+    *,
+    sizes: bool,
+) -> tuple[GroupOnNode, ...]:
+    present = wrapper.schemas_present()
+    alive()
+    existing = [shard for shard in shards if shard.schema in present]
+    digests = _digests(wrapper, existing)
+    alive()
+    sized: dict[str, ShardSize] = {}
+    for start in range(0, len(existing) if sizes else 0, BATCH):
+        sized |= wrapper.shard_sizes(existing[start : start + BATCH])
+        alive()
+    grouped = by_group(shards)
+    extra = unexpected.on(node, present) if unexpected is not None else {}
+    found = []
+    for group in {**grouped, **extra}:
+        found.append(
+            GroupOnNode(
+                group,
+                tuple(
+                    _judge(shard, digests.get(shard.alias), pending, sized.get(shard.alias))
+                    for shard in grouped.get(group, ())
+                ),
+                tuple(extra.get(group, ())),
+            )
+        )
+        alive()
+    return tuple(found)
+
+
+def _digests(
+    wrapper: ShardAliasMixin, shards: Sequence[Shard]
+) -> dict[str, str | DatabaseError | None]:
+    """``applied_digests``, with the error of each shard that cannot be asked."""
+    if not shards:
+        return {}
+    try:
+        return dict(wrapper.applied_digests(shards))
+    except DatabaseError as exc:
+        if is_node_gone(exc):
+            raise
+        if len(shards) == 1:
+            return {shards[0].alias: exc}
+    # One that is damaged, or that our account may not read, fails them all.
+    middle = len(shards) // 2
+    return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
+
+
+def _judge(
+    shard: Shard, digest: str | DatabaseError | None, pending: _Pending, size: ShardSize | None
+) -> ShardStatus:
+    if digest is None:
+        return ShardStatus(shard, "missing")
+    if isinstance(digest, DatabaseError):
+        return ShardStatus(shard, "error", error=told_by(digest), size=size)
+    try:
+        behind, following = pending.of(shard, digest)
+    except InvalidMigrationTarget as exc:
+        return ShardStatus(shard, "error", error=str(exc), size=size)
+    state = "behind" if behind else "current"
+    return ShardStatus(shard, state, digest, behind, following, size=size)
+
+
+class _Pending:
+    """The migrations that shards lack, found once for each state. Shared by threads."""
+
+    def __init__(self) -> None:
+        self._planner = Planner(Options())
+        self._known: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def of(self, shard: Shard, digest: str) -> tuple[int, str]:
+        """How many migrations ``shard`` lacks, and the first of them. Asks the first of a state.
+
+        :raises InvalidMigrationTarget: its migrations contradict each other.
+        """
+        found = self._known.get((shard.group, digest))
+        if found is None:
+            connection = connections[shard.alias]
+            applied = Records(shard.alias).applied() if digest else ()
+            plan = self._planner.plan(connection, applied)
+            # A squashed migration may have nothing left to do but to be recorded.
+            lacking = [*map(str, plan.units), *map(".".join, plan.replacements)]
+            found = self._known[shard.group, digest] = (len(lacking), next(iter(lacking), ""))
+            connection.close()
+        return found
+
+
+class _Unexpected:
+    """Schemas that look like shards and are on a node that is neither primary nor replica."""
+
+    def __init__(self) -> None:
+        self._topology = runtime.topology()
+        self._numbers = {name: _numbering(group) for name, group in self._topology.groups.items()}
+        self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
+
+    def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
+        """Group -> the schemas of ``present`` that do not belong on ``node``."""
+        found: dict[str, list[str]] = {}
+        for schema in sorted(present):
+            owners = [
+                (group, number)
+                for name, group in self._topology.groups.items()
+                if (number := self._numbers[name](schema)) is not None
+            ]
+            # Two groups may share a naming; a schema that is right for one is right.
+            if owners and not any(self._belongs(node, *owner) for owner in owners):
+                found.setdefault(owners[0][0].name, []).append(schema)
+        return found
+
+    def _belongs(self, node: str, group: ShardGroup, number: int) -> bool:
+        if number not in group:
+            return False
+        places = (group.shard(number).node, group.shard(number).replica)
+        # By server: two names may stand for one.
+        return self._servers[node] in {self._servers[p] for p in places if p is not None}
+
+
+def _numbering(group: ShardGroup) -> Callable[[str], int | None]:
+    """Tells the number of the shard that a schema is named as, also of one beyond the last."""
+    pattern = "".join(
+        re.escape(literal)
+        + {"shard": r"(\d+)", "group": re.escape(group.name), None: ""}.get(field, ".*")
+        for literal, field, _, _ in string.Formatter().parse(group.database_name)
+    )
+
+    def number_of(schema: str) -> int | None:
+        match = re.fullmatch(pattern, schema)
+        if match is None:
+            return None
+        number = int(match[1])
+        return number if group.schema_name(number) == schema else None
+
+    return number_of
+
+
+def _problems(node: NodeStatus) -> Iterator[str]:
+    if node.error is not None:
+        lost = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
+        yield (
+            f"Node {node.name!r} does not answer ({node.error})"
+            + (f": nothing is known of its shards, {lost}." if lost else ".")
+            + " Mend it, or the node's HOST, PORT, USER and PASSWORD, and check again."
+        )
+    for group in node.groups:
+        yield from _group_problems(node.name, group)
+
+
+def _group_problems(node: str, found: GroupOnNode) -> Iterator[str]:
+    if missing := found.of_state("missing"):
+        yield (
+            f"{_of(missing)} on {node!r} not created: {named(missing)}. Run 'manage.py shards"
+            f" create {selecting(missing)}', then 'manage.py migrate_shards {selecting(missing)}'."
+        )
+    if behind := found.of_state("behind"):
+        first = next(one for one in found.shards if one.state == "behind")
+        yield (
+            f"{_of(behind)} on {node!r} behind: {named(behind)}; the first lacks {first.behind}"
+            f" migrations from {first.following} on. Run 'manage.py migrate_shards"
+            f" {selecting(behind)}'."
+        )
+    for one in found.shards:
+        if one.error is not None:
+            yield (
+                f"Shard {one.shard.alias!r} on {node!r} cannot be read ({one.error}). Look at it"
+                f" with 'manage.py shards sql {one.shard.alias}'."
+            )
+    group = runtime.topology().groups.get(found.group)
+    for schema in found.unexpected:
+        number = _numbering(group)(schema) if group is not None else None
+        if group is not None and number is not None and number in group:
+            why = f"shard {number} of {found.group!r} is on {group.shard(number).node!r}"
+        else:
+            why = f"group {found.group!r} has no such shard"
+        yield (
+            f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
+            " nobody needs, drop it; if it holds the rows, correct RANGES."
+        )
+
+
+def _of(shards: Sequence[Shard]) -> str:
+    one = len(shards) == 1
+    return (
+        f"{len(shards)} shard{'' if one else 's'} of {shards[0].group!r} {'is' if one else 'are'}"
+    )
+
+
+def named(shards: Sequence[Shard]) -> str:
+    shown = ", ".join(shard.alias for shard in shards[:5])
+    return shown + (f" and {len(shards) - 5} more" if len(shards) > 5 else "")
+
+
+def selecting(shards: Sequence[Shard]) -> str:
+    """The options that select ``shards``, sorted and of one group: ``--group photos --shards 0-7``."""
+    return f"--group {shards[0].group} --shards {numbers_text(shards)}"

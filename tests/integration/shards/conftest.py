@@ -1,0 +1,236 @@
+"""A fleet of shards on two nodes, and its operator's command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.mariadb import Address, MariaDBServer
+
+ROOT = Path(__file__).parents[3]
+GROUPS = {"photos": 8, "events": 2, "archive": 2, "pins": 4, "visits": 2}
+WIDTH = 100
+
+
+@dataclass
+class Run:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[list[str]]:
+        return [line.split() for line in self.out.splitlines()]
+
+    def row(self, *cells: str) -> list[str]:
+        """The line of a table that begins with ``cells``."""
+        (found,) = (line for line in self.lines if line[: len(cells)] == list(cells))
+        return found
+
+
+@dataclass
+class Fleet:
+    """On SQLite."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    vendor: str = "sqlite"
+
+    def python(self, *command: str, given: str = "", **environment: str) -> Run:
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))
+        }
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={
+                **inherited,
+                "FLEET_FOLDER": str(self.folder),
+                "DJANGO_SETTINGS_MODULE": "tests.integration.shards.settings",
+                "FLEET_PREFIX": self.prefix,
+                "COLUMNS": "80",
+                **self.environment,
+                **environment,
+            },
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    def shards(self, *arguments: str, code: int = 0, given: str = "", **environment: str) -> Run:
+        """``manage.py shards …``; it must end with the status ``code``."""
+        run = self.python("-m", "django", "shards", *arguments, given=given, **environment)
+        assert run.code == code, f"{run.code}\n{run.out}\n{run.err}"
+        assert "Traceback" not in run.err, run.err
+        return run
+
+    def json(self, *arguments: str, code: int = 0, **environment: str) -> Any:
+        return json.loads(self.shards(*arguments, "--json", code=code, **environment).out)
+
+    # ##### Beside the library #####
+
+    def node_of(self, group: str, number: int) -> str:
+        return "one" if number < GROUPS[group] // 2 else "two"
+
+    def schema(self, group: str, number: int) -> str:
+        return f"{self.prefix}{group}_{number:03d}"
+
+    def path(self, group: str, number: int, node: str = "") -> Path:
+        folder = self.folder / (node or self.node_of(group, number))
+        return folder / f"{self.schema(group, number)}.sqlite3"
+
+    def sql(self, group: str, number: int, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements in a shard; the rows of the last one."""
+        with sqlite3.connect(self.path(group, number)) as connection:
+            for statement in statements:
+                rows = connection.execute(statement).fetchall()
+        connection.close()
+        return rows
+
+    def drop(self, group: str, number: int) -> None:
+        self.path(group, number).unlink()
+
+    def make(self, group: str, number: int, node: str) -> None:
+        """Make a schema where it does not belong."""
+        self.path(group, number, node).touch()
+
+    def unmake(self, group: str, number: int, node: str) -> None:
+        self.path(group, number, node).unlink()
+
+    def exists(self, group: str, number: int) -> bool:
+        return self.path(group, number).exists()
+
+    def place(self, key: int, number: int) -> None:
+        """Put a key of ``photos`` into the directory."""
+        with sqlite3.connect(self.folder / "directory.sqlite3") as connection:
+            connection.execute(
+                "INSERT INTO sharded_orm_directory (\"group\", \"key\", shard, placed_at)"
+                " VALUES ('photos', ?, ?, '2026-01-01')", [str(key), number],
+            )  # fmt: skip
+        connection.close()
+
+    def forget(self, key: int) -> None:
+        with sqlite3.connect(self.folder / "directory.sqlite3") as connection:
+            connection.execute("DELETE FROM sharded_orm_directory WHERE key = ?", [str(key)])
+        connection.close()
+
+
+@dataclass
+class MariaDBFleet(Fleet):
+    nodes: dict[str, Address] = field(default_factory=dict)
+    vendor: str = "mysql"
+
+    def on(self, node: str, *statements: str) -> list[tuple[Any, ...]]:
+        import MySQLdb
+
+        connection = MySQLdb.connect(**self.nodes[node].mysqldb(), autocommit=True)
+        try:
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+    def sql(self, group: str, number: int, *statements: str) -> list[tuple[Any, ...]]:
+        use = f"USE `{self.schema(group, number)}`"
+        return self.on(self.node_of(group, number), use, *statements)
+
+    def drop(self, group: str, number: int) -> None:
+        self.unmake(group, number, self.node_of(group, number))
+
+    def make(self, group: str, number: int, node: str) -> None:
+        self.on(node, f"CREATE DATABASE `{self.schema(group, number)}`")
+
+    def unmake(self, group: str, number: int, node: str) -> None:
+        self.on(node, f"DROP DATABASE `{self.schema(group, number)}`")
+
+    def exists(self, group: str, number: int) -> bool:
+        name = self.schema(group, number)
+        return bool(self.on(self.node_of(group, number), f"SHOW DATABASES LIKE '{name}'"))
+
+    @contextmanager
+    def packets(self, node: str) -> Iterator[list[str]]:
+        """What the server is asked within the block, by others than us; without the statements
+        that open a session."""
+        found: list[str] = []
+        self.on(node, "SET GLOBAL log_output = 'TABLE'", "TRUNCATE mysql.general_log",
+                "SET GLOBAL general_log = 1")  # fmt: skip
+        try:
+            yield found
+        finally:
+            self.on(node, "SET GLOBAL general_log = 0")
+        log = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log"
+        found += [
+            sql.strip()
+            for (sql,) in self.on(node, f"{log} WHERE command_type = 'Query'")
+            if not sql.startswith(("SET ", "SELECT VERSION()"))
+        ]
+
+
+def _mysql(folder: Path, one: Address, two: Address) -> MariaDBFleet:
+    options = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": {"charset": "utf8mb4"}}
+    nodes = {"one": one, "two": two}
+    settings = {name: {**options, **address.django()} for name, address in nodes.items()}
+    return MariaDBFleet(
+        folder,
+        {"FLEET_NODES": json.dumps(settings)},
+        prefix=f"fleet_{secrets.token_hex(4)}_",
+        nodes=nodes,
+    )
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated fleet on SQLite, to be copied."""
+    template = Fleet(tmp_path_factory.mktemp("template"))
+    done = template.python("-m", "tests.integration.shards.populate")
+    assert done.code == 0, done.err
+    return template.folder
+
+
+@pytest.fixture(scope="module")
+def mysql_fleet(
+    tmp_path_factory: pytest.TempPathFactory,
+    mariadb: Address,
+    own_mariadb: MariaDBServer,
+) -> Iterator[MariaDBFleet]:
+    """A migrated fleet on two servers; "two" is its own. Leave it as it was."""
+    fleet = _mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)
+    try:
+        done = fleet.python("-m", "tests.integration.shards.populate")
+        assert done.code == 0, done.err
+        yield fleet
+    finally:
+        for (name,) in fleet.on("one", f"SHOW DATABASES LIKE '{fleet.prefix}%'"):
+            fleet.on("one", f"DROP DATABASE `{name}`")
+
+
+@pytest.fixture
+def sqlite_fleet(sqlite_template: Path, tmp_path: Path) -> Fleet:
+    """A migrated fleet of the test's own."""
+    folder = tmp_path / "fleet"
+    shutil.copytree(sqlite_template, folder)
+    return Fleet(folder)
+
+
+@pytest.fixture(params=["sqlite", "mysql"])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    """A migrated fleet, to be left as it was."""
+    found: Fleet = request.getfixturevalue(f"{request.param}_fleet")
+    return found
