@@ -1,0 +1,358 @@
+"""What must hold before a promotion touches anything. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db import Error
+
+from sharded_orm import runtime
+from sharded_orm.backends.mysql.replication import (
+    TO_FENCE,
+    TO_PROMOTE,
+    WRITES_THROUGH,
+    Link,
+    Server,
+    Standing,
+    positions,
+)
+from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.operations.promotion.plan import Plan, is_of_mysql
+from sharded_orm.topology.model import Topology, server_of
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is known of the writes that a promotion without the old primary gives up.
+
+    :param received: the last position that has arrived on the replica.
+    :param executed: the last position that it has executed; the rest is waited for.
+    :param idle: seconds since it executed its last event; None if it does not tell.
+    """
+
+    received: str
+    executed: str
+    idle: float | None
+
+    def __str__(self) -> str:
+        since = (
+            "at a time that it does not tell (the operator's account lacks PROCESS)"
+            if self.idle is None
+            else f"{self.idle:.0f} s ago"
+        )
+        return (
+            f"The last event that the replica received is {self.received or 'none'}, the last that"
+            f" it executed {self.executed or 'none'}, {since}. What was written after that is lost."
+        )
+
+
+@dataclass
+class Findings:
+    """What the checks have found; ``problems`` forbid the promotion."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    old: Standing | None = None
+    new: Standing | None = None
+    link: Link | None = None
+    loss: Loss | None = None
+
+
+def operator(name: str) -> Server:
+    """A connection of the operator's account to node ``name``.
+
+    :raises PromotionRefused: the node has no such account, or cannot be reached by it.
+    """
+    entry = runtime.operator_settings(name)
+    if entry is None:
+        raise PromotionRefused(
+            [
+                f"node {name!r} has no OPERATOR: give it"
+                ' "OPERATOR": {"USER": …, "PASSWORD": …}, an account for fencing and promotion that'
+                " the application does not use"
+            ]
+        )
+    try:
+        return Server(name, entry)
+    except Error as exc:
+        raise PromotionRefused(
+            [f"the OPERATOR account {entry['USER']!r} cannot log in to node {name!r}: {exc}"]
+        ) from exc
+
+
+def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
+    """Ask both servers for everything that a promotion relies on.
+
+    :param force: the old primary is dead, and must be.
+    :param timeout: seconds that the replica may be behind.
+
+    About ten round trips to each server, and a login to each MariaDB of the project.
+    """
+    found, topology = Findings(), runtime.topology()
+    with contextlib.ExitStack() as stack:
+        try:
+            new = stack.enter_context(operator(plan.new))
+            old = None if force else stack.enter_context(operator(plan.node))
+        except PromotionRefused as exc:
+            found.problems += exc.problems
+            return found
+        _of_new(new, found)
+        if old is None:
+            _of_dead(plan, found)
+        else:
+            _of_old(old, found)
+        if found.problems:
+            return found  # What follows needs all of it.
+        if old is None:
+            _of_lost_link(topology, plan, new, found)
+        else:
+            _of_link(plan, new, found, timeout)
+            _of_others(topology, plan, found)
+        _of_schemas(topology, plan, found)
+    return found
+
+
+def _of_new(new: Server, found: Findings) -> None:
+    standing = new.standing()
+    if not standing.is_mariadb:
+        found.problems.append(f"{new.name!r} is no MariaDB ({standing.version})")
+        return
+    found.new = standing
+    found.problems += _lacking(new, TO_PROMOTE)
+    if not (standing.writes_log and standing.logs_replicated):
+        found.warnings.append(
+            f"{new.name!r} writes no binary log of what it replicates (log_bin,"
+            " log_slave_updates): no other server can replicate from it afterwards"
+        )
+
+
+def _of_old(old: Server, found: Findings) -> None:
+    standing = old.standing()
+    if not standing.is_mariadb:
+        found.problems.append(f"{old.name!r} is no MariaDB ({standing.version})")
+        return
+    found.old = standing
+    if lacking := list(_lacking(old, TO_FENCE)):
+        found.problems += lacking
+        return
+    if not standing.writes_log:
+        found.problems.append(f"{old.name!r} writes no binary log (log_bin): nothing replicates it")
+    found.problems += [
+        f"{old.name!r} does not log everything ({name} = {value!r}): rows would be lost"
+        for name, value in old.log_filters().items()
+    ]
+    if standing.read_only:
+        found.warnings.append(
+            f"{old.name!r} is read_only already; it stays so if the promotion is undone"
+        )
+
+
+def _lacking(server: Server, needed: Sequence[str]) -> Iterator[str]:
+    have = server.privileges()
+    lacks = [] if "ALL PRIVILEGES" in have else [each for each in needed if each not in have]
+    if lacks:
+        yield (
+            f"the OPERATOR account of node {server.name!r} lacks a privilege; there, run"
+            f" GRANT {', '.join(lacks)} ON *.* TO that account"
+        )
+
+
+# ##### Replication #####
+
+
+def _of_link(plan: Plan, new: Server, found: Findings, timeout: float) -> None:
+    assert found.old is not None
+    assert found.new is not None
+    links = new.links()
+    link = next((one for one in links if one.source_id == found.old.server_id), None)
+    if link is None:
+        found.problems.append(_no_link(plan, links))
+        return
+    found.link = link
+    found.problems += _wrong_with(plan, link)
+    if not link.receives:
+        found.problems.append(f"{plan.new!r} does not receive from {plan.node!r}: {_why(link)}")
+    elif link.seconds_behind is not None and link.seconds_behind > timeout:
+        found.problems.append(
+            f"{plan.new!r} is {link.seconds_behind} s behind, more than the {timeout:g} s that"
+            " writers may have to wait: let it come nearer, or allow more with --timeout"
+        )
+    domain = found.old.domain
+    server, number = positions(found.new.logged).get(domain, (0, 0))
+    if (
+        server == found.new.server_id
+        and number > positions(found.old.logged).get(domain, (0, 0))[1]
+    ):
+        found.problems.append(
+            f"{plan.new!r} has written by itself what {plan.node!r} does not have (event"
+            f" {domain}-{server}-{number}): the two differ. Make the replica anew"
+        )
+
+
+def _wrong_with(plan: Plan, link: Link) -> Iterator[str]:
+    if not link.uses_gtid:
+        yield f"{plan.new!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
+    for name, value in link.filters.items():
+        yield (
+            f"{plan.new!r} does not replicate everything ({name} = {value!r}): rows would be lost"
+        )
+    if link.delay:
+        yield f"{plan.new!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"
+    if not link.executes:
+        yield f"{plan.new!r} does not execute what it receives: {_why(link)}"
+
+
+def _why(link: Link) -> str:
+    return link.error or "it was stopped. START SLAVE, and see that it comes near"
+
+
+def _no_link(plan: Plan, links: Collection[Link]) -> str:
+    known = ", ".join(f"{one.host}:{one.port}" for one in links)
+    return (
+        f"{plan.new!r} does not replicate from {plan.node!r}"
+        + (f", only from {known}" if known else ", nor from any other server")
+        + ". RANGES names it as the replica: correct that, or make it one"
+    )
+
+
+# ##### Without the old primary #####
+
+
+def _of_dead(plan: Plan, found: Findings) -> None:
+    if answers(plan):
+        found.problems.append(
+            f"{plan.node!r} answers. Promote without --force, which loses nothing; if it must go,"
+            " stop it first"
+        )
+
+
+def answers(plan: Plan) -> bool:
+    """Whether the old primary answers, if only to refuse an account. Up to five seconds."""
+    try:
+        Server(plan.node, runtime.topology().nodes[plan.node]).close()
+    except Error as exc:
+        code = exc.args[0] if exc.args else 0
+        # From 2000 on are errors of the client: no connection, none in time.
+        return isinstance(code, int) and 0 < code < 2000
+    return True
+
+
+def _of_lost_link(topology: Topology, plan: Plan, new: Server, found: Findings) -> None:
+    links = new.links()
+    node = topology.nodes[plan.node]
+    link = next((one for one in links if _leads_to(one, node)), None)
+    if link is None:
+        found.problems.append(_no_link(plan, links))
+        return
+    found.link = link
+    found.problems += _wrong_with(plan, link)
+    if link.receives:
+        found.problems.append(
+            f"{plan.new!r} still receives from {plan.node!r}: it lives. Promote without --force"
+        )
+    found.loss = Loss(link.received, link.executed, new.idle_seconds())
+
+
+def _leads_to(link: Link, node: Mapping[str, Any]) -> bool:
+    """Whether the replica's address of its primary is that of the node."""
+    port = int(node.get("PORT") or 3306)
+    host = str(node.get("HOST") or "localhost")
+    return port == link.port and bool(_addresses(host) & _addresses(link.host))
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        found = []
+    return {host.lower(), *(str(entry[4][0]) for entry in found)}
+
+
+# ##### Who else is on these servers #####
+
+
+def _of_others(topology: Topology, plan: Plan, found: Findings) -> None:
+    """Other names and accounts of the old primary: all of them would be fenced, or must be."""
+    assert found.old is not None
+    for name, node in topology.nodes.items():
+        listed = name in plan.old_names or server_of(node, name) == server_of(
+            topology.nodes[plan.node], plan.node
+        )
+        if not is_of_mysql(node):
+            continue
+        is_primary = any(r.primary == name for g in topology.groups.values() for r in g.ranges)
+        if not listed and not is_primary:
+            continue
+        try:
+            with Server(name, node) as application:
+                same = application.standing().identity == found.old.identity
+                if same and not listed:
+                    found.problems.append(
+                        f"nodes {name!r} and {plan.node!r} are the same server by different"
+                        " addresses: read_only would fence the ranges of both. Name it alike"
+                    )
+                if same:
+                    found.problems += _may_write_through(application, node)
+        except Error as exc:
+            if listed:
+                found.problems.append(
+                    f"the application's account of node {name!r} cannot log in: {exc}"
+                )
+    found.problems += _aliases_on(found.old)
+
+
+def _may_write_through(server: Server, node: Mapping[str, Any]) -> Iterator[str]:
+    through = sorted(server.privileges() & WRITES_THROUGH)
+    if through:
+        yield (
+            f"the application's account {node.get('USER')!r} of node {server.name!r} may write"
+            f" through read_only ({', '.join(through)}): it could go on writing to the old primary."
+            " Give the application an account with privileges on its schemas only"
+        )
+
+
+def _aliases_on(old: Standing) -> Iterator[str]:
+    """Entries of ``DATABASES`` on the old primary, which no map leads elsewhere."""
+    groups = runtime.topology().groups
+    for alias, entry in dict.items(settings.DATABASES):
+        if alias in groups or not is_of_mysql(entry):
+            continue
+        try:
+            with Server(alias, entry) as server:
+                if server.standing().identity != old.identity:
+                    continue
+        except Error:
+            continue  # The old primary answers; this one is elsewhere.
+        yield (
+            f"{alias!r} of DATABASES is on the same server: read_only would fence it for good. Move"
+            " it to another server first"
+        )
+
+
+def _of_schemas(topology: Topology, plan: Plan, found: Findings) -> None:
+    """The application must find its shards on the new primary."""
+    for name in plan.new_names:
+        wanted = {
+            topology.groups[move.group].schema_name(number)
+            for move in plan.moves
+            if move.new == name
+            for number in range(move.first, move.last + 1)
+        }
+        try:
+            with Server(name, topology.nodes[name]) as application:
+                absent = sorted(wanted - application.schemas())
+        except Error as exc:
+            found.problems.append(
+                f"the application's account of node {name!r} cannot log in: {exc}"
+            )
+            continue
+        if absent:
+            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+            found.problems.append(
+                f"on {name!r} the application's account does not see {', '.join(absent[:3])}{more}"
+            )

@@ -1,0 +1,125 @@
+"""Which ranges a promotion moves, and from where to where. Asks no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db.utils import load_backend
+
+from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.topology.model import ShardRange, Topology, server_of
+
+
+@dataclass(frozen=True)
+class Move:
+    """A range whose primary changes from node ``old`` to node ``new``."""
+
+    group: str
+    first: int
+    last: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.group} {self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be promoted.
+
+    :param node: whose ranges move, as the operator named it.
+    :param new: a name of the server that they move to.
+    """
+
+    node: str
+    new: str
+    moves: tuple[Move, ...]
+
+    @property
+    def old_names(self) -> list[str]:
+        """All names by which the ranges know the old primary."""
+        return sorted({move.old for move in self.moves} | {self.node})
+
+    @property
+    def new_names(self) -> list[str]:
+        return sorted({move.new for move in self.moves})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"node": self.node, "new": self.new, "moves": [asdict(one) for one in self.moves]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(data["node"], data["new"], tuple(Move(**one) for one in data["moves"]))
+
+
+def find_plan(topology: Topology, node: str, to: str | None = None) -> Plan:
+    """The promotion that replaces ``node``: every range of every group whose primary it is.
+
+    ``read_only`` fences a server as a whole, so there is no promotion of a single range.
+
+    :param to: a node that the ranges must name as their replica; None takes the one they name.
+    :raises PromotionRefused: the topology does not allow it; lists all reasons.
+    """
+    unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
+    if unknown:
+        raise PromotionRefused(
+            f"there is no node {name!r}; NODES has {sorted(topology.nodes)!r}" for name in unknown
+        )
+    problems = list(_wrong_engine(topology, node))
+    ranges = list(_ranges_on(topology, node))
+    if not ranges:
+        primaries = sorted({r.primary for g in topology.groups.values() for r in g.ranges})
+        problems.append(
+            f"{node!r} is the primary of no range. Name the primary whose ranges are to move to"
+            f" their replica; primaries are {primaries!r}"
+        )
+    problems += [
+        f"range {(r.first, r.last)!r} of group {group!r} names no replica, and read_only would"
+        " fence it with the others: give it one"
+        for group, r in ranges
+        if r.replica is None
+    ]
+    if problems:
+        raise PromotionRefused(problems)
+    moves = tuple(Move(group, r.first, r.last, r.primary, str(r.replica)) for group, r in ranges)
+    new = moves[0].new
+    if len({server_of(topology.nodes[move.new], move.new) for move in moves}) > 1:
+        named = ", ".join(f"{move}: {move.new!r}" for move in moves)
+        problems.append(
+            f"the ranges on {node!r} name different replicas ({named}); all move at once, so they"
+            " need the same one"
+        )
+    elif to is not None and not _same(topology, to, new):
+        problems.append(f"the ranges on {node!r} name {new!r} as their replica, not {to!r}")
+    if problems:
+        raise PromotionRefused(problems)
+    return Plan(node, new, moves)
+
+
+def is_of_mysql(settings: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``DATABASES`` or ``NODES`` is of a MySQL backend."""
+    vendor: str = load_backend(settings["ENGINE"]).DatabaseWrapper.vendor
+    return vendor == "mysql"
+
+
+def _wrong_engine(topology: Topology, node: str) -> Iterator[str]:
+    if not is_of_mysql(topology.nodes[node]):
+        yield (
+            f"node {node!r} has the engine {topology.nodes[node]['ENGINE']!r}; only MariaDB has the"
+            " replication that a promotion needs"
+        )
+
+
+def _ranges_on(topology: Topology, node: str) -> Iterator[tuple[str, ShardRange]]:
+    for group in topology.groups.values():
+        for each in group.ranges:
+            if _same(topology, each.primary, node):
+                yield group.name, each
+
+
+def _same(topology: Topology, one: str, other: str) -> bool:
+    nodes = topology.nodes
+    return server_of(nodes[one], one) == server_of(nodes[other], other)

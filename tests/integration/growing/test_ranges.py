@@ -1,0 +1,67 @@
+"""Opening, closing and weighing ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.growing.scene import Scene
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    scene = Scene(tmp_path)
+    scene.grow()
+    return scene
+
+
+def placed(scene: Scene, first: int = 0) -> set[int]:
+    numbers = scene.run(
+        f"answer = [runtime.place('photos', n).number for n in range({first}, {first + 100})]"
+    )
+    return set(numbers)
+
+
+def test_a_closed_range_keeps_its_keys(scene: Scene) -> None:
+    done = scene.manage("shards", "close", "photos", "0-1")
+    assert "Range photos 0-1 is closed" in done.out
+    assert placed(scene) == {2, 3}
+    scene.manage("shards", "open", "photos", "0-1")
+    assert placed(scene, 100) == {0, 1, 2, 3}
+
+
+def test_a_weight(scene: Scene) -> None:
+    scene.manage("shards", "weight", "photos", "2-3", "0.5")
+    assert scene.ranges()[1]["weight"] == 0.5
+    scene.manage("shards", "weight", "photos", "2-3", "0")
+    assert placed(scene) == {0, 1}
+
+
+def test_the_last_open_range_stays_open(scene: Scene) -> None:
+    scene.manage("shards", "close", "photos", "0-1")
+    told = scene.manage("shards", "close", "photos", "2-3", code=1).err
+    assert "no range is open for new keys" in told
+    assert placed(scene) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["close", "photos", "0-3"], "has no range 0-3; its ranges are 0-1, 2-3"),
+        (["close", "albums", "0-1"], "There is no shard group 'albums'"),
+    ],
+)
+def test_what_does_not_exist(scene: Scene, arguments: list[str], message: str) -> None:
+    assert message in scene.manage("shards", *arguments, code=1).err
+
+
+@pytest.mark.parametrize("arguments", [["close", "photos", "0"], ["weight", "photos", "0-1", "-1"]])
+def test_what_is_no_range_or_weight(scene: Scene, arguments: list[str]) -> None:
+    scene.manage("shards", *arguments, code=2)
+
+
+def test_a_group_that_chooses_no_shards(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "modulo")
+    told = scene.manage("shards", "close", "photos", "0-1", code=1).err
+    assert "never chooses a shard" in told

@@ -1,0 +1,17 @@
+"""What the writers of these tests write."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from sharded_orm.models import ShardedModel
+
+
+class Entry(ShardedModel):
+    entry_id = models.BigIntegerField(primary_key=True)
+    user_id = models.BigIntegerField()
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        cache = True  # Where the settings have a cache.

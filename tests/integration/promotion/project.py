@@ -1,0 +1,160 @@
+"""A process of the site that these tests promote and grow: ``python -m …project SCENE COMMAND…``.
+
+SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
+USERS``, or ``scatter FOLDER``.
+
+``KILL_AT`` in the environment of a ``manage.py`` command names a place where the process kills
+itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion, ``end:waiting``
+when it is about to enter the next; ``before:migrate:1`` before the first shard is migrated,
+``after:change:2`` after the topology was changed for the second time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def configure(scene: dict[str, Any]) -> None:
+    import django
+    from django.conf import settings
+
+    from sharded_orm.topology.aliases import sharded_databases
+
+    settings.configure(
+        INSTALLED_APPS=[
+            "django.contrib.contenttypes",
+            "sharded_orm",
+            "tests.integration.promotion.entries",
+        ],
+        DATABASES=sharded_databases(scene["databases"]),
+        DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        SHARDED_ORM=scene["sharded_orm"],
+        **({"CACHES": scene["caches"]} if scene["caches"] else {}),
+        LOGGING_CONFIG=None,
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+def die_at(where: str) -> None:
+    """Have this process kill itself there."""
+    side, what, *number = where.split(":")
+    if side in ("begin", "end"):
+        die_in_phase(side, what)
+        return
+    from sharded_orm.operations import topology
+    from sharded_orm.operations.migrate import Migrator
+
+    owner: Any = {"change": topology, "migrate": Migrator}[what]
+    method, calls = getattr(owner, what), iter(range(1, sys.maxsize))
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        call = next(calls)
+        if (side, call) == ("before", int(number[0])):
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = method(*args, **kwargs)
+        if (side, call) == ("after", int(number[0])):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, what, dying)
+
+
+def die_in_phase(side: str, phase: str) -> None:
+    from sharded_orm.operations.journal import Run
+
+    note = Run.note
+
+    def noting(run: Run, **arguments: Any) -> None:
+        before, after = run.arguments.get("phase"), arguments.get("phase")
+        if side == "end" and before == phase and after != phase:
+            os.kill(os.getpid(), signal.SIGKILL)
+        note(run, **arguments)
+        if side == "begin" and after == phase:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Run.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
+
+
+def write(folder: Path, number: int, users: int) -> None:
+    """Write until there is a file ``stop``; keep what was acknowledged, and each error."""
+    from django.db import Error, connections, transaction
+
+    from tests.integration.promotion.entries.models import Entry
+
+    taken = number << 32
+    with (
+        open(folder / f"acknowledged-{number}", "w") as acknowledged,
+        open(folder / f"errors-{number}", "w") as errors,
+    ):
+        while not (folder / "stop").exists():
+            taken += 2
+            user = taken // 2 % users
+            try:
+                if taken % 4:
+                    Entry(entry_id=taken, user_id=user).save(force_insert=True)
+                    done = [taken]
+                else:
+                    done = [taken, taken + 1]
+                    with transaction.atomic(using="photos"):
+                        for one in done:
+                            Entry(entry_id=one, user_id=user).save(force_insert=True)
+            except Error as exc:
+                code = exc.args[0] if exc.args else 0
+                errors.write(f"{time.time()} {code} {type(exc).__name__} {exc}\n")
+                errors.flush()
+            else:
+                acknowledged.write("".join(f"{time.time()} {one}\n" for one in done))
+                acknowledged.flush()
+    connections.close_all()
+
+
+def scatter(folder: Path) -> None:
+    """Ask all shards all the time, until there is a file ``stop``; keep how many there were."""
+    from django.db import connections
+
+    from sharded_orm import runtime
+    from tests.integration.promotion.entries.models import Entry
+
+    with open(folder / "scattered", "w") as told:
+        while not (folder / "stop").exists():
+            shards = runtime.group("photos").count
+            Entry.objects.scatter().count()
+            told.write(f"{shards}\n")
+            told.flush()
+    connections.close_all()
+
+
+def main() -> None:
+    scene_file, command, *arguments = sys.argv[1:]
+    configure(json.loads(Path(scene_file).read_text()))
+    if command == "write":
+        write(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
+        return
+    if command == "scatter":
+        scatter(Path(arguments[0]))
+        return
+    if where := os.environ.get("KILL_AT"):
+        die_at(where)
+    if seconds := os.environ.get("LOOK_UP"):
+        from sharded_orm.operations.promotion import phases
+
+        phases.LOOK_UP = float(seconds)
+    if seconds := os.environ.get("PATIENCE"):
+        from sharded_orm.operations import growing
+
+        growing.PATIENCE = float(seconds)
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(["manage.py", command, *arguments])
+
+
+if __name__ == "__main__":
+    main()
