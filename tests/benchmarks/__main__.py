@@ -22,7 +22,16 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 
 def subjects() -> dict[str, Subject]:
     """All subjects in the order of the table. Imports the models, so Django must be set up."""
-    from tests.benchmarks import connecting, reading, scattering, signals, tickets, writing
+    from tests.benchmarks import (
+        connecting,
+        following,
+        migrating,
+        reading,
+        scattering,
+        signals,
+        tickets,
+        writing,
+    )
     from tests.benchmarks.cache.run import cached
 
     return {
@@ -36,12 +45,14 @@ def subjects() -> dict[str, Subject]:
         "connections": connecting.connections_held,
         "tickets": tickets.tickets,
         "cache": cached,
+        "migrations": migrating.migrations,
+        "topology": following.topology_change,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets", "cache",
+    "tickets", "cache", "migrations", "topology",
 )  # fmt: skip
 
 
@@ -50,7 +61,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME",
                         help=f"one of {', '.join(NAMES)}; may be repeated")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns per figure (default 40)")
-    parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
+    parser.add_argument("--quick", action="store_true", help="rough figures in some minutes")
     options = parser.parse_args()
     rounds = Rounds(options.rounds or (8 if options.quick else 40), 0.2 if options.quick else 1.0)
     with contextlib.ExitStack() as stack:
