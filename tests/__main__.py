@@ -3,25 +3,35 @@
 Without arguments (or with just ``--long``) it runs ruff, the import contracts, mypy and
 two rounds of pytest: everything on SQLite (tests of the MySQL backend start from there
 as well), then the tests marked ``every_backend`` or ``mysql_settings`` under
-``tests.settings.mysql``. With other arguments it passes them to one pytest.
+``tests.settings.mysql``. Beside them run the tests of operations, which mostly wait for
+processes that they start. With other arguments it passes them to one pytest.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.services import ServiceMissing, required
+from tests.services import ServiceMissing, keeper, required
 from tests.services.mariadb import ENVIRONMENT, run_to_end, servers, to_environment
 
 NO_TESTS_COLLECTED = 5
+
+# Each of them in a pytest of its own, with servers of its own.
+BESIDE = {
+    "tests of shards and promotion": ["shards", "promotion"],
+    "tests of migrations, topology and growing": ["migrate", "topology", "growing"],
+}
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
@@ -77,12 +87,43 @@ def run_checks(outcome: Outcome) -> None:
         outcome.check(name, run_to_end([str(programs / program), *arguments], dict(os.environ)))
 
 
+def pytest_command(report: Path, arguments: list[str]) -> list[str]:
+    return [
+        sys.executable, "-m", "pytest", "--durations=10", f"--junitxml={report}", *arguments
+    ]  # fmt: skip
+
+
 def run_pytest(outcome: Outcome, name: str, arguments: list[str], env: dict[str, str]) -> None:
     heading(name)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "--durations=10", f"--junitxml={report}"]
-        outcome.pytest(name, run_to_end([*command, *arguments], env), report)
+        outcome.pytest(name, run_to_end(pytest_command(report, arguments), env), report)
+
+
+@contextmanager
+def pytest_beside(outcome: Outcome, name: str, arguments: list[str]) -> Iterator[None]:
+    """Run a pytest beside what the block does; its output comes at the end."""
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "output", "w+b") as output:
+        report = Path(folder) / "report.xml"
+        child = subprocess.Popen(
+            pytest_command(report, arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=functools.partial(keeper.die_with_parent, signal.SIGTERM),
+        )
+        try:
+            yield
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+            heading(name)
+            output.seek(0)
+            sys.stdout.buffer.write(output.read())
+            sys.stdout.flush()
+        outcome.pytest(name, code, report)
 
 
 def start_servers(stack: ExitStack) -> dict[str, str]:
@@ -121,10 +162,16 @@ def run_everything(stack: ExitStack, arguments: list[str]) -> int:
     run_checks(outcome)
     heading("servers")
     env = start_servers(stack)
-    run_pytest(outcome, "tests on SQLite", arguments, env)
-    if ENVIRONMENT in env:
-        again = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
-        run_pytest(outcome, "tests on MariaDB", [*arguments, *again], env)
+    with ExitStack() as beside:
+        apart = []
+        for name, folders in BESIDE.items():
+            paths = [f"tests/integration/{folder}" for folder in folders]
+            beside.enter_context(pytest_beside(outcome, name, [*arguments, *paths]))
+            apart += [f"--ignore={path}" for path in paths]
+        run_pytest(outcome, "tests on SQLite", [*arguments, *apart], env)
+        if ENVIRONMENT in env:
+            again = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
+            run_pytest(outcome, "tests on MariaDB", [*arguments, *again], env)
     heading(f"failed: {', '.join(outcome.trouble)}" if outcome.trouble else "all is well")
     print(
         f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
