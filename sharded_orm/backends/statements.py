@@ -10,6 +10,8 @@ _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
 _MOVES_ROWS = re.compile(r"\b(PARTITION|TABLESPACE|SELECT)\b", re.IGNORECASE)
+# There may be several, of which some were run.
+_SEVERAL = re.compile(r";\s*\S")
 
 
 class Effect(Enum):
@@ -26,6 +28,8 @@ class Effect(Enum):
 def is_repeatable(sql: str) -> bool:
     """Whether a statement that left the schema as it was may be run once more.
 
-    No if it may have moved or removed rows, as ``TRUNCATE`` and ``RENAME`` do.
+    No if it may have moved or removed rows, as ``TRUNCATE`` and ``RENAME`` do, or is several.
     """
-    return _REPEATABLE.match(sql) is not None and _MOVES_ROWS.search(sql) is None
+    return _REPEATABLE.match(sql) is not None and not (
+        _MOVES_ROWS.search(sql) or _SEVERAL.search(sql)
+    )

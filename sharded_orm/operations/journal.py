@@ -23,12 +23,14 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, conn
 from django.db.models import Count, F, Q, QuerySet
 from django.utils import timezone
 
+from sharded_orm.autonomous import AutonomousConnections
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations import lease as leases
 
 #: Rows of one statement.
 BATCH = 500
+_autonomous = AutonomousConnections()
 
 # ##### States of a step #####
 
@@ -100,7 +102,8 @@ class Step:
 
     def _write(self, **changes: Any) -> None:
         # Compiled once: the ORM would spend a millisecond on each, and each shard has several.
-        connection = connections[DEFAULT_DB_ALIAS]
+        # A function of a migration may have a transaction on the global database.
+        connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
             for field in _WRITTEN

@@ -17,6 +17,7 @@ from sharded_orm.backends.snapshot import (
     format_digest,
     kind_of,
 )
+from sharded_orm.exceptions import RehearsalFailed
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
@@ -91,16 +92,40 @@ def build(session: Session, schema: str, snapshot: SchemaSnapshot) -> None:
 
 
 def make(pool: NodePool, schema: str, defaults: str) -> None:
-    """An empty schema, whatever had its name before. One packet.
+    """An empty schema, in place of one without rows that had its name. Two packets, or three.
 
     :param defaults: of a snapshot.
+    :raises RehearsalFailed: what has the name has rows, so it is somebody's.
     """
     character_set, collation = defaults.split()
+    if _has_rows(pool, schema):
+        raise RehearsalFailed(
+            f"Schema {schema!r} has rows. That is the name of the copy on which migrations are"
+            " rehearsed, which never has any: rename that schema, or the group's DATABASE_NAME."
+        )
     _run(
         pool,
         f"DROP DATABASE IF EXISTS {_quoted(schema)}",
         f"CREATE DATABASE {_quoted(schema)} CHARACTER SET {character_set} COLLATE {collation}",
     )
+
+
+def _has_rows(pool: NodePool, schema: str) -> bool:
+    session = pool.lease_new()
+    try:
+        told = "SELECT table_name FROM tables WHERE table_type = 'BASE TABLE' AND table_schema = "
+        (tables,) = session.rows_in("information_schema", told + _literal(schema))
+        looks = (f"EXISTS (SELECT 1 FROM {_quoted(schema)}.{_quoted(_text(t))})" for (t,) in tables)
+        ((found,),) = session.rows_in(
+            "information_schema", "SELECT " + (" OR ".join(looks) or "0")
+        )[0]
+        return bool(int(found))
+    finally:
+        pool.discard(session)
+
+
+def _literal(text: str) -> str:
+    return "0x" + text.encode().hex()
 
 
 def drop(pool: NodePool, schema: str) -> None:

@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
 
+from sharded_orm.backends import moves
 from sharded_orm.backends.endings import Fate
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.sizes import ShardSize
@@ -93,6 +94,7 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
 
     def create_shard_database(self) -> None:
         """Create the file, empty, and its folder; no error when it exists."""
+        moves.follow(self)
         path = Path(self.settings_dict["NAME"])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

@@ -70,7 +70,9 @@ class Migrator:
     def _migrate(self, place: Place) -> None:
         place.check()
         schema = self._finish(place, place.snapshot())
-        if not schema.is_empty:
+        if schema.is_empty:
+            place.position = None  # The shard was made anew: nothing is left of what was done.
+        else:
             schema = place.with_records(schema)
         applied = place.records.applied() if TABLE in schema.definitions else frozenset()
         plan = self._planner.plan(place.connection, applied)
@@ -91,7 +93,7 @@ class Migrator:
         script = self._rehearsals.script(position.run, position.script)
         assert script is not None, "scripts are kept as long as a step needs them"
         if position.what is What.COMPARE:
-            compare(place, script, position.run, position.script)
+            compare(place, script, position)
         elif not schema.definitions.get(TABLE) or not place.records.applied():
             build(place, script, position.run, position.script)
         return place.snapshot()

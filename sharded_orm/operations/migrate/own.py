@@ -17,7 +17,8 @@ from sharded_orm.operations.migrate.plan import Piece, Unit
 from sharded_orm.operations.migrate.position import Position, What
 from sharded_orm.operations.migrate.shard import Place
 
-_SETTING = re.compile(r"\s*SET\s", re.IGNORECASE)
+# Not MariaDB's SET STATEMENT … FOR, which runs another statement.
+_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
 class OwnOperation:
@@ -108,8 +109,8 @@ class OwnOperation:
                     place.records.mark(marker)
                 with self._watching():
                     self._call(self._editor)
-            if self._editor.deferred_sql:
-                self._not_alone()
+                if self._editor.deferred_sql:
+                    self._not_alone()  # Before the marker is committed.
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
             self._editor.deferred_sql = []

@@ -168,6 +168,8 @@ class Plan:
     """The units that lead from ``applied`` to the target. Thread-safe."""
 
     applied: frozenset[Key]
+    #: What Django takes for applied: also squashed migrations that nothing records yet.
+    done: frozenset[Key]
     units: Sequence[Unit]
     #: Squashed migrations that all of this makes applied as well.
     replacements: Sequence[Key]
@@ -202,7 +204,7 @@ class Plan:
         for migration in self._full:
             if migration == last:
                 break
-            if (migration.app_label, migration.name) in self.applied:
+            if (migration.app_label, migration.name) in self.done:
                 migration.mutate_state(state, preserve=False)
         return state
 
@@ -216,7 +218,7 @@ class Plan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._rendered(state)
-                        # Copies: the walk above changes its states as it goes on.
+                        # The walk ends here: it changes its states as it goes on.
                         found = self._own[unit, operation] = piece
                         break
             assert found is not None
@@ -232,7 +234,7 @@ class Plan:
             gone = {key for unit in self.units for key in unit.records}
             state = ProjectState(real_apps=self._base.real_apps)
             for migration in self._full:
-                if (migration.app_label, migration.name) in self.applied - gone:
+                if (migration.app_label, migration.name) in self.done - gone:
                     migration.mutate_state(state, preserve=False)
         else:
             state = self.state_before(len(self.units))

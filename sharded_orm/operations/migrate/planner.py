@@ -78,6 +78,7 @@ class Planner:
             _refuse_irreversible(unit)
         return Plan(
             applied=applied,
+            done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
             # Not public, and the migrate command's own way to make the state.

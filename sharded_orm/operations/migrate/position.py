@@ -23,7 +23,8 @@ class What(Enum):
     RECORD = "record"
     """The migration is recorded, after an operation that ran on the shard."""
     COMPARE = "compare"
-    """The schema was not as ``script`` promises."""
+    """The schema was not as ``script`` promises; in the middle of a migration, which goes on
+    with ``operation``, or between two."""
     END = "end"
     """What comes after the last migration: ``post_migrate``."""
 
@@ -41,7 +42,7 @@ class Position:
     :param marker: the row of ``django_migrations`` that is written in the same transaction.
     :param reverts: a rollback takes all of it back, as far as is known.
     :param raised: it failed with an error, which the journal has, and was not interrupted.
-    :param settled: what a person found: "done" or "undone".
+    :param settled: what a person found, or its own process could still tell: "done" or "undone".
     """
 
     what: What

@@ -128,6 +128,7 @@ class Rehearsals:
                 if found is None:
                     run.check()
                     made = self._rehearse(connection, segment, snapshot)
+                    run.check()  # Whoever took the run over may have used the copy as well.
                     kept = self._scripts.put(run, key, made.to_json())
                     found = self._keep(run.id, key, Script.from_json(kept))
         return key, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
@@ -67,7 +68,7 @@ class Replay:
                 with self._editing(unit):
                     for index, statement in statements:
                         self._statement(script, key, self._place.step.run.id, index, statement)
-            self._compare(script, key)
+            self._compare(script, key, self._place.step.run.id)
         self._schema = script.promise
         return script.units
 
@@ -86,7 +87,7 @@ class Replay:
                 key, script = self._script(number, operation)
                 for index, statement in enumerate(script.statements):
                     self._statement(script, key, self._place.step.run.id, index, statement)
-                self._compare(script, key)
+                self._compare(script, key, self._place.step.run.id, unit)
                 if script.units:
                     return  # Its tables were there, so that it was recorded only.
                 self._schema = script.promise
@@ -104,9 +105,17 @@ class Replay:
             self._place.step.run, self._place.connection, segment, self._schema
         )
 
-    def _compare(self, script: Script, key: str) -> None:
-        if self._editor is None or not self._editor.atomic_migration:
-            compare(self._place, script, self._place.step.run.id, key)
+    def _compare(self, script: Script, key: str, run: int, unit: Unit | None = None) -> None:
+        """:param unit: the one of which ``script`` is a part, unless it is recorded by it."""
+        if self._editor is not None and self._editor.atomic_migration:
+            return
+        position = Position(What.COMPARE, run, script=key)
+        if unit is not None and not script.units:
+            position = replace(
+                position, migration=unit.key, backwards=unit.backwards,
+                operation=script.operations, outline=unit.outline(script.operations),
+            )  # fmt: skip
+        compare(self._place, script, position)
 
     def _run_own(self, number: int, operation: int) -> None:
         own = self._own(number, operation)
@@ -194,13 +203,13 @@ class Replay:
         position = self._place.position
         if position is None or position.migration is None or position.what is What.UNIT:
             return 0, 0
-        is_recorded = (position.migration in self._plan.applied) is not position.backwards
+        is_recorded = (position.migration in self._plan.done) is not position.backwards
         if not is_recorded:
             unit = self._interrupted(position)
             if unit is None:
                 return 0, 0
-            if position.what is What.RECORD:
-                return 0, len(unit.operations)
+            if position.what in (What.RECORD, What.COMPARE):
+                return 0, position.operation
             if position.what is What.OWN:
                 with self._editing(unit):
                     self._own(0, position.operation).go_on(position, self._judge())
@@ -263,7 +272,7 @@ class Replay:
                 for index, statement in rest:
                     self._statement(script, position.script, position.run, index, statement)
             units += bool(last.records)
-        compare(self._place, script, position.run, position.script)
+        self._compare(script, position.script, position.run, next(iter(self._plan.units), None))
         self._schema = script.promise
         return units, script.operations
 
@@ -323,22 +332,22 @@ def build(place: Place, script: Script, run: int, key: str) -> None:
 
     May be repeated when it was interrupted.
     """
-    place.at(Position(What.BUILD, run, script=key), "Make all tables")
+    position = Position(What.BUILD, run, script=key)
+    place.at(position, "Make all tables")
     place.connection.build_schema(script.promise)
-    compare(place, script, run, key)
+    compare(place, script, position)
     place.records.record(script.records, backwards=False)
 
 
-def compare(place: Place, script: Script, run: int, key: str) -> None:
+def compare(place: Place, script: Script, position: Position) -> None:
     """Whether the schema is as ``script`` promises.
 
+    :param position: where to go on once it is.
     :raises SchemaDiffers: it is not; the next attempt compares again.
     """
     differences = place.snapshot().differences(script.promise)
     if differences:
-        what = place.position.what if place.position else None
-        if what is not What.BUILD:
-            place.at(Position(What.COMPARE, run, script=key), "Compare the schema")
+        place.at(position, "Compare the schema")
         raise SchemaDiffers(
             f"{place.alias} is not as its migrations make it: {'; '.join(differences)}. Somebody"
             " changed it meanwhile, or a server does not do what another one did."

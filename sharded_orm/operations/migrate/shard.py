@@ -100,12 +100,23 @@ class Place:
 
     @contextmanager
     def doing(self) -> Iterator[None]:
-        """Around what :meth:`at` has told of: an error is no interruption."""
+        """Around what :meth:`at` has told of: an error is no interruption, unless it took the
+        session, whose statement may be under way still."""
         try:
             yield
         except Exception:
-            self.note(raised=True)
+            if self._has_session:
+                self.note(raised=True)
             raise
+        assert self.position is not None
+        if self.position.what is What.OWN and not (self.position.marker and self.position.reverts):
+            # Nothing in the database tells of it, should what comes next not be reached.
+            self.note(settled="done")
+
+    @property
+    def _has_session(self) -> bool:
+        """Whether it is the one that was locked, and lives."""
+        return self._locked is self.connection.connection and self.connection.is_usable()
 
     def end(self) -> None:
         self.at(Position(What.END, self.step.run.id), "Tell of the end")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, connections
+from django.db.migrations.exceptions import InconsistentMigrationHistory
 
-from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.exceptions import InvalidMigrationTarget, ShardedOrmError
 from sharded_orm.operations.migrate.plan import Plan
 from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.operations.migrate.records import Records
@@ -95,6 +96,11 @@ def _plan(planner: Planner, shard: Shard, digest: str, found: Survey) -> Plan | 
         return planner.plan(connection, Records(shard.alias).applied() if digest else frozenset())
     except Error as exc:
         found.unreachable[shard.alias] = exc
+        return None
+    except InvalidMigrationTarget as exc:
+        if not isinstance(exc.__cause__, InconsistentMigrationHistory):
+            raise
+        found.unreachable[shard.alias] = exc  # Its own trouble, and no other shard's.
         return None
     finally:
         connection.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
+
 #: Raised by the operations below, in the middle of what they do.
 error: BaseException | None = None
 
@@ -26,3 +28,17 @@ def alter(apps: Any, schema_editor: Any) -> None:
     with schema_editor.connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_album ADD COLUMN extra integer NULL")
     insert(apps, schema_editor)
+
+
+def lose(apps: Any, schema_editor: Any) -> None:
+    """A row, and then its session is killed in the middle of a statement."""
+    connection = schema_editor.connection
+    insert(apps, schema_editor)
+    with connection.cursor() as cursor:
+        cursor.execute("KILL CONNECTION_ID()")
+
+
+def alter_within_default(apps: Any, schema_editor: Any) -> None:
+    """The same, in a transaction of the global database, as ``atomic()`` without an alias is."""
+    with transaction.atomic():
+        alter(apps, schema_editor)

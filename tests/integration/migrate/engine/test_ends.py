@@ -1,0 +1,230 @@
+"""Shards that were left at an awkward place: between two things, or somewhere else by now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharded_orm.exceptions import (
+    OperationStopped,
+    OperationUnclear,
+    RehearsalFailed,
+    SchemaDiffers,
+)
+from sharded_orm.operations import journal
+from sharded_orm.operations.migrate import Migrator, Options
+from sharded_orm.operations.migrate.own import OwnOperation
+from sharded_orm.operations.migrate.records import Records
+from sharded_orm.operations.migrate.replay import Replay
+from tests.integration.migrate.engine import failing
+from tests.integration.migrate.engine.failing import Broken
+from tests.integration.migrate.engine.fleets import Fleet, Migrations
+from tests.integration.migrate.engine.test_equality import PLACE, SQUASHED
+from tests.integration.migrate.engine.test_own_operations import COLUMN, INSERT, is_clean, names
+
+pytestmark = pytest.mark.every_backend
+
+
+def first(fleet: Fleet) -> None:
+    """Shard 1 has applied the first migration."""
+    fleet.create(1)
+    fleet.slowly(1, "fleet")
+
+
+def test_a_difference_in_the_middle_of_a_migration_is_mended(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done of the migration is not done again."""
+    first(fleet)
+    migrations.add("0002_rows", INSERT.format(atomic=True), COLUMN, 'migrations.RunSQL("SELECT 1")')
+    execute = Replay._execute
+
+    def with_a_guest(replay: Replay, statement: Any) -> None:
+        execute(replay, statement)
+        if "place" in statement.sql:
+            execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replay, "_execute", with_a_guest)
+        for _ in range(2):
+            with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):
+                fleet.migrate(1)
+    fleet.execute(1, "DROP TABLE guest")
+    fleet.migrate(1)
+    assert names(fleet) == ["before", "after"]
+    assert is_clean(fleet)
+
+
+def test_a_squashed_migration_is_recorded_and_then_broken_off(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrations.add("0002_place", PLACE)
+    migrations.write(
+        "0001_squashed",
+        SQUASHED.replace(
+            "class Migration(migrations.Migration):",
+            "class Migration(migrations.Migration):\n    atomic = False",
+        ),
+    )
+    fleet.create(0, 1)
+    for number in (0, 1):
+        fleet.execute(number, "CREATE TABLE other (id int)")  # So that it is not built.
+    fleet.slowly(0, "fleet")
+    record = Records.record
+
+    def broken(records: Records, *args: Any, **kwargs: Any) -> None:
+        record(records, *args, **kwargs)
+        if ("fleet", "0001_first") in args[0]:
+            raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "record", broken)
+        with pytest.raises(Broken):
+            fleet.migrate(1, target=("fleet", None))
+    fleet.migrate(1, target=("fleet", None))
+    fleet.assert_same(1, 0)
+
+
+def test_it_stops_right_after_what_nothing_tells(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was done, so nobody is asked, and it is not done again."""
+    first(fleet)
+    migrations.add("0002_rows", INSERT.format(atomic=False), COLUMN)
+    run: list[object] = []
+    own = OwnOperation.run
+
+    def counted(operation: OwnOperation) -> None:
+        own(operation)
+        run.append(operation)
+
+    monkeypatch.setattr(OwnOperation, "run", counted)
+    with pytest.raises(OperationStopped):
+        fleet.migrate(1, stopping=lambda: bool(run))
+    fleet.migrate(1)
+    assert names(fleet) == ["before", "after"]
+    assert is_clean(fleet)
+
+
+@pytest.mark.mysql_settings
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET STATEMENT max_statement_time=9 FOR UPDATE fleet_album SET user_id = user_id + 1",
+        "ALTER TABLE fleet_album ADD COLUMN x int; UPDATE fleet_album SET user_id = user_id + 1",
+    ],
+)
+def test_statements_in_a_statement(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    first(fleet)
+    migrations.add("0002_rows", f"migrations.RunSQL([{sql!r}])")
+    execute = OwnOperation._execute
+
+    def broken(operation: OwnOperation, sql: str, params: Any) -> None:
+        execute(operation, sql, params)
+        raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnOperation, "_execute", broken)
+        with pytest.raises(Broken):
+            fleet.migrate(1)
+    with pytest.raises(OperationUnclear):
+        fleet.migrate(1)
+
+
+def test_a_shard_that_was_made_anew(fleet: Fleet, migrations: Migrations) -> None:
+    """What was left in the middle there is gone with it."""
+    first(fleet)
+    migrations.add("0002_rows", COLUMN, INSERT.format(atomic=True))
+    failing.error = ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        fleet.migrate(1)
+    failing.error = None
+    connection = fleet.connection(1)
+    if connection.vendor == "mysql":
+        connection.drop_shard_database()
+    else:
+        connection.close()
+        Path(connection.settings_dict["NAME"]).unlink()
+    fleet.create(1)
+    fleet.migrate(1)
+    assert names(fleet) == ["before", "after"]
+    assert is_clean(fleet)
+
+
+def test_back_over_a_squashed_migration_that_is_not_recorded_yet(
+    fleet: Fleet, migrations: Migrations
+) -> None:
+    migrations.add("0002_place", PLACE)
+    migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
+    fleet.create(0, 1)
+    for number in (0, 1):
+        fleet.slowly(number, "fleet")
+    migrations.write("0001_squashed", SQUASHED)
+    fleet.slowly(0, "fleet", "0001_squashed")
+    fleet.migrate(1, target=("fleet", "0001_squashed"))
+    fleet.assert_same(1, 0)
+    assert "more" not in fleet.schema(1).definitions["fleet_album"]
+
+
+@pytest.mark.mysql_settings
+def test_a_session_that_dies_is_an_interruption(fleet: Fleet, migrations: Migrations) -> None:
+    """What was under way may have taken effect, in part."""
+    first(fleet)
+    migrations.add("0002_rows", INSERT.format(atomic=False).replace("insert,", "lose,"))
+    with pytest.raises(Exception, match=r"killed|gone away|Lost"):
+        fleet.migrate(1)
+    with pytest.raises(OperationUnclear):
+        fleet.migrate(1)
+
+
+def test_a_shard_whose_records_contradict_each_other_keeps_nobody_back(
+    fleet: Fleet, migrations: Migrations
+) -> None:
+    migrations.add("0002_place", PLACE)
+    shards = fleet.create(0, 1)
+    for number in (0, 1):
+        fleet.slowly(number, "fleet")
+    fleet.execute(0, "DELETE FROM django_migrations WHERE app = 'fleet' AND name = '0001_first'")
+    found = Migrator(fleet.group, Options(("fleet", None)), journal.Scripts()).survey(shards)
+    assert found.current == 1
+    (why,) = found.unreachable.values()
+    assert "fleet_00000: Migration fleet.0002_place is applied before" in str(why)
+
+
+@pytest.mark.mysql_settings
+def test_a_schema_of_somebody_is_no_place_to_rehearse(fleet: Fleet, migrations: Migrations) -> None:
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+    theirs = f"{fleet.group.schema_name(0)}_rehearsal"
+    fleet.execute(1, f"CREATE DATABASE {theirs}")
+    try:
+        fleet.execute(1, f"CREATE TABLE {theirs}.mine (id int)")
+        fleet.execute(1, f"INSERT INTO {theirs}.mine VALUES (1)")
+        with pytest.raises(RehearsalFailed, match="_rehearsal' has rows"):
+            fleet.migrate(1)
+        assert fleet.execute(1, f"SELECT COUNT(*) FROM {theirs}.mine") == [(1,)]
+        fleet.execute(1, f"DELETE FROM {theirs}.mine")
+        fleet.migrate(1)  # As one that was left by a kill.
+    finally:
+        fleet.execute(1, f"DROP DATABASE IF EXISTS {theirs}")
+
+
+@pytest.mark.mysql_settings
+def test_a_function_within_a_transaction_of_the_global_database(
+    fleet: Fleet, migrations: Migrations
+) -> None:
+    """What it tells the journal is not rolled back with that."""
+    first(fleet)
+    migrations.add(
+        "0002_rows", INSERT.format(atomic=True).replace("insert,", "alter_within_default,")
+    )
+    failing.error = Broken()
+    with pytest.raises(Broken):
+        fleet.migrate(1)
+    failing.error = None
+    with pytest.raises(OperationUnclear, match="commits by itself"):
+        fleet.migrate(1)
