@@ -86,9 +86,12 @@ class Configured:
         """In a forked child: what the parent used, and a source of its own."""
         assert self._follower is not None and self._inherited is not None
         self._of_parents.append(self._follower.source)
-        found, self._inherited = self._inherited, None
-        self._follow(self._follower.of_child(_make_source()))
-        return found
+        self._inherited = None
+        # Not by what was current: another thread of the parent may have been about to change it.
+        follower = self._follower.of_child(_make_source())
+        assert follower.value is not None
+        self._follow(follower)
+        return follower.value
 
     def _follow(self, follower: Follower[conf.Config]) -> None:
         self._follower = follower
@@ -153,10 +156,13 @@ class Configured:
         follower = self._follower
         if follower is None or (at_least and follower.standing.version >= at_least):
             return
+        before = follower.document
         found = follower.source.load()  # Not with the lock: it may take a while.
         with self.lock:
             if found is None or follower is not self._follower:
                 return
+            if follower.document is not before and follower.standing.version >= found.version:
+                return  # The source's own thread has brought it, or a newer one, meanwhile.
             if not at_least or follower.standing.version < at_least:
                 self._use(follower, found)
 

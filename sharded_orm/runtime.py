@@ -52,8 +52,10 @@ _configured = Configured(_changed)
 
 def _forked() -> None:
     if _configured.forked():
-        # Another thread of the parent may have been about to do so.
+        # Another thread of the parent may have been about to do so. And whoever has a connection
+        # object of the parent's has to ask here once, or the child would never follow.
         _renew_strategies()
+        moves.topology_changed()
 
 
 os.register_at_fork(after_in_child=_forked)

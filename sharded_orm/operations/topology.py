@@ -58,7 +58,9 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         edited = edit(before)
         if edited.same_content(before):
             return before
-        runtime.refresh(at_least=before.version)
+        # Refuses what is older than what is in use, as of a source that was set up again from a
+        # backup: it must not get a new version by a small change.
+        runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
         except TopologyConflict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -53,17 +53,31 @@ class Follower(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        self.document: Document | None = None
+        # One attribute: a child that is forked at any moment has both, or neither.
+        self._used: tuple[Document | None, T | None] = (None, None)
         self.standing = Standing(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
-        self._value: T | None = None
         self._refused: Document | None = None
         self._copy = None if source.last_good is None else LastGoodCopy(Path(source.last_good))
+
+    @property
+    def document(self) -> Document | None:
+        """What is in use; None before :meth:`begin`."""
+        return self._used[0]
+
+    @property
+    def value(self) -> T | None:
+        """What the document in use was made into."""
+        return self._used[1]
 
     def of_child(self, source: TopologySource) -> Follower[T]:
         """For a forked child: the same document, another source."""
         made = Follower(source, self._check)
-        made.document, made._value, made.standing = self.document, self._value, self.standing
+        made._used = self._used
+        assert made.document is not None
+        # Another thread of the parent may have been about to tell.
+        made.standing = replace(self.standing, version=made.document.version)
+        source.using(made.document.version)
         return made
 
     def begin(self) -> T:
@@ -77,11 +91,11 @@ class Follower(Generic[T]):
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
             # The copy is what it follows, unless it is the same.
-            value = self._value if document == copy else self.check(document)
+            value = self.value if document == copy else self.check(document)
         except (TopologyUnavailable, InvalidTopology) as exc:
             if copy is None:
                 raise self._unavailable(exc) from exc
-            assert self._copy is not None and self._value is not None
+            assert self._copy is not None and self.value is not None
             logger.error(
                 "%s. Going on with the last good copy in %s: version %d, saved at %s.",
                 str(exc).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
@@ -90,7 +104,8 @@ class Follower(Generic[T]):
             self.standing = Standing(
                 copy.version, Origin.LAST_GOOD, datetime.now(UTC), tuple(problems)
             )
-            return self._value
+            self.source.using(copy.version)
+            return self.value
         assert value is not None
         self._take(document, value)
         return value
@@ -102,7 +117,7 @@ class Follower(Generic[T]):
         """
         if not self.source.allows_credentials and (found := document.credentials()):
             raise InvalidTopology(found)
-        return self._check(document, self._value)
+        return self._check(document, self.value)
 
     def consider(self, document: Document | TopologyError) -> T | None:
         """Take what has arrived. What to use from now on; None when nothing changes.
@@ -142,7 +157,7 @@ class Follower(Generic[T]):
         )
 
     def _take(self, document: Document, value: T) -> None:
-        before, self.document, self._value = self.document, document, value
+        before, self._used = self.document, (document, value)
         self._refused = None
         self.standing = Standing(document.version, Origin.SOURCE, datetime.now(UTC))
         if before is not None and before != document:
@@ -162,7 +177,7 @@ class Follower(Generic[T]):
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except OSError as exc:
+            except (OSError, TypeError) as exc:  # JSON has no form for a date in a file of TOML.
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
@@ -176,7 +191,7 @@ class Follower(Generic[T]):
         try:
             document = self._copy.read()
             if document is not None:
-                self._value, self.document = self._check(document, None), document
+                self._used = document, self._check(document, None)
         except (InvalidTopology, OSError) as exc:
             logger.warning("The last good copy in %s is of no use: %s", self._copy.path, exc)
             return None

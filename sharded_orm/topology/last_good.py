@@ -44,7 +44,8 @@ class LastGoodCopy:
 
         :raises OSError: the folder cannot be written.
         """
-        with contextlib.suppress(InvalidTopology):
+        # One that another account has written, as an operator's, is taken over.
+        with contextlib.suppress(InvalidTopology, PermissionError):
             there = self.read()
             if there is not None and (there == document or there.version > document.version):
                 return

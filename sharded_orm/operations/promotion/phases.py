@@ -34,7 +34,7 @@ from sharded_orm.exceptions import (
     PromotionRefused,
     TopologyError,
 )
-from sharded_orm.operations import caching, journal
+from sharded_orm.operations import caching, journal, topology
 from sharded_orm.operations.promotion import checking, switching
 from sharded_orm.operations.promotion.checking import Loss
 from sharded_orm.operations.promotion.plan import Plan
@@ -43,6 +43,8 @@ from sharded_orm.operations.promotion.plan import Plan
 FENCE_PATIENCE: Final = 5.0
 #: Seconds for which a source that does not answer is asked what it holds.
 LOOK_UP = 15.0
+#: Seconds for all processes to use the new map before the cache is made void.
+READERS_PATIENCE: Final = 10.0
 # Seconds of one wait for the replica; between two, it is looked at.
 _SLICE = 1.0
 
@@ -254,7 +256,13 @@ class Promotion:
 
     def _switch(self) -> None:
         try:
-            switching.switch(self.plan, forced=self.options.force)
+            # Asks the journal, not the clock: whoever has taken over has ruled out what was read
+            # before, and nothing that is read later may be published.
+            switching.switch(
+                self.plan,
+                forced=self.options.force,
+                confirm=lambda: self.run.note(phase="switching"),
+            )
         except (TopologyError, Error, OSError) as exc:
             # Refused, or published and the answer was lost.
             if not self._look_up(exc):
@@ -307,25 +315,42 @@ class Promotion:
             )
 
     def _finish(self) -> None:
-        if self.options.force:
-            self._forget_cached()
+        self._forget_cached()
         self.report.position = self.report.position or str(self.run.arguments["position"])
         self.run.finish("done")
 
     def _forget_cached(self) -> None:
-        """Rows that are lost may be cached."""
+        """Rows that are lost may be cached. And whoever did not know the new map yet may have
+        read on the old primary, and cached for all, what was changed on the new one already."""
         if runtime.cache() is None:
             return
-        self._tell("makes the cache void: it may hold rows that are lost")
+        self._wait_for_readers()
+        self._tell("makes the cache void: it may hold rows as the old primary has them")
         try:
             for found in caching.cached_models():
                 model: Any = found.model
                 model.cache.invalidate()
         except CacheUnavailable as exc:
             self.report.warnings.append(
-                f"the cache may hold rows that are lost ({exc}): run 'manage.py cache_invalidate"
-                " --all'"
+                f"the cache may hold rows as the old primary has them ({exc}): run 'manage.py"
+                " cache_invalidate --all'"
             )
+
+    def _wait_for_readers(self) -> None:
+        """Until every process that is connected to the source reads on the new primary."""
+        try:
+            reach = topology.wait_until_used(runtime.standing().version, READERS_PATIENCE)
+        except TopologyError as exc:
+            late = str(exc)
+        else:
+            if reach is None or not reach.behind:
+                return
+            late = ", ".join(f"{one.host} ({one.pid})" for one in reach.behind)
+        self.report.warnings.append(
+            f"processes that do not use the new map yet ({late}) read on {self.plan.node!r}, and may"
+            " cache what they read: run 'manage.py cache_invalidate --all' when they follow or have"
+            " ended"
+        )
 
     # ##### Back #####
 
@@ -348,7 +373,7 @@ class Promotion:
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause
         text = journal.one_line(cause)
-        touched = self.phase != "checked"
+        touched, known = self.phase != "checked", len(self.report.warnings)
         try:
             switched = not self._undo(text)
         except LeaseLost:
@@ -368,7 +393,8 @@ class Promotion:
         if isinstance(cause, PromotionRefused):
             raise cause
         done = "Everything is as before" if touched else "Nothing was touched"
-        raise PromotionFailed(f"{text} {done}.") from cause
+        left = "".join(f" But {warning}." for warning in self.report.warnings[known:])
+        raise PromotionFailed(f"{text} {done}.{left}") from cause
 
     def _undo(self, reason: str, lenient: bool = False) -> bool:
         """Back to how it was; False if the map turns out to be switched.
@@ -383,13 +409,21 @@ class Promotion:
             self._begin("switched", f"{plan.new} is the primary: the map had been published")
             return False
         self._begin("undoing", "goes back to how it was")
-        with checking.operator(plan.new) as new:
-            if was["new"]:
-                new.fence(FENCE_PATIENCE)
-            new.start(self.link)
+        try:
+            with checking.operator(plan.new) as new:
+                if was["new"]:
+                    new.fence(FENCE_PATIENCE)
+                new.start(self.link)
+        except (PromotionRefused, Error) as exc:
+            # The map does not name it, so nobody writes there: no reason to refuse writes here.
+            self.report.warnings.append(
+                f"{plan.new!r} could not be put back ({exc}). When it answers: START SLAVE"
+                + (", and SET GLOBAL read_only = ON" if was["new"] else "")
+            )
         if not self.options.force and not was["old"]:
             try:
                 with checking.operator(plan.node) as old:
+                    self.run.check()  # Logging in may have taken its time.
                     old.unfence()
             except PromotionRefused as exc:
                 if not lenient:

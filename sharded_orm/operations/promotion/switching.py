@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sharded_orm import runtime
@@ -12,11 +13,14 @@ from sharded_orm.topology.document import Document
 
 
 def switched(plan: Plan, document: Document) -> bool:
-    """Whether the map that ``plan`` publishes is there, or a later one."""
+    """Whether the map that ``plan`` publishes is there, or a later one: all shards have moved,
+    however they are divided into ranges by now."""
     return all(
         primary in plan.new_names
-        for span, primary in _primaries(document).items()
-        if span in {(move.group, move.first, move.last) for move in plan.moves}
+        for (group, first, last), primary in _primaries(document).items()
+        if any(
+            group == move.group and first <= move.last and move.first <= last for move in plan.moves
+        )
     )
 
 
@@ -28,16 +32,20 @@ def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
     }
 
 
-def switch(plan: Plan, *, forced: bool) -> Document:
+def switch(plan: Plan, *, forced: bool, confirm: Callable[[], None] = lambda: None) -> Document:
     """Publish the topology in which the replica is the primary. Returns when it is in use here.
 
     The old primary becomes the replica of its ranges, unless it is dead.
 
+    :param confirm: called after each time that the topology was read, and before what was made
+        of it is published; raises if nothing must be published any more. What
+        :func:`rule_out` does after that makes the publication fail.
     :raises PromotionRefused: somebody has changed which ranges there are on the old primary.
     """
     moves = {(move.group, move.first, move.last): move for move in plan.moves}
 
     def edit(document: Document) -> Document:
+        confirm()
         if switched(plan, document):
             return document
         there = {span for span, name in _primaries(document).items() if name in plan.old_names}

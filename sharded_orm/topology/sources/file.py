@@ -87,4 +87,5 @@ class FileSource(TopologySource):
             found = os.stat(self._path)
         except OSError as exc:
             return exc.errno
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        # Not st_mtime, which may be copied with the file, and which chmod leaves.
+        return found.st_ctime_ns, found.st_size, found.st_ino

@@ -43,11 +43,11 @@ def configure(scene: dict[str, Any]) -> None:
     django.setup()
 
 
-def die_at(where: str) -> None:
-    """Have this process kill itself there."""
+def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process kill itself there, or stop."""
     side, what, *number = where.split(":")
     if side in ("begin", "end"):
-        die_in_phase(side, what)
+        die_in_phase(side, what, how)
         return
     from sharded_orm.operations import topology
     from sharded_orm.operations.migrate import Migrator
@@ -58,16 +58,16 @@ def die_at(where: str) -> None:
     def dying(*args: Any, **kwargs: Any) -> Any:
         call = next(calls)
         if (side, call) == ("before", int(number[0])):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
         result = method(*args, **kwargs)
         if (side, call) == ("after", int(number[0])):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
         return result
 
     setattr(owner, what, dying)
 
 
-def die_in_phase(side: str, phase: str) -> None:
+def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
     from sharded_orm.operations.journal import Run
 
     note = Run.note
@@ -75,10 +75,10 @@ def die_in_phase(side: str, phase: str) -> None:
     def noting(run: Run, **arguments: Any) -> None:
         before, after = run.arguments.get("phase"), arguments.get("phase")
         if side == "end" and before == phase and after != phase:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
         note(run, **arguments)
         if side == "begin" and after == phase:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
 
     Run.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
 
@@ -143,6 +143,8 @@ def main() -> None:
         return
     if where := os.environ.get("KILL_AT"):
         die_at(where)
+    if where := os.environ.get("STOP_AT"):
+        die_at(where, signal.SIGSTOP)
     if seconds := os.environ.get("LOOK_UP"):
         from sharded_orm.operations.promotion import phases
 

@@ -19,6 +19,7 @@ import MySQLdb
 from MySQLdb.cursors import DictCursor
 
 from tests.integration.promotion.source import replace_file
+from tests.services.memcached import MemcachedServer
 from tests.services.replication import Pair, execute, wait_until_equal
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -30,6 +31,13 @@ PREAMBLE = """
 import json
 from sharded_orm import runtime
 from tests.integration.promotion.entries.models import Entry
+"""
+#: Code that looks for the entry 7 of user 0.
+LOOK_UP_7 = """
+try:
+    answer = Entry.objects.get(user_id=0, entry_id=7).pk
+except Entry.DoesNotExist:
+    answer = "is not there"
 """
 PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 ALL_MOVES = ["photos 0-1", "photos 2-3", "visits 0-0"]
@@ -293,6 +301,12 @@ class Scene:
 
         self._wait(is_there)
 
+    def let_lease_expire(self) -> None:
+        """Of the process that holds the run, and is stopped."""
+        with contextlib.closing(sqlite3.connect(self.folder / "default.sqlite3")) as connection:
+            connection.execute("UPDATE sharded_orm_run SET alive_at = '2000-01-01 00:00:00'")
+            connection.commit()
+
     def _slave(self, *names: str) -> tuple[str, ...]:
         connection = MySQLdb.connect(**self.pair.second.address.mysqldb())
         with contextlib.closing(connection), connection.cursor(DictCursor) as cursor:
@@ -315,6 +329,15 @@ class Scene:
                 getattr(self.pair, which), f"SELECT entry_id FROM photos_{number:05d}.entries_entry"
             )
         }
+
+    def use_cache(self, server: MemcachedServer) -> None:
+        """Processes that start from now on cache entries."""
+        self.caches = {"default": server.django()}
+        self.setting["CACHE"] = {
+            "OBJECTS": "default", "PREFIX": f"{self.folder.name}:", "TIMEOUT": 0.1,
+            "COMMIT_WITHIN": 0.2, "QUARANTINE": 0.5,
+        }  # fmt: skip
+        self.save()
 
     def write_a_row(self, number: int, which: str = "first") -> None:
         execute(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.scene import LOOK_UP_7, Scene
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute, wait_until_equal
 
@@ -41,12 +41,7 @@ def test_what_has_arrived_and_waits_is_executed_first(scene: Scene) -> None:
 
 
 def test_what_is_lost_is_not_cached_any_more(scene: Scene, memcached: MemcachedServer) -> None:
-    scene.caches = {"default": memcached.django()}
-    scene.setting["CACHE"] = {
-        "OBJECTS": "default", "PREFIX": "promotion:", "TIMEOUT": 0.1, "COMMIT_WITHIN": 0.2,
-        "QUARANTINE": 0.5,
-    }  # fmt: skip
-    scene.save()
+    scene.use_cache(memcached)
     execute(scene.pair.second, "STOP SLAVE IO_THREAD")
     scene.run(
         "Entry(entry_id=7, user_id=0).save()\n"
@@ -57,11 +52,7 @@ def test_what_is_lost_is_not_cached_any_more(scene: Scene, memcached: MemcachedS
     execute(scene.pair.second, "START SLAVE IO_THREAD")
     scene.promote("--force", "--no-input")
     assert scene.run("answer = Entry.objects.filter(user_id=0, entry_id=7).count()") == 0
-    looked_up = (
-        "try: answer = Entry.objects.get(user_id=0, entry_id=7).pk\n"
-        "except Entry.DoesNotExist: answer = 'is lost'"
-    )
-    assert scene.run(looked_up) == "is lost"
+    assert scene.run(LOOK_UP_7) == "is not there"
 
 
 def test_it_asks(scene: Scene) -> None:

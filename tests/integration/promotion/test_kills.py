@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -103,6 +105,19 @@ def test_a_publication_in_flight_cannot_follow_an_undo(scene: Scene) -> None:
     assert scene.is_as_before()
 
 
+def test_a_process_that_was_silent_for_too_long_publishes_nothing(scene: Scene) -> None:
+    first = scene.start("shards", "promote", "db1", STOP_AT="begin:switching")
+    scene.wait_for_run("switching")
+    scene.let_lease_expire()
+    scene.promote("--abort")
+    assert scene.is_as_before()
+    os.kill(first.pid, signal.SIGCONT)
+    _out, err = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert "taken over by another process" in err
+    assert scene.is_as_before()
+
+
 def test_a_published_map_whose_answer_was_lost(scene: Scene) -> None:
     scene.trouble("lost")
     assert scene.promote("--json").json["outcome"] == "promoted"
@@ -140,6 +155,18 @@ def test_an_old_primary_that_dies_meanwhile(scene: Scene) -> None:
     assert scene.promote("--force", "--no-input", "--json").json["forced"]
     assert scene.primaries() == {"db2"}
     assert scene.rows("second") == {1}
+
+
+def test_a_replica_that_dies_meanwhile_keeps_nobody_from_writing(scene: Scene) -> None:
+    scene.promote_and_die("begin:waiting")
+    scene.pair.second.kill()
+    try:
+        done = scene.promote("--abort")
+    finally:
+        scene.pair.second.start()
+    assert "'db2' could not be put back" in done.err
+    assert not scene.is_read_only("first")
+    assert scene.primaries() == {"db1"}
 
 
 def test_a_replica_that_stays_behind_is_undone_in_time(scene: Scene) -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import copy
 
-from tests.integration.promotion.scene import ALL_MOVES, Scene
+from tests.integration.promotion.scene import ALL_MOVES, LOOK_UP_7, PREAMBLE, Scene
+from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute
+
+# A process that does not get the new map, and reads what is on the old primary.
+LAGGING = """
+runtime.topology()
+runtime.source().stop()
+print("does not follow", flush=True)
+input()
+while ": 0 hits" in repr(Entry.cache):
+    Entry.objects.get(user_id=0, entry_id=7)
+print("has cached it")
+"""
 
 
 def test_no_acknowledged_write_is_lost(scene: Scene) -> None:
@@ -84,3 +96,20 @@ def test_a_pair_in_a_ring(scene: Scene) -> None:
     finally:
         for which in ("first", "second"):
             execute(getattr(scene.pair, which), "SET GLOBAL gtid_domain_id = 0")
+
+
+def test_what_a_process_that_lags_behind_has_cached_is_void(
+    scene: Scene, memcached: MemcachedServer
+) -> None:
+    scene.use_cache(memcached)
+    scene.run("Entry(entry_id=7, user_id=0).save(); answer = None")
+    lagging = scene.start("shell", "-v", "0", "-c", f"{PREAMBLE}\n{LAGGING}")
+    assert lagging.stdout is not None and lagging.stdout.readline() == "does not follow\n"
+    # The map is published; the end of the promotion is left.
+    scene.promote_and_die("begin:switched")
+    scene.run("Entry.objects.get(user_id=0, entry_id=7).delete(); answer = None")
+    out, err = lagging.communicate("\n", timeout=60)
+    assert out == "has cached it\n", err
+    assert scene.run(LOOK_UP_7) == 7
+    scene.promote()
+    assert scene.run(LOOK_UP_7) == "is not there"

@@ -160,12 +160,18 @@ def change(number: int, value: int) -> None:
 
 def push(content: dict[str, Any]) -> str:
     """What the command says to it; empty when it is published."""
-    from sharded_orm.exceptions import TopologyError
     from sharded_orm.operations import topology
     from sharded_orm.topology.document import Document
 
+    return refusal(topology.push, Document.from_content(content))
+
+
+def refusal(function: Any, *arguments: Any) -> str:
+    """The error of a change of the topology; empty when it is published."""
+    from sharded_orm.exceptions import TopologyError
+
     try:
-        topology.push(Document.from_content(content))
+        function(*arguments)
     except TopologyError as exc:
         return str(exc)
     return ""

@@ -115,6 +115,11 @@ class Scene:
     def push(self, content: dict[str, Any], *arguments: str, code: int = 0) -> Done:
         return self.topology("push", self.write(content), *arguments, code=code)
 
+    def told_version(self, pid: int) -> int | None:
+        """The version that a process has told the source; None while it is not connected."""
+        told = self.topology("show", "--json").json["processes"]
+        return next((one["version"] for one in told if one["pid"] == pid), None)
+
     @contextlib.contextmanager
     def sites(self, count: int = 1) -> Iterator[list[Site]]:
         """Processes of the site, ready; ended with the block."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ BROKEN = {
     "STRATEGY": "tests.integration.topology.strategies.Broken",
     "RANGES": [{"range": [0, 0], "primary": "one"}],
 }
+
+# The account without rights that every Unix has.
+NOBODY = 65534
 
 
 def replace(scene: Scene, content: dict[str, Any] | str) -> None:
@@ -96,3 +100,35 @@ def test_a_process_that_lags_behind_does_not_replace_a_newer_copy(tmp_path: Path
     copy.path.write_text("{")
     copy.save(Document.from_content(document(1)))
     assert copy.read() == Document.from_content(document(1))
+
+
+def test_a_copy_that_another_account_has_written_is_taken_over() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = LastGoodCopy(Path(folder) / "topology.json")
+        copy.path.touch()
+        copy.path.chmod(0)
+        account = os.geteuid()
+        if account == 0:  # Who may read everything.
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            copy.save(Document.from_content(document(1)))
+            assert copy.read() == Document.from_content(document(1))
+        finally:
+            os.seteuid(account)
+
+
+def test_a_copy_that_has_no_form_in_json_keeps_nothing_back(file_scene: Scene) -> None:
+    path = Path(file_scene.source["OPTIONS"]["PATH"]).with_suffix(".toml")
+    file_scene.source["OPTIONS"]["PATH"] = str(path)
+    file_scene.save()
+    with_date = """
+format = 1
+version = 1
+nodes.one.OPTIONS.since = 2026-01-01
+groups.photos.RANGES = [{range = [0, 3], primary = "one"}]
+"""
+    path.write_text(with_date)
+    with file_scene.site() as site:
+        assert site.ask("version()") == 1
+        assert "The last good copy of the topology cannot be written" in site.log

@@ -121,6 +121,18 @@ def test_an_older_version_is_refused(zk_scene: Scene, client: KazooClient) -> No
         assert site.ask("place()") == "two"
 
 
+def test_a_source_from_an_old_backup_is_not_published_anew_by_a_small_change(
+    zk_scene: Scene, client: KazooClient
+) -> None:
+    zk_scene.push(document(1))
+    zk_scene.push(document(1, "two"))
+    with zk_scene.site() as site:
+        client.set(path(zk_scene), json.dumps(document(1)).encode())
+        assert "version 1 does not come after 2" in site.ask("refusal(change, 0, 0)")
+        assert site.ask("version()") == 2
+        assert site.ask("place()") == "two"
+
+
 def test_servers_that_come_back_are_found_again(
     zk_scene: Scene, zookeeper: ZooKeeperServer
 ) -> None:
@@ -158,6 +170,8 @@ def test_a_start_without_servers_uses_the_last_good_copy(
             zookeeper.start()
             zk_scene.source["OPTIONS"]["WAIT"] = 20
             zk_scene.save()
+            pid = site.process.pid
+            wait_for(lambda: zk_scene.told_version(pid) == 1, "it tells its version")
             zk_scene.push(document(1, "one"))
             site.wait_version(2)
             assert site.ask("place()") == "one"
@@ -274,6 +288,7 @@ def test_a_forked_worker_follows_by_itself(zk_scene: Scene) -> None:
         assert site.ask("place()") == "one"
         child = site.ask("fork()")
         assert site.ask("of_child('place()')") == "one"
+        wait_for(lambda: zk_scene.told_version(child) == 1, "the child tells its version")
         zk_scene.push(document(1, "two"))
         for ask in (site.ask, lambda text: site.ask(f"of_child({text!r})")):
             wait_for(lambda ask=ask: ask("version()") == 2, "version 2 in use")
