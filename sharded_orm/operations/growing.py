@@ -408,7 +408,7 @@ class _Growth:
                 " nobody can tell which keys are in use."
             )
         return [
-            f"{one.model} has {one.keys} from {one.key_name} = {one.examples[0].key!r} on on"
+            f"{one.model} has {one.keys} from {one.key_name} = {one.examples[0].key!r} on"
             f" {shard.alias!r}"
             for one in rows.misplaced
         ]

@@ -153,7 +153,9 @@ def _no_position() -> None:
     at = Place.at
 
     def silent(self: Any, position: Any, label: str) -> None:
-        if position.what is not What.STATEMENT:
+        if position.what is What.STATEMENT:
+            self.position = position
+        else:
             at(self, position, label)
 
     Place.at = silent  # type: ignore[method-assign]

@@ -96,7 +96,7 @@ def kill_once(undisturbed: Undisturbed, event: int) -> None:
 
 def test_a_kill_before_a_statement(undisturbed: Undisturbed, killing: Killing) -> None:
     """A selection; ``--long`` takes all, on each shard."""
-    for event in kinds(undisturbed.events)[::8]:
+    for event in kinds(undisturbed.events)[::16]:
         kill_once(undisturbed, event)
 
 
@@ -122,7 +122,7 @@ def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: 
 
 
 @pytest.mark.parametrize("selected", [ONE, NEW], ids=["behind", "new"])
-@pytest.mark.parametrize("least", [6, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least", [12, pytest.param(1, marks=pytest.mark.long)])
 def test_every_process_is_killed(
     selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
 ) -> None:

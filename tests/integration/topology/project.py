@@ -163,7 +163,7 @@ def push(content: dict[str, Any]) -> str:
     from sharded_orm.operations import topology
     from sharded_orm.topology.document import Document
 
-    return refusal(topology.push, Document.from_content(content))
+    return refusal(lambda: topology.push(Document.from_content(content)))
 
 
 def refusal(function: Any, *arguments: Any) -> str:

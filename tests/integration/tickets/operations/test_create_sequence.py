@@ -170,7 +170,8 @@ def test_it_is_an_operation_like_others() -> None:
 def test_the_loader_takes_the_package_for_no_migration() -> None:
     loader = MigrationLoader(None)
     assert {name for app, name in loader.disk_migrations if app == "sharded_orm"} == {
-        "0001_initial"
+        "0001_initial",
+        "0002_journal",
     }
     state = loader.project_state()
     changes = MigrationAutodetector(state, ProjectState.from_apps(apps)).changes(graph=loader.graph)
