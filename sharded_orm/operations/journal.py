@@ -150,6 +150,8 @@ class Run:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
+        # As they were made: only this process writes them.
+        self._fresh: set[str] = set()
 
     def check(self) -> None:
         """Ask before each thing that is done; no database is asked.
@@ -192,9 +194,11 @@ class Run:
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
                 # A write first: it is the guard, and SQLite lets no reader become a writer.
                 self._write(signs=F("signs") + 1)
-                self._make(batch)
+                fresh = self._make(batch)
+            self._fresh.update(fresh)
 
-    def _make(self, aliases: list[str]) -> None:
+    def _make(self, aliases: list[str]) -> list[str]:
+        """Returns those of which no run has left anything."""
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         earlier = left_over(self.kind, self.subject).exclude(run_id=self.id)
         found = {row.alias: row for row in earlier.filter(alias__in=aliases).order_by("run_id")}
@@ -210,9 +214,16 @@ class Run:
             made.append(step)
         table.bulk_create(made)
         table.filter(pk__in=[row.pk for row in found.values()]).update(state=CARRIED)
+        return [step.alias for step in made if step.alias not in found]
 
     def step(self, alias: str) -> Step:
-        """The step of ``alias``, made by :meth:`steps` before. One query."""
+        """The step of ``alias``, made by :meth:`steps` before.
+
+        One query; none for one that :meth:`steps` has just made and nobody has asked for.
+        """
+        if alias in self._fresh:
+            self._fresh.discard(alias)
+            return Step(self, OperationStep(run_id=self.id, alias=alias))
         return Step(self, self._steps().get(alias=alias))
 
     def by_state(self) -> dict[str, int]:
