@@ -127,7 +127,7 @@ def test_every_process_is_killed(
     selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
 ) -> None:
     """Each comes a few statements further than the last, or as far as its first commit."""
-    assert killing.to_the_end_killed(selected, least) > 10
+    assert killing.to_the_end_killed(selected, least) > 5
     killing.check(undisturbed.promised, [ALIASES[int(selected[1])]])
 
 
