@@ -27,11 +27,8 @@ from tests.services.mariadb import ENVIRONMENT, run_to_end, servers, to_environm
 
 NO_TESTS_COLLECTED = 5
 
-# Each of them in a pytest of its own, with servers of its own.
-BESIDE = {
-    "tests of shards and promotion": ["shards", "promotion"],
-    "tests of migrations, topology and growing": ["migrate", "topology", "growing"],
-}
+# In a pytest of their own, with servers of their own.
+BESIDE = {"tests of operations": ["migrate", "shards", "topology", "growing", "promotion"]}
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],

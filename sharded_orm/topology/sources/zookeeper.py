@@ -56,6 +56,8 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 _RENEW_AFTER = 60.0
 # Seconds until a read that failed on a living connection is repeated.
 _REPEAT_AFTER = 1.0
+# Seconds that the end of a process waits for the thread, which is a daemon.
+_END_WITHIN = 3.0
 # Between two attempts to connect, in seconds at most. kazoo's own default is an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 
@@ -290,7 +292,7 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_END_WITHIN)  # It may be waiting for an answer that never comes.
             self._drop_client()  # It may just have made one.
 
     def _drop_client(self) -> None:
