@@ -35,7 +35,21 @@ class Fate(Enum):
     UNKNOWN = auto()
 
 
-class EndingMixin(BaseDatabaseWrapper):
+if TYPE_CHECKING:
+
+    class _Wrapper(BaseDatabaseWrapper):
+        """With what every backend's has, and the stubs of Django leave out."""
+
+        def _close(self) -> None: ...
+        def _commit(self) -> None: ...
+        def _rollback(self) -> None: ...
+        def _set_autocommit(self, autocommit: bool) -> None: ...
+
+else:
+    _Wrapper = BaseDatabaseWrapper
+
+
+class EndingMixin(_Wrapper):
     """Ends of transactions that wrote; see the module.
 
     A backend overrides :meth:`fate_of_transaction` and, where its sessions have names, the
@@ -104,8 +118,7 @@ class EndingMixin(BaseDatabaseWrapper):
             # committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:
-                # Whatever it is: the first error is on its way.
+            except Exception:  # Logged, and the connection closed: the first error is on its way.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # As BaseDatabaseWrapper.rollback(): else the next commit would call them.
@@ -115,17 +128,17 @@ class EndingMixin(BaseDatabaseWrapper):
     def _commit(self) -> None:
         # Overrides BaseDatabaseWrapper._commit. Hooks of on_commit run later.
         if self.transaction_writes is None:
-            super()._commit()  # type: ignore[misc]  # not in the stubs
+            super()._commit()
         else:
-            self._commit_writes(super()._commit)  # type: ignore[misc]  # not in the stubs
+            self._commit_writes(super()._commit)
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
         # Overrides the backend's: switching autocommit on commits what is open.
         if autocommit and self.transaction_writes is not None:
-            self._commit_writes(partial(super()._set_autocommit, autocommit))  # type: ignore[misc]  # the backend's
+            self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
-            super()._set_autocommit(autocommit)  # type: ignore[misc]  # the backend's
+            super()._set_autocommit(autocommit)
         if autocommit:
             self.wrote = False
 
@@ -140,11 +153,11 @@ class EndingMixin(BaseDatabaseWrapper):
             # Lost in a statement that commits by itself, perhaps.
             self._leave_writes()
         if self.transaction_writes is None:
-            super()._rollback()  # type: ignore[misc]  # not in the stubs
+            super()._rollback()
         else:
             self.keep_session()
             try:
-                super()._rollback()  # type: ignore[misc]  # not in the stubs
+                super()._rollback()
                 self._conclude_writes()
             except BaseException:
                 if self.fate_of_transaction() is not Fate.OPEN:
@@ -186,6 +199,6 @@ class EndingMixin(BaseDatabaseWrapper):
     def _close(self) -> None:
         # Overrides BaseDatabaseWrapper._close: whatever was open is rolled back.
         try:
-            super()._close()  # type: ignore[misc]  # not in the stubs
+            super()._close()
         finally:
             self._conclude_writes()

@@ -202,7 +202,7 @@ class Session:
                     return  # Closed already: what was wanted.
                 # The driver is busy with it in another thread, which frees a result, say. Left
                 # open it would keep its transaction, and its locks, on the server.
-                time.sleep(_BUSY)
+                time.sleep(_BUSY)  # The driver tells nobody when that is over.
             except MySQLError:
                 return
             else:
