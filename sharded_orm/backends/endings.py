@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     class _Wrapper(BaseDatabaseWrapper):
         """With what every backend's has, and the stubs of Django leave out."""
 
+        _thread_ident: int
+        _thread_sharing_count: int
+
+        def _cursor(self, name: str | None = None) -> Any: ...
         def _close(self) -> None: ...
         def _commit(self) -> None: ...
         def _rollback(self) -> None: ...

@@ -41,7 +41,7 @@ def follow(wrapper: ShardAliasMixin) -> None:
     """
     if is_current(wrapper):
         return
-    if wrapper._thread_ident != threading.get_ident():  # type: ignore[attr-defined]  # not in the stubs
+    if wrapper._thread_ident != threading.get_ident():
         return
     current = generation  # Before the look-up: a swap in between leads to one more.
     settings = settings_now(wrapper)

@@ -52,7 +52,7 @@ class ShardRegistry:
         connection of its own, like ``connection.copy()``.
         """
         alias = wrapper.alias
-        current = getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # not in the stubs
+        current = getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one
         if current is not None and current is not wrapper:
             return
         connections[alias] = wrapper
@@ -88,7 +88,7 @@ class ShardRegistry:
         self.active.pop(id(wrapper), None)
         if self.wrappers.get(alias) is wrapper:
             del self.wrappers[alias]
-        if getattr(connections._connections, alias, None) is wrapper:  # type: ignore[attr-defined]  # not in the stubs
+        if getattr(connections._connections, alias, None) is wrapper:  # type: ignore[attr-defined]  # private: the public look-up would make one
             del connections[alias]
 
     def close_obsolete(self) -> None:

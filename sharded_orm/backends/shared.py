@@ -191,7 +191,7 @@ class ShardAliasMixin(EndingMixin):
             or self._mirrored
             or self.force_debug_cursor
             or len(self.execute_wrappers)
-            or self._thread_sharing_count  # type: ignore[attr-defined]  # not in the stubs
+            or self._thread_sharing_count
             or (self.connection is not None and not self._is_clean())
         )
 
@@ -218,7 +218,7 @@ class ShardAliasMixin(EndingMixin):
                 group.shards.used(self)
             if self._touched is not None:
                 self._touched.add(self.alias)
-        return super()._cursor(name)  # type: ignore[misc]  # not in the stubs
+        return super()._cursor(name)
 
     @property
     def queries_logged(self) -> bool:
