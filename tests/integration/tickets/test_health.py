@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,27 +84,32 @@ def test_a_server_that_is_left_alone_serves_when_nobody_else_does(
 def test_callers_share_the_luck_of_the_one_that_tries(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are down: threads that come together do not each wait for each server."""
-    asked, failed = threading.Semaphore(0), []
-    everybody = threading.Barrier(8)
+    """Both are down: of threads that come together one waits for each server, not each for each."""
+    asked: list[str] = []
+    failed: list[Exception] = []
 
     def refuse(self: SessionPool, deadline: float) -> Session:
-        asked.release()
-        # All callers are on their way before the first one fails.
-        with_all.wait(30)
+        asked.append(self.alias)
         raise OperationalError("it is down")
 
     monkeypatch.setattr(SessionPool, "open", refuse)
-    with_all = threading.Event()
-    with_all.set()
     with pytest.raises(TicketServersUnavailable):
         patient.next(sequence)
-    with_all.clear()
-    while asked.acquire(blocking=False):
-        pass
+    assert sorted(asked) == sorted(PAIR)
+    asked.clear()
+
+    # A caller shares what others met after it came. So all have come before the first one asks.
+    everybody, waited = threading.Barrier(8), threading.local()
+    probe = TicketServer.probe
+
+    def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
+        if not hasattr(waited, "for_all"):
+            waited.for_all = everybody.wait(30)
+        return probe(self, name, count, began)
+
+    monkeypatch.setattr(TicketServer, "probe", probe_together)
 
     def draw() -> None:
-        everybody.wait(30)
         try:
             patient.next(sequence)
         except TicketServersUnavailable as exc:
@@ -113,16 +118,10 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     threads = [threading.Thread(target=draw) for _ in range(8)]
     for thread in threads:
         thread.start()
-    assert asked.acquire(timeout=30)
-    with_all.set()
     for thread in threads:
         thread.join(30)
     assert len(failed) == 8
-    attempts = 1
-    while asked.acquire(blocking=False):
-        attempts += 1
-    # One of each server for whoever came before the first failure: not eight of each.
-    assert attempts < 8
+    assert sorted(asked) == sorted(PAIR)
 
 
 def test_one_sequence_that_is_behind_does_not_stop_the_others(
