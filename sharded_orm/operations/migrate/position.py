@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -61,7 +61,13 @@ class Position:
     settled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "what": self.what.value}
+        """What differs from the defaults: it is written several times for each shard."""
+        told = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        return {**told, "what": self.what.value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Position:

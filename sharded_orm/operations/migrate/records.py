@@ -41,9 +41,15 @@ class Records:
 
     def applied(self) -> frozenset[Key]:
         """What the shard has applied. One query."""
+        # Not by the ORM; see _insert().
+        connection = connections[self._alias]
+        app, name, table = map(connection.ops.quote_name, ("app", "name", TABLE))
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {app}, {name} FROM {table}")
+            rows = cursor.fetchall()
         return frozenset(
             (app, name)
-            for app, name in self._rows.values_list("app", "name")
+            for app, name in rows
             if not (app == MARKER_APP and name.startswith(MARKER_PREFIX))
         )
 
