@@ -25,7 +25,7 @@ class ShardedOrmConfig(AppConfig):
     def ready(self) -> None:
         from sharded_orm.backends import writes
         from sharded_orm.cache import level1
-        from sharded_orm.models import caching, counters, defaults, invalidation
+        from sharded_orm.models import access, caching, counters, defaults, invalidation
         from sharded_orm.models.directory import DatabaseDirectory
         from sharded_orm.models.written import CacheObserver
         from sharded_orm.operations.tickets import TestSequences
@@ -49,6 +49,7 @@ class ShardedOrmConfig(AppConfig):
         request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")
         post_migrate.connect(invalidation.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
+        post_migrate.connect(access.after_migrate, sender=self)
         post_migrate.connect(counters.after_migrate)
         post_migrate.connect(defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:

@@ -23,7 +23,7 @@ SETTING = "SHARDED_ORM"
 
 _KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
-    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY",
+    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN",
 }  # fmt: skip
 #: The most ids that one request takes.
 MAX_TICKETS = 1_000_000
@@ -45,6 +45,9 @@ _NODE_KEYS = {
 }  # fmt: skip
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
 _TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
+_ADMIN_KEYS = {"GROUP_PERMISSIONS"}
+#: ``auth.Permission.codename`` is 100 characters long, and begins with "access_".
+_LONGEST_PERMITTED = 93
 # The rest is passed on to the driver as it is.
 _NODE_KINDS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
@@ -114,6 +117,14 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
+class AdminOptions:
+    """``SHARDED_ORM["ADMIN"]``."""
+
+    #: Whether a user needs the permission ``sharded_orm.access_<group>`` to look into a group.
+    group_permissions: bool = False
+
+
+@dataclass(frozen=True)
 class Config:
     """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``.
 
@@ -126,6 +137,7 @@ class Config:
     directory: str
     max_idle_aliases: int
     cache: CacheOptions | None = None
+    admin: AdminOptions = AdminOptions()
 
 
 def read() -> Mapping[str, Any]:
@@ -197,9 +209,10 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     if not isinstance(idle, int) or isinstance(idle, bool) or idle < 1:
         found.append(f"MAX_IDLE_ALIASES must be a positive number, not {idle!r}")
     cache = _cache_options(raw, found)
+    admin = _admin_options(raw.get("ADMIN", {}), groups, found)
     if found:
         raise InvalidConfiguration(found)
-    return Config(topology, tuple(tickets), options, directory, idle, cache)
+    return Config(topology, tuple(tickets), options, directory, idle, cache, admin)
 
 
 def _ticket_options(raw: Any, found: list[str]) -> TicketOptions:
@@ -294,6 +307,23 @@ def _cache_options(setting: Mapping[Any, Any], found: list[str]) -> CacheOptions
         str(objects), str(lists), prefix, ttl, timeout, backoff, commit_within, quarantine, policy,
         read, tuple(also),
     )  # fmt: skip
+
+
+def _admin_options(raw: Any, groups: Mapping[str, Any], found: list[str]) -> AdminOptions:
+    where = "ADMIN: "
+    if not isinstance(raw, Mapping):
+        found.append(f"ADMIN must be a dict, not {type(raw).__name__}")
+        return AdminOptions()
+    found += _unknown_keys(where, raw, _ADMIN_KEYS)
+    restricted = _flag(where, "GROUP_PERMISSIONS", raw, False, found)
+    if restricted:
+        found += [
+            f"{where}group {name!r} has a name of more than {_LONGEST_PERMITTED} characters, which"
+            " no permission can have; leave GROUP_PERMISSIONS out, or call the group otherwise"
+            for name in groups
+            if len(name) > _LONGEST_PERMITTED
+        ]
+    return AdminOptions(restricted)
 
 
 def _unknown_keys(where: str, given: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:

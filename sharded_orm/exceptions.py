@@ -30,6 +30,9 @@
     │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
     ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
+    ├── AdminError
+    │   ├── InvalidFocus           (LookupError)           the admin is asked to look where nothing can be
+    │   └── InvalidObjectID        (LookupError)           a link that leads to no row
     ├── OperationError
     │   ├── InvalidSelection       (LookupError)           shards that were asked for do not exist
     │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
@@ -216,6 +219,18 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
     """A cache server is down, so entries could not be made void; the write was not committed."""
+
+
+class AdminError(ShardedOrmError):
+    """The admin cannot show what its URL names; the message is for its user."""
+
+
+class InvalidFocus(AdminError, LookupError):
+    """A shard, or a value of the shard key, that does not exist or cannot."""
+
+
+class InvalidObjectID(AdminError, LookupError):
+    """The part of a URL that names a row is of no row's form, or leads to no shard."""
 
 
 class OperationError(ShardedOrmError):

@@ -6,6 +6,9 @@ routers before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.apps import apps
@@ -24,6 +27,26 @@ from sharded_orm.models.options import (
 )
 
 APP_LABEL = "sharded_orm"
+
+# Where the router sends a model of which it is shown no row. Queries do not follow it: one
+# that names no shard is refused all the same.
+_standing: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
+
+
+@contextmanager
+def standing_on(alias: str | None) -> Iterator[None]:
+    """Within the block, in this context only, the router answers ``alias`` without an instance.
+
+    For code that asks ``router.db_for_write(model)`` once and means the rows it goes on with, as
+    the views of Django's admin do to open their transaction.
+
+    :param alias: of a shard, or of a whole group; None: as without the block.
+    """
+    token = _standing.set(alias)
+    try:
+        yield
+    finally:
+        _standing.reset(token)
 
 
 class ShardRouter:
@@ -44,6 +67,9 @@ class ShardRouter:
             if instance is not None and shard_options(type(instance)) is not None:
                 return DEFAULT_DB_ALIAS
             return None
+        alias = _stands_in(options.group)
+        if alias is not None and (instance is None or _tells_nothing(instance)):
+            return alias
         if instance is None:
             raise shard_key_required(options, f"{model.__name__} is read or written without one")
         if isinstance(instance, model):
@@ -70,8 +96,7 @@ class ShardRouter:
             if theirs.awaits_key(instance):
                 shard = theirs.locate(instance)
                 return shard.alias if shard is not None else options.group
-            if theirs.key is not None and instance.__dict__.get(theirs.key.attname) is None:
-                return options.group  # Saved later; then Django asks again.
+            return options.group  # Saved later; then Django asks again.
         key = options.key
         remote = getattr(key, "remote_field", None)
         if key is not None and remote is not None and isinstance(instance, remote.model):
@@ -80,6 +105,9 @@ class ShardRouter:
             # An unplaced key is placed by the row's own save, not by a related
             # manager that is only looked at; the group's alias means "by the key".
             return shard.alias if shard is not None else options.group
+        if theirs is None and write:
+            # Comment(author=person): the row's key, which may be set later, tells its shard.
+            return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
@@ -129,6 +157,8 @@ class ShardRouter:
             return db in config.tickets
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
+        if model_name in ("shardmap", "topologyversion"):
+            return False  # They have no rows; dumpdata would look for some.
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
@@ -139,6 +169,20 @@ class ShardRouter:
         except LookupError:
             return group_of_former(app_label, model_name)
         return options.group if options is not None else None
+
+
+def _tells_nothing(instance: Model) -> bool:
+    """Whether it is a new row of an automatic many-to-many table, which has no key."""
+    options = shard_options(type(instance))
+    return options is not None and options.key is None and instance._state.adding
+
+
+def _stands_in(group: str) -> str | None:
+    alias = _standing.get()
+    if alias is None or alias == group:
+        return alias
+    shard = runtime.topology().resolve(alias)
+    return alias if shard is not None and shard.group == group else None
 
 
 def _unplaced(options: ShardOptions, key: Any) -> UnplacedKey:

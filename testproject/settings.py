@@ -3,6 +3,8 @@
 ``SHARDED_ORM_DEMO_MEMCACHED``
     Addresses of memcached servers, with commas between them; without them the cache is in the
     memory of the process, which is right for one process only.
+``SHARDED_ORM_DEMO_DEBUG``
+    ``1``: ``DEBUG``, with a panel on each page that tells what served it. On one's own machine only.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 INSTALLED_APPS = [
     "testproject.photos",
     "testproject.movielens",
+    "testproject.panel",
     "sharded_orm",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -50,6 +53,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
 ]
 MIDDLEWARE = [
+    # First, so that it sees what the others ask; it leaves itself out without DEBUG.
+    "testproject.panel.middleware.PanelMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -57,6 +62,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "testproject.photos.outages.OutageMiddleware",
 ]
 TEMPLATES = [
     {

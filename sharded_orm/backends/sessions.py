@@ -18,6 +18,16 @@ class SessionID(NamedTuple):
     connection: int = 0
 
 
+class OpenSessions(NamedTuple):
+    """The sessions of a server."""
+
+    #: Of this process, in use and idle, and the idle ones among them.
+    process: int
+    idle: int
+    #: Of all clients together.
+    server: int
+
+
 class Identified(Protocol):
     """The same, whoever made it."""
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sharded_orm.backends.group.base import GroupMixin
-    from sharded_orm.backends.sizes import ShardSize
+    from sharded_orm.backends.sessions import OpenSessions
+    from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
     from sharded_orm.topology.model import Shard
@@ -152,6 +153,17 @@ class ShardAliasMixin(EndingMixin):
         :param shards: on the node of this alias. Their wrappers are not used.
         """
         raise NotImplementedError
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        """The tables of ``shard``, on the node of this alias, by name; one query (SQLite: one each).
+
+        Empty if the schema does not exist.
+        """
+        raise NotImplementedError
+
+    def open_sessions(self) -> OpenSessions | None:
+        """Of the node of this alias; None where there is no server. One query."""
+        return None
 
     def effect_of(self, sql: str) -> Effect:
         """What a statement does, as its text tells."""

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from weakref import WeakSet
 
 from sharded_orm.cache.stores.base import Server, ServerDown
@@ -31,7 +33,27 @@ FIELDS: Mapping[str, str] = {
     "repairs": "markers of dead writers that were closed",
 }
 
+#: Label of each model -> what was counted, by name.
+Counts = dict[str, dict[str, int]]
+
 _all: WeakSet[Statistics] = WeakSet()
+# Of the blocks of counting() that this context is in.
+_blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
+
+
+@contextmanager
+def counting() -> Iterator[Counts]:
+    """What the cache does for the block: label of each model -> counts, by name of :data:`FIELDS`.
+
+    For a panel of a debugging page, or a test. Counted is what the code of the block reads and
+    writes, and what it starts in copies of its context; blocks may be nested.
+    """
+    counts: Counts = {}
+    token = _blocks.set((*_blocks.get(), counts))
+    try:
+        yield counts
+    finally:
+        _blocks.reset(token)
 
 
 class Statistics:
@@ -83,6 +105,8 @@ class Statistics:
                 counts = self._pending[type_name] = {}
             for field, delta in deltas.items():
                 counts[field] = counts.get(field, 0) + delta
+            for block in _blocks.get():
+                _add(block.setdefault(type_name.removeprefix(self._prefix), {}), deltas)
         if self.interval is not None and self._clock() - self._sent_at >= self.interval:
             self.flush()
 

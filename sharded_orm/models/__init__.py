@@ -5,6 +5,7 @@ from __future__ import annotations
 from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
 from sharded_orm.models.directory import Placement
 from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDField
+from sharded_orm.models.fleet import ShardMap, TopologyVersion
 from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.routes import Route
@@ -20,10 +21,12 @@ __all__ = [
     "PackedIDField",
     "Placement",
     "Route",
+    "ShardMap",
     "ShardedManager",
     "ShardedModel",
     "ShardedQuerySet",
     "TicketField",
     "TicketSequence",
     "TimestampedIDField",
+    "TopologyVersion",
 ]

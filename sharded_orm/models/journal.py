@@ -7,7 +7,7 @@ runs that are over may be deleted.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import models
 
@@ -45,6 +45,9 @@ class OperationRun(models.Model):
     class Meta:
         app_label = "sharded_orm"
         db_table = "sharded_orm_run"
+        default_permissions: ClassVar = ("view",)
+        verbose_name = "operation"
+        verbose_name_plural = "operations"
         constraints = [
             models.UniqueConstraint(
                 fields=["kind", "subject", "unfinished"], name="sharded_orm_run_unfinished"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from django.db import models
 
 
@@ -23,6 +25,9 @@ class TicketSequence(models.Model):
         app_label = "sharded_orm"
         db_table = "sharded_orm_sequence"
         managed = False
+        default_permissions: ClassVar = ("view",)
+        verbose_name = "ticket sequence"
+        verbose_name_plural = "tickets"
 
     def __str__(self) -> str:
         return f"{self.name} at {self.value}"

@@ -15,6 +15,7 @@ from sharded_orm.cache.service import Cache
 from sharded_orm.cache.stores.base import Server, ServerDown
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.models.caching import CachedModel, cached_model
+from sharded_orm.models.options import shard_options
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,33 @@ def status() -> CacheStatus:
         ),
         tuple(servers),
     )
+
+
+def forget_key(model: type[Any], key: Any) -> list[str]:
+    """Make void what is cached of a shard key, of all models that have it; returns their labels.
+
+    Where keys carry their shard, each model has keys of its own: then of ``model`` alone.
+
+    :param model: a sharded model.
+    :param key: a value of its shard key, as its field makes it.
+    :raises InvalidConfiguration: there is no cache.
+    :raises CacheUnavailable: a cache server is down; call it again.
+    """
+    the_cache()
+    options = shard_options(model)
+    assert options is not None
+    own = runtime.strategy(options.group).embedded is not None
+    chosen = [
+        found
+        for found in cached_models()
+        if found.options is not None
+        and found.options.group == options.group
+        and (not own or found.model is model._meta.concrete_model)
+    ]
+    for found in chosen:
+        cached: Any = found.model
+        cached.cache.invalidate(**{found.key.attname: key})
+    return [found.model._meta.label for found in chosen]
 
 
 def reset_statistics() -> None:

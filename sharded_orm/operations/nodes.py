@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 #: What a node may be to blame for; anything else is a mistake of ours.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
+
+#: Threads that may wait for one node. They outlive who asked; a node that hangs is not given
+#: one more each time somebody looks.
+MOST = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
@@ -57,7 +62,7 @@ def ask_nodes(
 
     Each runs in a thread of its own, whose connections are closed at its end, and calls
     ``alive()`` whenever its node has answered. A node that is silent for too long is not
-    waited for: its thread is left to end by itself.
+    waited for: its thread is left to end by itself. At most :data:`MOST` of them wait for a node.
 
     :param patience: seconds for the first answer.
     :param silence: seconds between two later ones; None for any length.
@@ -79,7 +84,11 @@ def ask_nodes(
     limits: dict[str, float] = dict.fromkeys(order, patience)
     deadlines = dict.fromkeys(order, time.monotonic() + patience)
     found: dict[str, T | Exception] = {}
+    waiting = Counter(thread.name for thread in threading.enumerate())
     for node in order:
+        if waiting[f"node {node}"] >= MOST:
+            events.put((node, OperationalError(f"{MOST} earlier questions have no answer yet")))
+            continue
         # Not of a pool, whose threads the end of the process would wait for.
         threading.Thread(target=run, args=(node,), name=f"node {node}", daemon=True).start()
     while deadlines:

@@ -61,20 +61,20 @@ class DirectoryStrategy(Strategy):
         self._known: OrderedDict[str, int] = OrderedDict()
 
     def locate(self, key: Any) -> int | None:
-        text = self._text(key)
+        text = self.entry(key)
         known = self._known.get(text)  # A dict read is atomic; a miss only costs a query.
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        texts = {self._text(key): key for key in keys}
+        texts = {self.entry(key): key for key in keys}
         return self._find(texts) if texts else {}
 
     def place(self, key: Any) -> int:
-        known = self._known.get(self._text(key))
+        known = self._known.get(self.entry(key))
         return known if known is not None else super().place(key)
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        texts = {self._text(key): key for key in keys}
+        texts = {self.entry(key): key for key in keys}
         found = self._find(texts) if texts else {}
         new = {text: self.draw() for text, key in texts.items() if found[key] is None}
         if new:
@@ -88,7 +88,7 @@ class DirectoryStrategy(Strategy):
             if key is None:
                 self._known.clear()
             else:
-                self._known.pop(self._text(key), None)
+                self._known.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
         # Placements do not change with the topology. Shared, not copied: who still uses the
@@ -129,7 +129,11 @@ class DirectoryStrategy(Strategy):
                 self._known.popitem(last=False)
         return {text: number for text, (number, _) in placements.items()}
 
-    def _text(self, key: Any) -> str:
+    def entry(self, key: Any) -> str:
+        """What the directory calls ``key``. Equal keys have equal names, whatever their types.
+
+        :raises InvalidShardKey: it cannot be a key.
+        """
         if isinstance(key, str):
             text = key
         elif isinstance(key, int) and not isinstance(key, bool):

@@ -27,7 +27,7 @@ def applies(query: Query, targets: Sequence[Target], limit: int | None, union: b
     return (
         union
         and limit is not None
-        and 0 < limit <= MOST
+        and query.low_mark < limit <= query.low_mark + MOST
         and len(targets) * limit >= FEWEST_CANDIDATES
         and not query.distinct
         and query.group_by is None

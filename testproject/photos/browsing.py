@@ -9,17 +9,20 @@ from email.message import Message
 from http.cookiejar import CookieJar
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
 
+from django.conf import settings
 from django.contrib.staticfiles.handlers import StaticFilesHandler
 from django.core.servers.basehttp import (
     ThreadedWSGIServer,
     WSGIRequestHandler,
     get_internal_wsgi_application,
 )
+from django.utils.html import escape
 
-from testproject.photos.models import PhotoOwner
+from testproject.photos.models import PhotoOwner, WrittenComment
+from testproject.photos.pictures import WIDTHS
 from testproject.photos.preparing import ADMIN
 
 TIMEOUT = 30  # seconds
@@ -59,17 +62,17 @@ class Browser:
         self._opener = build_opener(HTTPCookieProcessor(self.cookies), _StayHere())
 
     def open(self, path: str, form: dict[str, str] | None = None) -> tuple[int, str, Message]:
-        """Status, text and headers of the answer."""
+        """Status, text (bytes that are none become ``\ufffd``) and headers of the answer."""
         request = Request(self.address + path)
         if form is not None:
             token = next((c.value for c in self.cookies if c.name == "csrftoken"), None)
             request.data = urlencode({**form, "csrfmiddlewaretoken": token or ""}).encode()
         try:
             with self._opener.open(request, timeout=TIMEOUT) as answer:
-                return answer.status, answer.read().decode(), answer.headers
+                return answer.status, answer.read().decode(errors="replace"), answer.headers
         except HTTPError as answer:
             with answer:
-                return answer.code, answer.read().decode(), answer.headers
+                return answer.code, answer.read().decode(errors="replace"), answer.headers
 
 
 class _StayHere(HTTPRedirectHandler):
@@ -87,23 +90,35 @@ def browse(address: str, password: str) -> Iterator[str]:
     if entry is None or stranger is None:
         raise CheckFailed("there is no sample content to look at")
     photo = entry.owner.photos.select_related("album").get(pk=entry.photo_id)
+    tag = photo.tags.filter(owner=entry.owner).first()
+    written = WrittenComment.objects.scatter().order_by("comment_id").first()
+    if tag is None or written is None:
+        raise CheckFailed("the sample content has no tags or no comments")
     user_page = f"/photos/{entry.owner.username}/"
     photo_page = f"{user_page}{photo.photo_id}/"
+    # Django's own page of that kind tells developers more.
+    not_found = "Page not found" if settings.DEBUG else "Not found"
     pages: list[tuple[str, int, str]] = [
         ("/", 200, "Newest photos"),
-        (user_page, 200, photo.title),
-        (f"{user_page}albums/{photo.album_id}/", 200, photo.album.title),
-        (photo_page, 200, photo.title),
-        (f"/pictures/{photo.photo_id}.svg", 200, "<svg"),
+        ("/tags/", 200, f"/tags/{quote(tag.text)}/"),
+        (f"/tags/{quote(tag.text)}/", 200, "The newest photos with this tag"),
+        (user_page, 200, escape(photo.title)),
+        (f"{user_page}albums/{photo.album_id}/", 200, escape(photo.album.title)),
+        (f"{user_page}tags/{quote(tag.text)}/", 200, escape(photo.title)),
+        (f"/photos/{written.author.username}/comments/", 200, f"Comments by {written.author}"),
+        (photo_page, 200, escape(photo.title)),
+        *((f"/pictures/{photo.photo_id}/{width}.webp", 200, "WEBP") for width in WIDTHS),
         ("/static/photos/site.css", 200, "--accent"),
         (f"/photo/{photo.photo_id}/", 301, photo_page),
-        ("/photos/nobody-of-that-name/", 404, "Not found"),
-        (f"{user_page}{stranger.photo_id}/", 404, "Not found"),
-        (f"/photo/{2**63}/", 404, "Not found"),
+        ("/photos/nobody-of-that-name/", 404, not_found),
+        (f"{user_page}{stranger.photo_id}/", 404, not_found),
+        (f"/photo/{2**63}/", 404, not_found),
         ("/upload/", 302, "/login/?next=/upload/"),
         ("/admin/login/", 200, "Log in"),
         ("/login/", 200, "Log in"),
     ]
+    if settings.DEBUG:
+        pages.append(("/", 200, "Debug panel"))
     browser = Browser(address)
     for path, status, text in pages:
         yield _expect(browser, path, status, text)

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 
+from testproject.photos import tags
 from testproject.photos.models import Album, Comment
 
 
@@ -17,12 +18,28 @@ class CommentForm(forms.ModelForm):
         labels = {"text": "Your comment"}
 
 
+class TagsField(forms.CharField):
+    """A list with commas; its value is a list of tags."""
+
+    def clean(self, value: Any) -> Any:
+        text: str = super().clean(value)
+        try:
+            return tags.parse(text)
+        except tags.InvalidTags as exc:
+            raise forms.ValidationError(str(exc)) from exc
+
+
 class UploadForm(forms.Form):
     """A photo without a picture: the site draws one."""
 
     title = forms.CharField(max_length=200)
     album = forms.ModelChoiceField(Album.objects.none(), required=False, empty_label="A new album")
     new_album = forms.CharField(max_length=100, required=False, label="Title of the new album")
+    tags = TagsField(
+        max_length=400,
+        required=False,
+        help_text=f"At most {tags.MOST}, with commas between them: low tide, dunes",
+    )
 
     def __init__(self, owner: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

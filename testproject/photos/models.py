@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from sharded_orm import GlobalModel, ShardedModel, TicketField
+from testproject.photos.scenes import scene
 
 
 def _user(**options: Any) -> models.ForeignKey[Any, Any]:
@@ -75,12 +76,43 @@ class Photo(Owned):
     def __str__(self) -> str:
         return self.title
 
+    @property
+    def description(self) -> str:
+        """What the picture shows, in words."""
+        return scene(self.photo_id).description
+
     def get_absolute_url(self) -> str:
         return reverse("photos:photo", args=[self.owner.username, self.photo_id])
 
 
+class PhotoTag(Owned):
+    """A word that the owner gave a photo; see :mod:`testproject.photos.tags`."""
+
+    tag_id = TicketField(primary_key=True)
+    owner = _user(related_name="photo_tags")
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="tags")
+    text = models.CharField(max_length=40)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["owner", "photo", "text"], name="tag_once")]
+        indexes = [
+            models.Index(fields=["text", "photo"], name="photos_of_tag"),
+            models.Index(fields=["owner", "text"], name="tag_of_owner"),
+        ]
+
+    class ShardMeta(Owned.ShardMeta):
+        isolate_key = "photo"
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Comment(Owned):
-    """On the shard of the photo's owner, whoever wrote it: it is read with the photo."""
+    """On the shard of the photo's owner, whoever wrote it: it is read with the photo.
+
+    Its author's shard has it a second time, as a :class:`WrittenComment`; what both are about
+    is told by :mod:`testproject.photos.comments`.
+    """
 
     comment_id = TicketField(primary_key=True)
     owner = _user(related_name="+")
@@ -94,6 +126,35 @@ class Comment(Owned):
 
     def __str__(self) -> str:
         return self.text[:40]
+
+
+class WrittenComment(ShardedModel):
+    """The author's copy of a :class:`Comment`, on the author's shard (Yupoo, Y5)."""
+
+    #: That of the comment.
+    comment_id = models.BigIntegerField(primary_key=True)
+    author = _user(related_name="written_comments")
+    #: Of the photo, which is on the owner's shard: no foreign key can lead there.
+    owner = _user(related_name="+")
+    photo_id = models.BigIntegerField()
+    text = models.TextField(max_length=1000)
+    posted_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["author", "-posted_at"], name="comment_of_author")]
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "author"
+        cache = True
+
+    def __str__(self) -> str:
+        return self.text[:40]
+
+    @property
+    def description(self) -> str:
+        """What the picture of the photo shows, in words."""
+        return scene(self.photo_id).description
 
 
 class PhotoOwner(GlobalModel):

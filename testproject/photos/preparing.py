@@ -34,8 +34,9 @@ def prepare() -> Iterator[str]:
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
     made = sample.make()
     yield (
-        f"sample content: {made.users} users, {made.photos} photos and {made.comments} comments made"
-        if made.photos
+        f"sample content: {made.users} users, {made.photos} photos, {made.tags} tags and"
+        f" {made.comments} comments made"
+        if made.photos or made.tags
         else "sample content: there already"
     )
 

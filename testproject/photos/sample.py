@@ -12,15 +12,41 @@ from django.db import transaction
 from django.utils.timezone import now
 
 import sharded_orm
-from testproject.photos.models import Album, Comment, Photo, PhotoOwner
+from sharded_orm import runtime
+from testproject.photos import comments
+from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
+from testproject.photos.scenes import scene
 
 PEOPLE = [
     "Ada Okafor", "Bela Novak", "Chidi Maier", "Dana Lindqvist", "Emil Sato", "Farah Haddad",
     "Gita Rao", "Hugo Silva", "Ines Moreau", "Jonas Weber", "Kaya Demir", "Lena Petrova",
 ]  # fmt: skip
 ALBUMS = ["Up north", "Coast roads", "First snow", "Harvest", "Night walks", "The long valley"]
-WHAT = ["Ridge", "Dunes", "Pines", "Fjord", "Moor", "Pass", "Shore", "Meadow", "Cliffs", "Lake"]
-WHEN = ["at dawn", "before the rain", "in August", "after the storm", "at noon", "in late light"]
+# What a photo is called, and tagged with, is what its number makes it show.
+WHAT = {
+    "ridges": ["Ridge", "Pass", "The long way down", "Seven ridges"],
+    "lake": ["Lake", "Fjord", "Still water", "The far shore"],
+    "sea": ["Shore", "Bay", "Headland", "Nothing but water"],
+    "dunes": ["Dunes", "Sand", "A hill that moves", "Footprints gone"],
+    "forest": ["Pines", "Clearing", "Fog in the firs", "Above the wood"],
+}
+WHEN = {
+    "dawn": ["at dawn", "before breakfast", "in first light"],
+    "day": ["at noon", "in August", "after the rain"],
+    "dusk": ["in late light", "at dusk", "on the way home"],
+    "night": ["by moonlight", "at night", "under the stars"],
+}
+TAGS = {
+    "ridges": ["mountains", "hiking"],
+    "lake": ["lake", "mountains", "reflection"],
+    "sea": ["sea", "coast"],
+    "dunes": ["dunes", "sand", "hiking"],
+    "forest": ["forest", "fog", "hiking"],
+    "dawn": ["dawn", "first light"],
+    "day": ["summer", "blue sky"],
+    "dusk": ["sunset", "golden hour"],
+    "night": ["night", "moon", "long exposure"],
+}
 WORDS = [
     "What a light!", "I was there last year, it looked just the same.", "Where is this?",
     "The trees on the left make it.", "Lovely colours.", "Did you walk all the way up?",
@@ -34,6 +60,7 @@ class Made:
 
     users: int
     photos: int
+    tags: int
     comments: int
 
 
@@ -41,21 +68,23 @@ def make() -> Made:
     """Fill the site. Who has photos already is left alone, so a second call adds nothing.
 
     The content of one person commits on the shard and in the global database one after
-    the other; a call that was interrupted is completed by the next one.
+    the other; a call that was interrupted is completed by the next one. Tags, and the authors'
+    copies of the comments, are made for what has none, so for older content as well.
     """
     people = [_person(name) for name in PEOPLE]
-    made_photos = made_comments = 0
+    made_photos = made_tags = made_comments = 0
     for number, (owner, _) in enumerate(people):
         # Seeded by the person: what is made for one does not depend on the others.
         chance = random.Random(number)
         with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():
-            if Album.objects.filter(owner=owner).exists():
-                continue
-            photos = _photos(owner, chance)
-            comments = _comments(owner, photos, [user for user, _ in people], chance)
-        made_photos += len(photos)
-        made_comments += comments
-    return Made(sum(new for _, new in people), made_photos, made_comments)
+            if not Album.objects.filter(owner=owner).exists():
+                photos = _photos(owner, chance)
+                made_photos += len(photos)
+                made_comments += _comments(owner, photos, [user for user, _ in people], chance)
+            made_tags += _tags(owner, chance)
+    for _ in comments.check(repair=True):
+        pass
+    return Made(sum(new for _, new in people), made_photos, made_tags, made_comments)
 
 
 def _person(name: str) -> tuple[Any, bool]:
@@ -72,14 +101,18 @@ def _person(name: str) -> tuple[Any, bool]:
 def _photos(owner: Any, chance: random.Random) -> list[Photo]:
     titles = chance.sample(ALBUMS, chance.randrange(2, 4))
     albums = Album.objects.bulk_create(Album(owner=owner, title=title) for title in titles)
+    # The ids are drawn before the rows are made: titles are about what the pictures show.
+    field: Any = Photo._meta.pk
+    ids = runtime.tickets().take(field.sequence_name, chance.randrange(8, 18))
     photos = Photo.objects.bulk_create(
         Photo(
+            photo_id=photo_id,
             owner=owner,
             album=chance.choice(albums),
-            title=f"{chance.choice(WHAT)} {chance.choice(WHEN)}",
+            title=_title(photo_id, chance),
             posted_at=now() - timedelta(minutes=chance.randrange(60 * 24 * 365)),
         )
-        for _ in range(chance.randrange(8, 18))
+        for photo_id in ids
     )
     PhotoOwner.objects.bulk_create(
         [PhotoOwner(photo_id=photo.photo_id, owner=owner) for photo in photos],
@@ -89,8 +122,26 @@ def _photos(owner: Any, chance: random.Random) -> list[Photo]:
     return list(photos)
 
 
+def _title(photo_id: int, chance: random.Random) -> str:
+    shown = scene(photo_id)
+    return f"{chance.choice(WHAT[shown.land])} {chance.choice(WHEN[shown.time])}"
+
+
+def _tags(owner: Any, chance: random.Random) -> int:
+    if PhotoTag.objects.filter(owner=owner).exists():
+        return 0
+    tags = []
+    for photo in Photo.objects.filter(owner=owner):
+        shown = scene(photo.photo_id)
+        words = [*TAGS[shown.land], *TAGS[shown.time]]
+        for text in chance.sample(words, chance.randrange(2, 5)):
+            tags.append(PhotoTag(owner=owner, photo=photo, text=text))
+    PhotoTag.objects.bulk_create(tags)
+    return len(tags)
+
+
 def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random.Random) -> int:
-    comments = [
+    made = [
         Comment(
             owner=owner,
             photo=photo,
@@ -101,5 +152,5 @@ def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random
         for photo in photos
         for _ in range(chance.randrange(0, 5))
     ]
-    Comment.objects.bulk_create(comments)
-    return len(comments)
+    Comment.objects.bulk_create(made)
+    return len(made)

@@ -27,10 +27,19 @@ register_converter(IdConverter, "id")
 app_name = "photos"
 urlpatterns = [
     path("", views.front, name="front"),
+    path("tags/", views.all_tags, name="tags"),
+    path("tags/<str:text>/", views.tag, name="tag"),
     path("upload/", views.upload, name="upload"),
     path("photos/<str:username>/", views.user, name="user"),
-    path("photos/<str:username>/<id:photo_id>/", views.photo, name="photo"),
     path("photos/<str:username>/albums/<id:album_id>/", views.album, name="album"),
+    path("photos/<str:username>/tags/<str:text>/", views.user_tag, name="user_tag"),
+    path("photos/<str:username>/comments/", views.user_comments, name="user_comments"),
+    path("photos/<str:username>/<id:photo_id>/", views.photo, name="photo"),
+    path(
+        "photos/<str:username>/<id:photo_id>/comments/<id:comment_id>/delete/",
+        views.delete_comment,
+        name="delete_comment",
+    ),
     path("photo/<id:photo_id>/", views.old_photo, name="old_photo"),
-    path("pictures/<id:photo_id>.svg", views.picture, name="picture"),
+    path("pictures/<id:photo_id>/<int:width>.webp", views.picture, name="picture"),
 ]

@@ -1,47 +1,107 @@
-"""The pages. Each names the shard key of what it shows, except the front page, which scatters."""
+"""The pages. Each names the shard key of what it shows, except those that scatter."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.views import redirect_to_login
 from django.core.paginator import Paginator
-from django.db.models import Count
-from django.http import HttpRequest, HttpResponse
+from django.db.models import Count, Max
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import cache_control
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import (
+    condition,
+    require_http_methods,
+    require_POST,
+    require_safe,
+)
 
+from testproject.photos import comments, pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
-from testproject.photos.models import Album, Comment, Photo, PhotoOwner
-from testproject.photos.pictures import draw
+from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
+from testproject.photos.newest import newest
 from testproject.photos.publishing import publish
 
-NEWEST = 24
 PER_PAGE = 24
+MOST_TAGS = 60
 
 
 def _user(username: str) -> Any:
     return get_object_or_404(get_user_model(), username=username, is_active=True)
 
 
+# -- Of everybody: these ask all shards
+
+
 @require_safe
 def front(request: HttpRequest) -> HttpResponse:
     """The newest photos of all users: all shards are asked, the owners come from one query."""
-    newest = Photo.objects.scatter().order_by("-posted_at", "-photo_id")
-    photos = newest.prefetch_related("owner")[:NEWEST]
-    return render(request, "photos/front.html", {"photos": photos})
+    page = newest(Photo.objects, request.GET.get("before", ""))
+    return render(request, "photos/front.html", {"page": page})
+
+
+@require_safe
+def tag(request: HttpRequest, text: str) -> HttpResponse:
+    """The newest photos with a tag."""
+    tagged = Photo.objects.filter(tags__text=tags.normal(text))
+    page = newest(tagged, request.GET.get("before", ""))
+    if not page.photos and not page.missing:
+        raise Http404
+    return render(request, "photos/tag.html", {"tag": tags.normal(text), "page": page})
+
+
+@require_safe
+def all_tags(request: HttpRequest) -> HttpResponse:
+    """The commonest tags: each shard counts its own, the counts are added up."""
+    counted = PhotoTag.objects.scatter(partial=True).values("text").annotate(photos=Count("pk"))
+    found = counted.order_by("-photos", "text")[:MOST_TAGS]
+    context = {"tags": sorted(found, key=lambda tag: tag["text"]), "missing": found.failed_shards}
+    return render(request, "photos/tags.html", context)
+
+
+# -- Of one user: these ask the user's shard
 
 
 @require_safe
 def user(request: HttpRequest, username: str) -> HttpResponse:
+    """A user's stream, with albums and tags."""
     owner = _user(username)
-    albums = owner.albums.annotate(size=Count("photos")).order_by("title")
+    albums = owner.albums.annotate(size=Count("photos"), cover=Max("photos")).order_by("title")
     photos = owner.photos.order_by("-posted_at", "-photo_id")
+    context = {
+        "owner": owner,
+        "albums": albums,
+        "tags": tags.of_user(owner),
+        "page": Paginator(photos, PER_PAGE).get_page(request.GET.get("page")),
+    }
+    return render(request, "photos/user.html", context)
+
+
+@require_safe
+def user_tag(request: HttpRequest, username: str, text: str) -> HttpResponse:
+    """A user's photos with a tag."""
+    owner = _user(username)
+    tagged = owner.photos.filter(tags__text=tags.normal(text))
+    photos = tagged.order_by("-posted_at", "-photo_id")
     page = Paginator(photos, PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "photos/user.html", {"owner": owner, "albums": albums, "page": page})
+    if not page.object_list:
+        raise Http404
+    context = {"owner": owner, "tag": tags.normal(text), "page": page}
+    return render(request, "photos/user_tag.html", context)
+
+
+@require_safe
+def user_comments(request: HttpRequest, username: str) -> HttpResponse:
+    """What a user has written under photos of all users: the author's copies, on one shard."""
+    author = _user(username)
+    # Owners are in the global database: a query of their own, no join.
+    written = author.written_comments.order_by("-posted_at", "-comment_id")
+    page = Paginator(written.prefetch_related("owner"), PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "photos/user_comments.html", {"author": author, "page": page})
 
 
 @require_safe
@@ -55,7 +115,7 @@ def album(request: HttpRequest, username: str, album_id: int) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
-    """A photo with its comments; who is logged in may add one."""
+    """A photo with its tags and comments; who is logged in may add a comment."""
     owner = _user(username)
     found = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
     form = CommentForm()
@@ -66,16 +126,49 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
             request.POST, instance=Comment(owner=owner, photo=found, author=request.user)
         )
         if form.is_valid():
-            comment = form.save()
+            comment = form.save(commit=False)
+            comments.write(comment)
             return redirect(f"{request.path}#comment-{comment.pk}")
-    comments = (
-        found.comments.filter(owner=owner)
-        .order_by("posted_at", "comment_id")
+    shown = found.comments.filter(owner=owner).order_by("posted_at", "comment_id")
+    context = {
+        "owner": owner,
+        "photo": found,
+        "tags": found.tags.filter(owner=owner).order_by("text"),
         # Authors are in the global database: a query of their own, no join.
-        .prefetch_related("author")
-    )
-    context = {"owner": owner, "photo": found, "comments": comments, "form": form}
+        "comments": shown.prefetch_related("author"),
+        "form": form,
+    }
     return render(request, "photos/photo.html", context)
+
+
+@require_POST
+@login_required
+def delete_comment(
+    request: HttpRequest, username: str, photo_id: int, comment_id: int
+) -> HttpResponse:
+    """By its author, or the owner of the photo."""
+    comment = get_object_or_404(
+        Comment, owner=_user(username), photo=photo_id, comment_id=comment_id
+    )
+    if request.user.pk not in (comment.author_id, comment.owner_id):
+        raise Http404
+    comments.remove(comment)
+    messages.success(request, "The comment is deleted.")
+    return redirect("photos:photo", username, photo_id)
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def upload(request: HttpRequest) -> HttpResponse:
+    form = UploadForm(request.user, request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        published = publish(request.user, **form.cleaned_data)
+        messages.success(request, "Your photo is published.")
+        return redirect(published)
+    return render(request, "photos/upload.html", {"form": form})
+
+
+# -- These need no shard
 
 
 @require_safe
@@ -85,17 +178,15 @@ def old_photo(request: HttpRequest, photo_id: int) -> HttpResponse:
     return redirect("photos:photo", entry.owner.username, photo_id, permanent=True)
 
 
-@login_required
-@require_http_methods(["GET", "HEAD", "POST"])
-def upload(request: HttpRequest) -> HttpResponse:
-    form = UploadForm(request.user, request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        return redirect(publish(request.user, **form.cleaned_data))
-    return render(request, "photos/upload.html", {"form": form})
+def _etag(request: HttpRequest, photo_id: int, width: int) -> str:
+    return f'"{pictures.VERSION}-{photo_id}-{width}"'
 
 
 @require_safe
-@cache_control(public=True, max_age=86400, immutable=True)
-def picture(request: HttpRequest, photo_id: int) -> HttpResponse:
+@cache_control(public=True, max_age=86400)
+@condition(etag_func=_etag)
+def picture(request: HttpRequest, photo_id: int, width: int) -> HttpResponse:
     """The picture itself, drawn from the id: no file, no query."""
-    return HttpResponse(draw(photo_id), content_type="image/svg+xml")
+    if width not in pictures.WIDTHS:
+        raise Http404
+    return HttpResponse(pictures.draw(photo_id, width), content_type="image/webp")

@@ -45,18 +45,23 @@ class Project:
         assert done.returncode == 0, done.stdout
         return done.stdout.strip().splitlines()[-1]
 
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process of this installation finds in its environment."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHARDED_ORM_DEMO_")}
+        return {
+            **inherited,
+            "DJANGO_SETTINGS_MODULE": SITE_SETTINGS,
+            "SHARDED_ORM_DEMO_DIR": str(self.folder),
+            "PYTHONWARNINGS": "error",
+            **self.variables,
+        }
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={
-                **inherited,
-                "DJANGO_SETTINGS_MODULE": SITE_SETTINGS,
-                "SHARDED_ORM_DEMO_DIR": str(self.folder),
-                "PYTHONWARNINGS": "error",
-                **self.variables,
-            },
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -73,15 +78,20 @@ def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
         return
     nodes: list[Address] = request.getfixturevalue("mariadb_nodes")
     prefix = f"site_{secrets.token_hex(4)}_"
-    variables = {
-        "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
-        "SHARDED_ORM_DEMO_PREFIX": prefix,
-    }
+    variables = on_servers(nodes, prefix)
     try:
         yield Project(backend, folder, variables)
     finally:
         for node in nodes:
             _drop(node, prefix)
+
+
+def on_servers(nodes: list[Address], prefix: str) -> dict[str, str]:
+    """The variables of an installation on MariaDB, whose databases' names begin with ``prefix``."""
+    return {
+        "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
+        "SHARDED_ORM_DEMO_PREFIX": prefix,
+    }
 
 
 def _drop(node: Address, prefix: str) -> None:

@@ -2,21 +2,125 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from tests.acceptance.project import Project
+import pytest
+
+from tests.acceptance.project import BACKENDS, Project, project_on
 
 
-def test_the_demo_works_and_keeps_what_is_there(project: Project) -> None:
-    first = project.manage("demo", "--check")
+@pytest.fixture(scope="module", params=BACKENDS)
+def shown(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Project, str]]:
+    """A site that was shown once, and what that printed."""
+    folder = tmp_path_factory.mktemp("demo") / "site"
+    with project_on(request.param, request, folder) as project:
+        yield project, project.manage("demo", "--check")
+
+
+def test_the_demo_works_and_keeps_what_is_there(shown: tuple[Project, str]) -> None:
+    project, first = shown
     assert "The demo works." in first
-    assert re.search(r"sample content: 12 users, 150 photos and \d+ comments made", first)
+    made = r"sample content: 12 users, 150 photos, \d+ tags and \d+ comments made"
+    assert re.search(made, first)
     assert re.search(r"admin login admin / \S{8,}", first)
 
     second = project.manage("demo", "--check")
     assert "sample content: there already" in second
     # The pages that were looked at are those of the same photo.
     assert _pages(second) == _pages(first)
+    assert "agree" in project.manage("check_comments")
+
+
+def test_the_demo_with_its_debug_panel(shown: tuple[Project, str]) -> None:
+    project, first = shown
+    debugged = Project(project.backend, project.folder, dict(project.variables))
+    debugged.variables["SHARDED_ORM_DEMO_DEBUG"] = "1"
+    output = debugged.manage("demo", "--check")
+    assert [page for page in _pages(output) if page not in _pages(first)] == []
+    assert len(_pages(output)) == len(_pages(first)) + 1
+    # Never where others can see it.
+    assert _pages(debugged.manage("demo", "--check", "--host", "0.0.0.0")) == _pages(first)
+
+
+# Writes two comments. The commit on the shard of the photo's owner is the first one; the second
+# one fails, then its process dies.
+_DYING = """
+import os, signal
+from django.contrib.auth import get_user_model
+from django.db import OperationalError, connections
+from sharded_orm import runtime
+from testproject.photos import comments
+from testproject.photos.models import Comment, Photo
+photo = Photo.objects.scatter().order_by("photo_id").first()
+for author in get_user_model().objects.exclude(pk=photo.owner_id):
+    second = runtime.locate("photos", author.pk)
+    if second is not None and second.alias != photo.shard_alias:
+        break
+def fail():
+    raise OperationalError("the connection is lost")
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+for commit in (fail, die):
+    connections[second.alias].commit = commit
+    print(commit.__name__, flush=True)
+    comments.write(
+        Comment(owner_id=photo.owner_id, photo=photo, author=author, text="Half of it")
+    )
+"""
+_SIDES = """
+from testproject.photos.models import Comment, WrittenComment
+for model in (Comment, WrittenComment):
+    print(model.objects.scatter().filter(text="Half of it").count())
+"""
+
+
+def test_a_comment_whose_second_commit_is_missing(shown: tuple[Project, str]) -> None:
+    project, _ = shown
+
+    def run(code: str, fails: bool = False) -> list[str]:
+        return project.manage("shell", "--no-imports", "-c", code, fails=fails).split()
+
+    said = run(_DYING, fails=True)
+    assert (said[0], said[-1]) == ("fail", "die")
+    # What the user was told is done is warned of.
+    assert "a comment's sides differ until they are checked" in " ".join(said)
+    assert run(_SIDES) == ["2", "0"]
+    found = project.manage("check_comments", fails=True)
+    assert found.count("has no copy with its author") == 2
+    assert project.manage("check_comments", "--repair").count("repaired") == 2
+    assert run(_SIDES) == ["2", "2"]
+    assert "agree" in project.manage("check_comments")
+
+
+_STATUSES = """
+from django.contrib.auth import get_user_model
+from django.test import Client
+from sharded_orm import runtime
+client = Client()
+front = client.get("/")
+print("said everybody", front.status_code, client.get("/tags/").status_code)
+print("said", b"cannot be shown" in front.content, b"srcset" in front.content)
+for user in get_user_model().objects.exclude(username="admin"):
+    page = client.get(f"/photos/{user.username}/")
+    print("said", runtime.locate("photos", user.pk).node, page.status_code)
+"""
+
+
+def test_pages_while_a_node_is_down(shown: tuple[Project, str]) -> None:
+    project, _ = shown
+    if project.backend == "sqlite":
+        pytest.skip("files are not down")
+    first, second = json.loads(project.variables["SHARDED_ORM_DEMO_MYSQL"])
+    servers = json.dumps([first, {**second, "port": 1}])  # where nobody listens
+    variables = {**project.variables, "SHARDED_ORM_DEMO_MYSQL": servers}
+    half = Project(project.backend, project.folder, variables)
+    output = half.manage("shell", "--no-imports", "-c", _STATUSES)
+    said = re.findall("^said (.*)", output, re.MULTILINE)
+    assert said[:2] == ["everybody 200 200", "True True"]
+    assert set(said[2:]) == {"node_1 200", "node_2 503"}
 
 
 def _pages(output: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The pages of the photo site, on test databases of both backends; see ``inside/test_pages.py``."""
+"""The photo site: every page, from the inside, on each database."""
 
 from __future__ import annotations
 
@@ -13,5 +13,14 @@ def test_project_is_sound(tmp_path: Path) -> None:
     assert "No changes detected" in project.manage("makemigrations", "--check", "--dry-run")
 
 
+def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
+    for module in ("MySQLdb", "psycopg", "kazoo", "pymemcache", "redis"):
+        # A module of that name that cannot be imported stands before the installed one.
+        (tmp_path / f"{module}.py").write_text("raise ImportError\n")
+    project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)})
+    assert "no issues" in project.manage("check")
+
+
 def test_pages(project: Project) -> None:
-    assert "failed" not in project.pytest("test_pages.py")
+    files = ["test_pages.py", "test_comments.py", "test_tags.py", "test_panel.py", "test_admin.py"]
+    assert "failed" not in project.pytest(*files)

@@ -72,6 +72,9 @@ class Photo(OnPhotos):
     def __str__(self) -> str:
         return self.title
 
+    def get_absolute_url(self) -> str:
+        return f"/of/{self.user_id}/{self.photo_id}/"
+
 
 class Comment(OnPhotos):
     comment_id = TicketField(primary_key=True)

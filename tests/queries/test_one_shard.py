@@ -13,7 +13,7 @@ from django.test import TestCase
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired, UnknownShard
-from tests.photos.models import Comment, Photo
+from tests.photos.models import Comment, Person, Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -34,6 +34,16 @@ def test_create_puts_the_row_on_the_shard_of_its_key(rows: list[Photo]) -> None:
 def test_create_costs_one_statement_on_the_shard(placed: None) -> None:
     with assert_queries(1, using="photos"):
         Photo.objects.create(user_id=ONE, title="x")
+
+
+def test_a_global_row_is_no_hint_where_a_new_row_goes(placed: None) -> None:
+    person = Person.objects.create(username="p")
+    photo = Photo.objects.create(user_id=TWO, title="x")
+    comment = Comment(author=person, photo=photo)
+    comment.user_id = TWO
+    comment.save()
+    assert comment._state.db == SHARD[TWO]
+    assert Comment.objects.get(user_id=TWO).author == person
 
 
 def test_get_costs_one_statement_on_that_shard(rows: list[Photo]) -> None:

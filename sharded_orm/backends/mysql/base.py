@@ -25,9 +25,9 @@ from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
-from sharded_orm.backends.sessions import Identified, SessionID
+from sharded_orm.backends.sessions import Identified, OpenSessions, SessionID
 from sharded_orm.backends.shared import ShardAliasMixin
-from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 
@@ -189,6 +189,17 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors, self.node_cursor() as cursor:
             found = sizes.read(cursor, [shard.schema for shard in shards])
         return {shard.alias: found[shard.schema] for shard in shards}
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return sizes.tables(cursor, shard.schema)
+
+    def open_sessions(self) -> OpenSessions:
+        pool = self.node_pool
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+            ((_, connected),) = cursor.fetchall()
+        return OpenSessions(pool.size, pool.idle, int(connected))
 
     def effect_of(self, sql: str) -> Effect:
         kind = classify(sql)

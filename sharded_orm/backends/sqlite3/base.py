@@ -21,7 +21,7 @@ from django.db.transaction import Atomic
 from sharded_orm.backends import moves
 from sharded_orm.backends.endings import Fate
 from sharded_orm.backends.shared import ShardAliasMixin
-from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
@@ -138,6 +138,11 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()
         }
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        path = Path(self.settings_dict["NAME"]).parent / f"{shard.schema}{snapshot.SUFFIX}"
+        with self.wrap_database_errors:
+            return snapshot.table_sizes(path)
 
     def effect_of(self, sql: str) -> Effect:
         return snapshot.effect_of(sql)

@@ -7,10 +7,13 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
+from sharded_orm.backends.sizes import TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_of
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
+#: Rows of a table that are counted: SQLite looks at each.
+COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
 _WORD = re.compile(r"\s*([A-Za-z]+)")
@@ -87,6 +90,31 @@ def _digest(path: Path) -> str | None:
         return applied_digest(connection.execute(f"SELECT app, name FROM {_RECORDS}"))
     finally:
         connection.close()
+
+
+def table_sizes(path: Path) -> list[TableSize]:
+    """The tables of a file by name, with their rows up to :data:`COUNTED`; none without a file."""
+    if not path.exists():
+        return []
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        names = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%'"
+            " ESCAPE '\\' ORDER BY name"
+        )
+        return [_table_size(connection, name) for (name,) in names.fetchall()]
+    finally:
+        connection.close()
+
+
+def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
+    quoted = '"' + name.replace('"', '""') + '"'
+    (rows,) = connection.execute(
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {quoted} LIMIT {COUNTED + 1})"
+    ).fetchone()
+    if rows > COUNTED:
+        return TableSize(name, COUNTED, "at least", None)
+    return TableSize(name, rows, "exact", None)
 
 
 def _rank(definition: str) -> int:

@@ -108,6 +108,7 @@ def status(
     *,
     timeout: float = PATIENCE,
     sizes: bool = True,
+    within: float | None = None,
 ) -> FleetStatus:
     """Ask all nodes at the same time how their shards are. Changes nothing.
 
@@ -118,6 +119,7 @@ def status(
     :param shards: only these, and only their nodes; by default all nodes of the topology, and what
         is on them without belonging there.
     :param timeout: seconds for the first answer of a node; one that is silent counts as down.
+    :param within: seconds for all answers of a node, for somebody who waits; in place of ``timeout``.
     """
     by_node = shards_by_node(shards)
     pending = _Pending()
@@ -125,9 +127,12 @@ def status(
 
     def look(node: str, alive: Alive) -> tuple[GroupOnNode, ...]:
         with node_connection(node) as wrapper:
-            return _look(wrapper, node, by_node[node], alive, pending, unexpected, sizes=sizes)
+            # Who waits for the whole is not told of its parts.
+            heard = alive if within is None else _unheard
+            return _look(wrapper, node, by_node[node], heard, pending, unexpected, sizes=sizes)
 
-    found = ask_nodes(by_node, look, patience=timeout, silence=max(SILENCE, timeout))
+    patience = timeout if within is None else within
+    found = ask_nodes(by_node, look, patience=patience, silence=max(SILENCE, patience))
     return FleetStatus(
         tuple(
             NodeStatus(
@@ -139,6 +144,10 @@ def status(
             for node, outcome in found.items()
         )
     )
+
+
+def _unheard() -> None:
+    return
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:

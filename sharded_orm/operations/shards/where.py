@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.apps import apps
@@ -10,7 +11,9 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnknownModel
+from sharded_orm.models.directory import Placement
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.routing.directory import DirectoryStrategy
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,27 @@ def where(label: str, name: str, text: str) -> Place:
         number, shard.alias, shard.node, shard.replica, shard.schema,
         (within.first, within.last), within in group.open_ranges,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the directory itself says of a key; a process may remember something older."""
+
+    shard: int
+    placed_at: datetime
+
+
+def directory_entry(place: Place) -> Entry | None:
+    """The row of the directory for a key that :func:`where` looked for; None if there is none.
+
+    One query of the directory; none for a group whose strategy has no directory.
+    """
+    strategy = runtime.strategy(place.group)
+    if not isinstance(strategy, DirectoryStrategy):
+        return None
+    rows = Placement.objects.using(runtime.config().directory)
+    row = rows.filter(group=place.group, key=strategy.entry(place.key)).first()
+    return None if row is None else Entry(row.shard, row.placed_at)
 
 
 def sharded_model(label: str) -> ShardOptions:

@@ -63,12 +63,15 @@ class TicketStatus:
     problems: tuple[str, ...]
 
 
-def status(servers: Sequence[TicketServer] | None = None) -> TicketStatus:
+def status(
+    servers: Sequence[TicketServer] | None = None, *, patience: float = PATIENCE
+) -> TicketStatus:
     """Ask all servers how they are. Changes nothing; a server that is down is part of the answer.
 
+    :param patience: seconds for one server; they are asked one after the other.
     :raises ImproperlyConfigured: no server is configured.
     """
-    answers = ask_all(all_servers() if servers is None else servers, PATIENCE)
+    answers = ask_all(all_servers() if servers is None else servers, patience)
     told = tuple(_server(answers, index) for index in range(len(answers)))
     wanted = declared()
     names = {name for answer in answers for name in answer.standings}

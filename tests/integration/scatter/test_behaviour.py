@@ -66,6 +66,20 @@ def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetch(queryset) == expected
 
 
+def test_two_phases_of_a_page_behind_many_rows(
+    rows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MOST", 5)
+    for queryset, asked in (
+        (one_database(Sample).order_by("-id")[8:13], 4),
+        (one_database(Sample).order_by("-id")[8:14], 2),
+    ):
+        expected = list(queryset)
+        with statements(per_scatter(asked), using="photos"):
+            assert fetch(queryset) == expected
+
+
 def test_a_winner_gone_between_the_phases_is_replaced(
     rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.cache.statistics import FIELDS, Statistics, counter
+from sharded_orm.cache.statistics import FIELDS, Statistics, counter, counting
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.cache.stores.local import LocalServer
 from sharded_orm.signals import cache_counted
@@ -189,3 +189,25 @@ def test_a_forked_child_does_not_send_what_its_parent_counted(statistics: Statis
 
 def test_the_name_of_a_counter_is_no_name_of_an_object() -> None:
     assert counter(PHOTO, "fills") == "test:photos.Photo-@count-fills"
+
+
+def test_what_a_block_does_is_counted_apart(statistics: Statistics) -> None:
+    statistics.add(PHOTO, object_hits=1)
+    with counting() as outer:
+        statistics.add(PHOTO, object_hits=2, fills=1)
+        with counting() as inner:
+            statistics.add(PHOTO, object_hits=4)
+            # Another thread is another request.
+            other = threading.Thread(target=statistics.add, args=(PHOTO,), kwargs={"fills": 8})
+            other.start()
+            other.join()
+        # What has been sent is not forgotten here.
+        statistics.flush()
+        statistics.add(ALBUM, list_misses=1)
+    statistics.add(PHOTO, object_hits=8)
+    assert inner == {"photos.Photo": {"object_hits": 4}}
+    assert outer == {
+        "photos.Photo": {"object_hits": 6, "fills": 1},
+        "photos.Album": {"list_misses": 1},
+    }
+    assert shown(statistics.counted(PHOTO)) == {"object_hits": 15, "fills": 9}

@@ -34,8 +34,10 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         host, port = options["host"], options["port"]
         if not {host, f"[{host}]"} & set(settings.ALLOWED_HOSTS):
-            # Whoever serves on other addresses is visited by whatever name they have.
+            # Whoever serves on other addresses is visited by whatever name they have; and what
+            # pages of DEBUG tell is for this machine only.
             settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "*"]
+            settings.DEBUG = False
         began = time.monotonic()
         for step in prepare():
             self._say(began, step)
@@ -43,8 +45,7 @@ class Command(BaseCommand):
         if options["check"]:
             self._check(began, host, port or 0, password)
         else:
-            # DEBUG is off, so that pages look as on a real site; this server brings the
-            # style sheets itself.
+            # Without DEBUG, too, this server brings the style sheets itself.
             call_command(
                 _Server(password, stdout=self.stdout),
                 f"[{host}]:{port or 8000}" if ":" in host else f"{host}:{port or 8000}",

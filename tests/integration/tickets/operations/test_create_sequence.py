@@ -172,6 +172,7 @@ def test_the_loader_takes_the_package_for_no_migration() -> None:
     assert {name for app, name in loader.disk_migrations if app == "sharded_orm"} == {
         "0001_initial",
         "0002_journal",
+        "0003_fleet",
     }
     state = loader.project_state()
     changes = MigrationAutodetector(state, ProjectState.from_apps(apps)).changes(graph=loader.graph)

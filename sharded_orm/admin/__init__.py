@@ -1,0 +1,21 @@
+"""Django's admin for sharded models, and pages about the shards themselves.
+
+``autodiscover`` imports this package, as it does the ``admin`` of every installed app.
+"""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from sharded_orm.admin.fleet.site import register_fleet
+from sharded_orm.admin.inlines import ShardedStackedInline, ShardedTabularInline
+from sharded_orm.admin.model_admin import ShardedModelAdmin
+
+__all__ = [
+    "ShardedModelAdmin",
+    "ShardedStackedInline",
+    "ShardedTabularInline",
+    "register_fleet",
+]
+
+register_fleet(admin.site)

@@ -1,0 +1,125 @@
+"""Actions on rows of several shards: once per shard, each for itself, with one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin import helpers
+from django.http import HttpRequest, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.utils.translation import gettext as _
+
+from sharded_orm import runtime
+from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.display import named
+from sharded_orm.admin.identity import is_away
+from sharded_orm.admin.running import report, run_by_shard
+from sharded_orm.admin.selecting import Selection, select, select_all
+from sharded_orm.routers import standing_on
+
+
+class ActionsMixin(ShardedBase):
+    """The actions of a :class:`ShardedModelAdmin`.
+
+    An action is called once for each shard with chosen rows, with a queryset on that shard, in
+    a transaction there; its log entries are committed after it. A shard where it fails keeps
+    nobody back, and the messages tell what was done where.
+
+    An action with ``across_shards = True`` is called once, with all rows, and without a
+    transaction.
+    """
+
+    def action_checkbox(self, obj: Any) -> Any:
+        # No action can write a row that lies where its key does not lead.
+        return "" if is_away(obj) else super().action_checkbox(named(obj))
+
+    def response_action(self, request: HttpRequest, queryset: Any) -> Any:
+        # Overrides ModelAdmin.response_action, which filters by primary keys.
+        chosen = self._chosen(request)
+        if chosen is None:
+            self.message_user(request, _("No action selected."), messages.WARNING)
+            return None
+        func, description, select_across = chosen
+        names = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        if not names and not select_across:
+            sentence = _(
+                "Items must be selected in order to perform "
+                "actions on them. No items have been changed."
+            )
+            self.message_user(request, sentence, messages.WARNING)
+            return None
+        selection = self._selection(request, queryset, None if select_across else names)
+        if selection.unknown:
+            self.message_user(
+                request,
+                f"{selection.unknown} of {len(names)} selected rows are not here, or not any more."
+                " No items have been changed.",
+                messages.WARNING,
+            )
+            return None
+        if getattr(func, "takes_selection", False):
+            response = func(self, request, selection)
+        elif getattr(func, "across_shards", False):
+            response = self._run_once(request, func, selection)
+        else:
+            response = run_by_shard(
+                self, request, selection, description, lambda part: func(self, request, part.rows)
+            )
+        if isinstance(response, HttpResponseBase):
+            return response
+        return HttpResponseRedirect(request.get_full_path())
+
+    def _chosen(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
+        """The action whose button was pushed, its description, and whether it is about all rows."""
+        try:
+            index = int(request.POST.get("index", 0))
+        except ValueError:
+            index = 0
+        data = request.POST.copy()
+        for name in (helpers.ACTION_CHECKBOX_NAME, "index"):
+            data.pop(name, None)
+        given = data.getlist("action")
+        if -len(given) <= index < len(given):
+            data["action"] = given[index]
+        form: Any = self.action_form(data, auto_id=None)
+        form.fields["action"].choices = self.get_action_choices(request)
+        if not form.is_valid():
+            return None
+        func, _name, description = self.get_actions(request)[form.cleaned_data["action"]]  # type: ignore[misc]  # one of its choices
+        opts = self.opts
+        names = {
+            "verbose_name": opts.verbose_name,
+            "verbose_name_plural": opts.verbose_name_plural,
+        }
+        return func, str(description) % names, form.cleaned_data["select_across"]
+
+    def _selection(self, request: HttpRequest, queryset: Any, names: list[str] | None) -> Selection:
+        focus = self.focus(request)
+        if focus.everywhere:
+            # An action must not take the rows of the shards that answer for all rows.
+            queryset = queryset.scatter()
+        if names is not None:
+            return select(self.shard_options, queryset, names, focus.home)
+        if queryset.query.is_empty():
+            return select_all(queryset, [])
+        if focus.home is not None:
+            return select_all(queryset, [focus.home])
+        route = queryset.explain_routing()
+        return select_all(queryset, [runtime.shard(route.group, n) for n in route.shards])
+
+    def _run_once(
+        self, request: HttpRequest, func: Callable[..., Any], selection: Selection
+    ) -> Any:
+        if selection.outages.errors:
+            report(self, request, "", [], selection.outages)
+            self.message_user(
+                request,
+                "This action needs all of the rows at once. No items have been changed.",
+                messages.ERROR,
+            )
+            return None
+        home = selection.parts[0].alias if len(selection.parts) == 1 else None
+        with standing_on(home):
+            return func(self, request, selection.whole)

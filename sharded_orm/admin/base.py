@@ -1,0 +1,119 @@
+"""What every part of a :class:`ShardedModelAdmin` and of its inlines builds on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import Http404, HttpRequest
+
+from sharded_orm import runtime
+from sharded_orm.admin.display import bare
+from sharded_orm.admin.focus import Focus, focus_of
+from sharded_orm.admin.identity import is_away
+from sharded_orm.exceptions import InvalidFocus
+from sharded_orm.models.access import may_access
+from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.topology.model import Shard
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+
+def options_of(model: type[Any]) -> ShardOptions:
+    """The options of a sharded model; raises ``ImproperlyConfigured`` for any other."""
+    options = shard_options(model)
+    if options is None:
+        raise ImproperlyConfigured(
+            f"{model._meta.label} is not a sharded model: register it with Django's ModelAdmin."
+        )
+    return options
+
+
+class ShardedBase(_ModelAdmin):
+    """The place that a request looks at, the rows there, and who may.
+
+    Parts of ``ShardedModelAdmin`` derive from it, so that each can be read and typed alone.
+    """
+
+    def __init__(self, model: type[Any], admin_site: Any) -> None:
+        options_of(model)
+        super().__init__(model, admin_site)
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        return options_of(self.model)
+
+    def focus(self, request: HttpRequest) -> Focus:
+        """Where the request looks.
+
+        :raises InvalidFocus: there is no such place.
+        :raises PermissionDenied: the user may not look there.
+        """
+        found = focus_of(request, self.shard_options)
+        if found.home is not None and not self.has_shard_permission(request, found.home):
+            raise PermissionDenied
+        return found
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        rows = super().get_queryset(request)
+        try:
+            focus = self.focus(request)
+        except InvalidFocus as exc:
+            # The changelist asks for the focus first, and has more to say.
+            raise Http404(str(exc)) from exc
+        if focus.everywhere and not self.may_look_everywhere(request):
+            return rows.none()
+        return focus.of(rows)
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
+        # For the autocomplete view; the changelist turns its own pages, and the log is global.
+        if getattr(queryset, "model", None) is self.model and not queryset.ordered:
+            queryset = queryset.order_by("pk")
+        return super().get_paginator(request, queryset, *args, **kwargs)
+
+    # -- Who may ---------------------------------------------------------------
+
+    def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
+        """A hook: whether the user may look at ``shard`` and change what is there.
+
+        Asked beside the permissions of Django and of the group. Where it refuses any shard,
+        nothing is asked over all shards.
+        """
+        return True
+
+    def may_look_everywhere(self, request: HttpRequest) -> bool:
+        """Whether the user may look at every shard of the group."""
+        hook = type(self).has_shard_permission
+        if hook is ShardedBase.has_shard_permission:
+            return True
+        shards = runtime.group(self.shard_options.group).shards()
+        return all(self.has_shard_permission(request, shard) for shard in shards)
+
+    def _may(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
+        options = self.shard_options
+        if not may_access(request.user, options.group):
+            return False
+        row = bare(row)
+        if row is None or row._state.db is None:
+            return True
+        shard = runtime.topology().resolve(row._state.db)
+        if shard is not None and not self.has_shard_permission(request, shard):
+            return False
+        # save() would refuse it, and so would a delete.
+        return not (write and is_away(row))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and self._may(request, None, write=True)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_view_permission(request, obj) and self._may(request, obj, write=False)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and self._may(request, obj, write=True)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and self._may(request, obj, write=True)

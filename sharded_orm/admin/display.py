@@ -1,0 +1,176 @@
+"""What templates of Django's admin show of a sharded row: links by its name, not by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.admin import helpers
+from django.contrib.admin.utils import quote
+from django.urls import NoReverseMatch, reverse
+from django.utils.functional import cached_property
+from django.utils.html import conditional_escape, format_html
+
+from sharded_orm.admin.identity import object_id
+from sharded_orm.models.options import shard_options
+
+
+class Named:
+    """A row whose ``pk`` is its name in URLs and the log; all else is the row's own.
+
+    Django makes links and log entries of ``obj.pk`` in a dozen places, most of them templates.
+    """
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    @cached_property
+    def pk(self) -> str:
+        return object_id(self.row)
+
+    def __getattr__(self, name: str) -> Any:
+        if "row" not in self.__dict__:  # While it is copied.
+            raise AttributeError(name)
+        return getattr(self.row, name)
+
+    def __str__(self) -> str:
+        return str(self.row)
+
+
+def named(row: Any) -> Any:
+    """``row``, as :class:`Named` if it is a stored row of a sharded model."""
+    if row is None or isinstance(row, Named) or shard_options(type(row)) is None:
+        return row
+    return Named(row)
+
+
+def change_url(row: Any, site: str) -> str | None:
+    """The page of a row of any model in the admin ``site``; None if it has none there."""
+    opts = row._meta
+    try:
+        return reverse(
+            f"admin:{opts.app_label}_{opts.model_name}_change",
+            args=[quote(named(row).pk)],
+            current_app=site,
+        )
+    except NoReverseMatch:
+        return None
+
+
+def bare(row: Any) -> Any:
+    """The row itself."""
+    return row.row if isinstance(row, Named) else row
+
+
+def site_url(admin: Any, row: Any) -> str | None:
+    """The "view on site" link of a row in a model admin or an inline.
+
+    Django's goes through the content types' view, which knows no shard. This one goes through
+    the row's own page, if it has one: its address on the site may cost queries.
+    """
+    if row is None or not admin.view_on_site:
+        return None
+    if callable(admin.view_on_site):
+        return str(admin.view_on_site(row))
+    if not hasattr(row, "get_absolute_url"):
+        return None
+    url = change_url(row, admin.admin_site.name)
+    if url is not None and hasattr(admin.admin_site.get_model_admin(type(row)), "site_view"):
+        return f"{url.removesuffix('change/')}site/"
+    return str(row.get_absolute_url())
+
+
+class ReadonlyField(helpers.AdminReadonlyField):
+    """A read-only field; in a row of a shard, of a field that may refer to one."""
+
+    def contents(self) -> Any:
+        shown = super().contents()
+        options = shard_options(type(self.form.instance))
+        if options is None or options.key is None or options.key.name != self.field["field"]:
+            return shown
+        if shown != self.empty_value_display:
+            return shown
+        # The row that the key names is gone, which no database keeps anybody from.
+        return conditional_escape(getattr(self.form.instance, options.key.attname))
+
+    def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
+        # Overrides AdminReadonlyField's, which links to a related row by its id.
+        url = change_url(remote_obj, self.model_admin.admin_site.name)  # type: ignore[union-attr]  # always given
+        return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
+
+
+class _Line(helpers.Fieldline):
+    def __iter__(self) -> Iterator[Any]:
+        for field in super().__iter__():
+            if isinstance(field, helpers.AdminReadonlyField):
+                name: Any = field.field["field"]
+                yield ReadonlyField(self.form, name, field.is_first, self.model_admin)
+            else:
+                yield field
+
+
+class _Lines:
+    """Of a fieldset: the lines that Django makes, with our read-only fields."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for line in super().__iter__():  # type: ignore[misc]  # a Fieldset's
+            yield _Line(line.form, line.fields, line.readonly_fields, line.model_admin)
+
+
+class _Fieldset(_Lines, helpers.Fieldset):
+    pass
+
+
+class _InlineFieldset(_Lines, helpers.InlineFieldset):
+    pass
+
+
+class _Like:
+    @classmethod
+    def like(cls, made: Any) -> Any:
+        """What Django's view has ``made``, as one of these."""
+        found = cls.__new__(cls)
+        found.__dict__.update(made.__dict__)
+        return found
+
+
+class Form(_Like, helpers.AdminForm):
+    """The form of a page."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for name, given in self.fieldsets:
+            options: dict[str, Any] = given
+            yield _Fieldset(
+                self.form, name, self.readonly_fields, model_admin=self.model_admin, **options
+            )
+
+
+class InlineForm(_Like, helpers.InlineAdminForm):
+    """A form of an inline."""
+
+    @classmethod
+    def like(cls, made: Any) -> Any:
+        found = super().like(made)
+        # For the template's link; the form has its own reference to the row.
+        found.original = named(made.original)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        for name, given in self.fieldsets:
+            options: dict[str, Any] = given
+            yield _InlineFieldset(
+                self.formset,
+                self.form,
+                name,
+                self.readonly_fields,
+                model_admin=self.model_admin,
+                **options,
+            )
+
+
+class InlineFormSet(_Like, helpers.InlineAdminFormSet):
+    """The forms of an inline."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for form in super().__iter__():
+            yield InlineForm.like(form)

@@ -1,0 +1,1 @@
+"""The fleet pages: shards, tickets, operations and the topology, in the admin."""

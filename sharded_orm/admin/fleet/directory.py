@@ -1,0 +1,225 @@
+"""Find a key: which shard has its rows, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.apps import apps
+from django.contrib import messages
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from sharded_orm import runtime
+from sharded_orm.admin.fleet.pages import (
+    DEADLINE,
+    FleetAdmin,
+    Step,
+    groups_of,
+    require_group,
+    without_account,
+)
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models import Placement
+from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.operations.caching import cached_models, forget_key
+from sharded_orm.operations.nodes import Alive, ask_nodes
+from sharded_orm.operations.shards.where import (
+    Entry,
+    Place,
+    directory_entry,
+    sharded_model,
+    where,
+)
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.topology.model import Shard
+
+#: Keys of a shard that are counted in the directory.
+_COUNTED = 10_000
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was found out about a key."""
+
+    place: Place
+    entry: Entry | None
+    has_directory: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether this process remembers another placement than the directory has."""
+        return self.has_directory and (self.entry.shard if self.entry else None) != self.place.shard
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How many keys the directory places on a shard; None where it does not answer."""
+
+    number: int | None
+    more: bool = False
+
+
+class DirectoryPages(FleetAdmin):
+    """The page that finds a key, and what can be done with one."""
+
+    def find_view(self, request: HttpRequest) -> HttpResponse:
+        """``model``, ``field`` (by default the shard key) and ``value``; or ``by`` for the first two.
+
+        One query of the directory, or two; no shard is asked.
+        """
+        model, field = _asked(request)
+        value = request.GET.get("value", "")
+        told, error = None, ""
+        if model and value:
+            outcome = _found(request, model, field, value)
+            told, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
+        return self.page(
+            request,
+            "find",
+            "Find a key",
+            choices=_choices(request),
+            chosen=f"{told.place.model}:{told.place.field}" if told else f"{model}:{field}",
+            value=value,
+            told=told,
+            error=without_account(error),
+            links=self._links(request, told.place) if told else (),
+            may_forget=told is not None and _has_cached(told.place),
+            forget_url=self.url("forget"),
+            shard_url=self.url("shard", told.place.alias) if told and told.place.alias else "",
+        )
+
+    def _links(self, request: HttpRequest, place: Place) -> list[tuple[str, str]]:
+        """The models of the group whose changelist can show the rows of the key."""
+        query = urlencode({"_key": place.key})
+        return [
+            (str(model._meta.verbose_name_plural), f"{url}?{query}")
+            for model, options, url in self.changelists(request, place.group)
+            if _is_key(options, place)
+        ]
+
+    def forget_view(self, request: HttpRequest) -> HttpResponse:
+        """Make void what is cached of a key; asks first."""
+        if (refused := self.require_operator(request)) is not None:
+            return refused
+        model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
+        asked = {"model": model, "field": field, "value": value}
+        back = f"{self.url('find')}?{urlencode(asked)}"
+        outcome = _found(request, model, field, value)
+        if isinstance(outcome, str):
+            messages.error(request, without_account(outcome))
+            return HttpResponseRedirect(self.url("find"))
+        place = outcome.place
+        question = f"Forget what is cached of {place.field} {place.key!r} in group {place.group}?"
+        confirm = self.confirm(
+            request, question, back, Step("Find a key", back),
+            consequences=["Its rows are read from the shard when they are asked for next."],
+        )  # fmt: skip
+        if confirm is not None:
+            return confirm
+        try:
+            labels = forget_key(sharded_model(place.model).model, place.key)
+        except (ShardedOrmError, ImproperlyConfigured, DatabaseError, TypeError, ValueError) as exc:
+            messages.error(request, without_account(str(exc)))
+            return HttpResponseRedirect(back)
+        self.note(
+            request, place.alias or place.group,
+            f"forgot what was cached of {place.field} {place.key!r}: {', '.join(labels) or 'nothing'}",
+        )  # fmt: skip
+        return HttpResponseRedirect(back)
+
+
+def _asked(request: HttpRequest) -> tuple[str, str]:
+    model, field = request.GET.get("model", ""), request.GET.get("field", "")
+    if by := request.GET.get("by", ""):
+        model, _, field = by.partition(":")
+    return model, field
+
+
+def _found(request: HttpRequest, model: str, field: str, value: str) -> Told | str:
+    """What is known of a key, or one sentence that says why nothing can be told.
+
+    :raises PermissionDenied: the group is none of the user's.
+    """
+    try:
+        options = sharded_model(model)
+    except ShardedOrmError as exc:
+        return str(exc)
+    require_group(request, options.group)
+    name = field or (options.key.attname if options.key is not None else "pk")
+
+    def look(server: str, alive: Alive) -> Told:
+        place = where(options.model._meta.label, name, value)
+        has_directory = isinstance(runtime.strategy(place.group), DirectoryStrategy)
+        return Told(place, directory_entry(place), has_directory)
+
+    # In a thread, as nodes: the directory may be a server that does not answer.
+    (outcome,) = ask_nodes(["the directory"], look, patience=DEADLINE).values()
+    if isinstance(outcome, ShardedOrmError):
+        return str(outcome)
+    if isinstance(outcome, Exception):
+        return f"The directory does not answer: {outcome}"
+    return outcome
+
+
+def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Group -> the fields whose values tell the shard, as ``by`` and as text."""
+    allowed = groups_of(request)
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for model in apps.get_models():
+        options = shard_options(model)
+        if options is None or options.group not in allowed or model._meta.proxy:
+            continue
+        for field in model._meta.concrete_fields:
+            if options.tells(field):
+                found[options.group].append(
+                    (
+                        f"{model._meta.label}:{field.attname}",
+                        f"{model._meta.label}: {field.attname}",
+                    )
+                )
+    return [(group, sorted(found[group])) for group in allowed if found[group]]
+
+
+def _is_key(options: ShardOptions, place: Place) -> bool:
+    """Whether the key of ``place`` is one of this model's, too."""
+    if options.key is None:
+        return False
+    label = options.model._meta.label
+    if runtime.strategy(place.group).embedded is not None:
+        return label == place.model and options.key.attname == place.field
+    asked = sharded_model(place.model)
+    return asked.key is not None and asked.key.attname == place.field
+
+
+def _has_cached(place: Place) -> bool:
+    """Whether the models of the group are cached, and ``place`` was found by its shard key."""
+    options = sharded_model(place.model)
+    if options.key is None or options.key.attname != place.field:
+        return False
+    return any(
+        found.options is not None and found.options.group == place.group
+        for found in cached_models()
+    )
+
+
+def keys_on(shard: Shard, *, within: float) -> Keys | None:
+    """How many keys the directory places on ``shard``, up to a bound; None without a directory.
+
+    :param within: seconds for the directory.
+    """
+    if not isinstance(runtime.strategy(shard.group), DirectoryStrategy):
+        return None
+
+    def count(server: str, alive: Alive) -> int:
+        rows: Any = Placement.objects.using(runtime.config().directory)
+        found: int = rows.filter(group=shard.group, shard=shard.number)[: _COUNTED + 1].count()
+        return found
+
+    (outcome,) = ask_nodes(["the directory"], count, patience=within).values()
+    if isinstance(outcome, Exception):
+        return Keys(None)
+    return Keys(min(outcome, _COUNTED), outcome > _COUNTED)

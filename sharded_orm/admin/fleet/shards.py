@@ -1,0 +1,263 @@
+"""The map of the shards, the page of a range, and the page of one shard."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.contrib.admin.utils import unquote
+from django.core.paginator import Paginator
+from django.db import DEFAULT_DB_ALIAS
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+
+from sharded_orm import runtime
+from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
+from sharded_orm.admin.fleet.drawing import RANGES, Addresses, Place, draw, places, span
+from sharded_orm.admin.fleet.operating import RangePages
+from sharded_orm.admin.fleet.pages import (
+    DEADLINE,
+    Step,
+    View,
+    address,
+    groups_of,
+    require_group,
+    without_account,
+)
+from sharded_orm.backends.sizes import TableSize
+from sharded_orm.models import OperationRun, OperationStep
+from sharded_orm.operations.shards.detail import left_of, look_at, sizes
+from sharded_orm.operations.shards.status import FleetStatus, status
+from sharded_orm.topology.model import Shard, ShardGroup
+
+#: More shards than these are drawn by their number unless sizes are asked for: to tell sizes,
+#: servers look into every table.
+_SIZED = 1000
+#: Shards of one page of a range.
+_PER_PAGE = 100
+#: Problems that the map lists; the command lists all.
+_PROBLEMS = 20
+#: Operations that the page of a shard lists.
+_STEPS = 5
+_OBJECT = re.compile(r"(\w+) (\d+)-(\d+)")
+
+
+class ShardMapAdmin(RangePages, DirectoryPages):
+    """ "Shards": where they are and how they are."""
+
+    def routes(self) -> Iterable[tuple[str, View, str]]:
+        return [
+            ("", self.map_view, "changelist"),
+            ("find/", self.find_view, "find"),
+            ("forget/", self.forget_view, "forget"),
+            ("range/<str:group>/<int:first>-<int:last>/", self.range_view, "range"),
+            ("range/<str:group>/<int:first>-<int:last>/set/", self.set_view, "set"),
+            ("shard/<str:alias>/", self.shard_view, "shard"),
+            ("<path:object_id>/change/", self.logged_view, "change"),
+        ]
+
+    # ##### The map #####
+
+    def map_view(self, request: HttpRequest) -> HttpResponse:
+        """All nodes and ranges; see ``status`` for what it costs of each node."""
+        began = time.monotonic()
+        topology, allowed = runtime.topology(), groups_of(request)
+        wanted = request.GET.get("group", "")
+        if wanted and wanted not in allowed:
+            messages.error(request, f"There is no group {wanted!r}.")
+            return HttpResponseRedirect(self.url("changelist"))
+        groups = [wanted] if wanted else allowed
+        ranges = Paginator(places(topology, groups), RANGES)
+        page = ranges.get_page(request.GET.get("page"))
+        shown: Sequence[Place] = list(page.object_list)
+        shards = [
+            place.group.shard(number)
+            for place in shown
+            for number in range(place.range.first, place.range.last + 1)
+        ]
+        by = request.GET.get("size", "")
+        if by not in ("bytes", "rows", "same"):
+            by = "bytes" if len(shards) <= _SIZED else "same"
+        # What lies where no shard should be can only be told of the whole.
+        whole = ranges.num_pages == 1 and len(groups) == len(topology.groups)
+        found = status(None if whole else shards, within=DEADLINE, sizes=False)
+        sized = sizes(_known(found), within=left_of(DEADLINE, began)) if by != "same" else {}
+        urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
+        drawing = draw(topology, shown, found, sized, by, urls)
+        problems = [without_account(problem) for problem in found.problems]
+        return self.page(
+            request,
+            "map",
+            "Shards",
+            drawing=drawing,
+            by=by,
+            group=wanted,
+            groups=allowed,
+            choices=[
+                (name, text, f"?{urlencode(_given(group=wanted, size=name))}")
+                for name, text in (("bytes", "bytes"), ("rows", "rows"), ("same", "nothing"))
+            ],
+            page=page,
+            query=urlencode(_given(group=wanted, size=request.GET.get("size", ""))),
+            shards=len(shards),
+            problems=problems[:_PROBLEMS],
+            more_problems=max(len(problems) - _PROBLEMS, 0),
+            find_url=self.url("find"),
+            seconds=f"{time.monotonic() - began:.2f}",
+        )
+
+    # ##### A range #####
+
+    def range_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
+        """The shards ``first`` to ``last``, by pages, and the ranges that they belong to."""
+        began = time.monotonic()
+        found_group = _group(request, group)
+        _require_shards(found_group, first, last)
+        numbers = Paginator(range(first, last + 1), _PER_PAGE)
+        page = numbers.get_page(request.GET.get("page"))
+        shards = [found_group.shard(number) for number in page.object_list]
+        found = status(shards, within=DEADLINE, sizes=False)
+        sized = sizes(_known(found), within=left_of(DEADLINE, began))
+        states = {one.shard.alias: one for one in found.shards}
+        errors = {
+            node.name: without_account(node.error) for node in found.nodes if node.error is not None
+        }
+        return self.page(
+            request,
+            "range",
+            f"{group} {span(first, last)}",
+            group=found_group,
+            first=first,
+            last=last,
+            ranges=self.ranges(found_group, first, last),
+            errors=errors.items(),
+            rows=[
+                {
+                    "shard": shard,
+                    "url": self.url("shard", shard.alias),
+                    "state": one.state if (one := states.get(shard.alias)) else "down",
+                    "behind": one.behind if one else 0,
+                    "following": one.following if one else "",
+                    "size": sized.get(shard.alias),
+                }
+                for shard in shards
+            ],
+            page=page,
+            problems=[without_account(problem) for problem in found.problems],
+        )
+
+    # ##### One shard #####
+
+    def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
+        """Everything about one shard; see ``look_at`` for what it costs."""
+        shard = runtime.topology().resolve(alias)
+        if shard is None or shard.group not in runtime.topology().groups:
+            raise Http404(f"There is no shard {alias!r}.")
+        group = _group(request, shard.group)
+        began = time.monotonic()
+        detail = look_at(shard, within=DEADLINE)
+        within = group.range_of(shard.number)
+        range_url = self.url("range", group.name, within.first, within.last)
+        return self.page(
+            request,
+            "shard",
+            shard.alias,
+            Step(f"{group.name} {span(within.first, within.last)}", range_url),
+            shard=shard,
+            group=group,
+            detail=detail,
+            error=without_account(detail.error or ""),
+            node_address=address(runtime.topology().nodes[shard.node]),
+            range=within,
+            ranges=self.ranges(group, shard.number, shard.number),
+            models=self._models(request, shard, detail.tables or ()),
+            tables=_largest_first(detail.tables or ()),
+            steps=self._steps(request, shard),
+            keys=keys_on(shard, within=left_of(DEADLINE, began)),
+            total=_total(detail.tables),
+        )
+
+    def _steps(self, request: HttpRequest, shard: Shard) -> list[dict[str, Any]]:
+        """The latest operations on a shard, for those who may look at operations."""
+        runs = self.other(request, OperationRun)
+        if runs is None:
+            return []
+        rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
+        return [
+            {
+                "it": row,
+                "url": runs.url("change", row.run_id),
+                "error": without_account(row.error),
+            }
+            for row in rows.select_related("run").order_by("-run_id")[:_STEPS]
+        ]
+
+    def _models(
+        self, request: HttpRequest, shard: Shard, tables: Sequence[TableSize]
+    ) -> list[dict[str, Any]]:
+        """The tables that belong to models of this site, with the way to their rows here."""
+        by_name = {table.name: table for table in tables}
+        found = [
+            {
+                "name": str(model._meta.verbose_name_plural),
+                "label": model._meta.label,
+                "url": f"{url}?{urlencode({'_shard': shard.alias})}",
+                "table": by_name.get(model._meta.db_table),
+            }
+            for model, _, url in self.changelists(request, shard.group)
+        ]
+        return sorted(found, key=lambda one: str(one["label"]))
+
+    # ##### From the log of the admin #####
+
+    def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Where an entry of the log leads: to the range, the shard or the group."""
+        name = unquote(object_id)
+        if match := _OBJECT.fullmatch(name):
+            return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))
+        if runtime.topology().resolve(name) is not None:
+            return HttpResponseRedirect(self.url("shard", name))
+        if name in runtime.topology().groups:
+            return HttpResponseRedirect(f"{self.url('changelist')}?{urlencode({'group': name})}")
+        raise Http404(f"There is no shard {name!r} any more.")
+
+
+def _known(found: FleetStatus) -> list[Shard]:
+    """The shards whose sizes can be asked for."""
+    return [one.shard for one in found.shards if one.state in ("current", "behind")]
+
+
+def _given(**parts: str) -> dict[str, str]:
+    return {name: value for name, value in parts.items() if value}
+
+
+def _group(request: HttpRequest, name: str) -> ShardGroup:
+    """:raises PermissionDenied: the user may not look into it, or there is none to look into."""
+    groups = runtime.topology().groups
+    require_group(request, name)
+    if name not in groups:
+        raise Http404(f"There is no group {name!r}.")
+    return groups[name]
+
+
+def _require_shards(group: ShardGroup, first: int, last: int) -> None:
+    if not first <= last < group.count:
+        raise Http404(f"Group {group.name!r} has the shards 0 to {group.count - 1}.")
+
+
+def _largest_first(tables: Sequence[TableSize]) -> list[TableSize]:
+    return sorted(tables, key=lambda table: (-(table.bytes or 0), -table.rows, table.name))
+
+
+def _total(tables: Sequence[TableSize] | None) -> dict[str, Any] | None:
+    if not tables:
+        return None
+    known = [table.bytes for table in tables if table.bytes is not None]
+    return {
+        "rows": sum(table.rows for table in tables),
+        "bytes": sum(known) if known else None,
+        "estimated": any(table.rows_are != "exact" for table in tables),
+    }

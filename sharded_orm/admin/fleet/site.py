@@ -1,0 +1,29 @@
+"""Which pages a site of the admin has."""
+
+from __future__ import annotations
+
+from django.contrib.admin import AdminSite
+
+from sharded_orm.admin.fleet.runs import RunAdmin
+from sharded_orm.admin.fleet.shards import ShardMapAdmin
+from sharded_orm.admin.fleet.tickets import TicketAdmin
+from sharded_orm.admin.fleet.topology import TopologyAdmin
+from sharded_orm.models import OperationRun, ShardMap, TicketSequence, TopologyVersion
+
+_PAGES = {
+    ShardMap: ShardMapAdmin,
+    TicketSequence: TicketAdmin,
+    OperationRun: RunAdmin,
+    TopologyVersion: TopologyAdmin,
+}
+
+
+def register_fleet(site: AdminSite) -> None:
+    """Add the fleet pages to ``site``. May be called again; what is registered by then stays.
+
+    ``django.contrib.admin.site`` has them as soon as ``sharded_orm`` is installed; to leave one out
+    there: ``site.unregister(ShardMap)``.
+    """
+    for model, model_admin in _PAGES.items():
+        if not site.is_registered(model):
+            site.register(model, model_admin)

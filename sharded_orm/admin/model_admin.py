@@ -1,0 +1,27 @@
+"""The model admin of sharded models."""
+
+from __future__ import annotations
+
+from sharded_orm.admin.actions import ActionsMixin
+from sharded_orm.admin.changelist import ChangeListMixin
+from sharded_orm.admin.deleting import DeletingMixin
+from sharded_orm.admin.editing import EditingMixin
+
+
+class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeletingMixin, EditingMixin):
+    """``ModelAdmin`` for a sharded model: everything on the right shard.
+
+    ::
+
+        @admin.register(Photo)
+        class PhotoAdmin(ShardedModelAdmin):
+            list_display = ["title", "owner", "posted_at"]
+
+    Takes all options of Django's. The changelist shows one shard, the rows of one key, or all
+    shards; a row's URL carries its key; the key of a stored row is read-only.
+
+    Hooks beside Django's: :meth:`has_shard_permission` and :meth:`get_queryset`, which is narrowed
+    to the place that the request looks at.
+
+    A request may use it in any thread; an instance keeps nothing of a request.
+    """

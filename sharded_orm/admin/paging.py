@@ -1,0 +1,87 @@
+"""A page of the rows of many shards: no count, and never more than the page in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import DatabaseError
+from django.utils.functional import cached_property
+
+from sharded_orm.admin.failures import Failed, by_node
+from sharded_orm.models.routes import Route
+from sharded_orm.scatter.failures import is_failure
+
+#: The row at which pages end: every shard reads the rows before a page, and throws them away.
+LAST_ROW = 10_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the shards said to one page: its rows, whether there are more, who was silent."""
+
+    rows: list[Any]
+    more: bool
+    route: Route
+    seconds: float
+    errors: Mapping[str, BaseException] = field(default_factory=dict)
+
+    @cached_property
+    def failed(self) -> list[Failed]:
+        return by_node(self.errors)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no shard has answered."""
+        return len(self.errors) == self.shards > 0
+
+    @property
+    def shards(self) -> int:
+        return len(self.route.shards)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.route.nodes)
+
+    @property
+    def milliseconds(self) -> int:
+        return round(self.seconds * 1000)
+
+
+def first_row(number: int, size: int) -> int:
+    """The place of the first row of page ``number``, from 0."""
+    return (number - 1) * size
+
+
+def is_too_far(number: int, size: int) -> bool:
+    """Whether page ``number`` is beyond :data:`LAST_ROW`."""
+    return first_row(number, size) >= LAST_ROW
+
+
+def last_page(size: int) -> int:
+    """The last page that is not too far."""
+    return max(1, -(-LAST_ROW // size))
+
+
+def read(queryset: Any, number: int, size: int) -> Answer:
+    """Page ``number`` of ``queryset``, and the row behind it that tells of a next one.
+
+    Asks each node once; see :meth:`ShardedQuerySet.scatter`. A query whose conditions leave one
+    shard is asked there, and may fail there.
+    """
+    low = first_row(number, size)
+    route = queryset.explain_routing()
+    page = queryset[low : low + size + 1]
+    began = time.perf_counter()
+    errors: Mapping[str, BaseException]
+    try:
+        rows = list(page)
+        errors = page.failed_shards
+    except DatabaseError as error:
+        if not is_failure(error) or len(route.shards) != 1:
+            raise
+        rows, errors = [], {route.aliases[0]: error}
+    seconds = time.perf_counter() - began
+    return Answer(rows[:size], len(rows) > size, route, seconds, errors)

@@ -1,0 +1,58 @@
+"""Which groups of shards a user may look into: ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.db import DEFAULT_DB_ALIAS
+
+from sharded_orm import runtime
+
+APP_LABEL = "sharded_orm"
+# The permissions hang on the model that stands for all shards.
+MODEL = "shardmap"
+
+
+def codename(group: str) -> str:
+    """Of the permission for ``group``, without its app."""
+    return f"access_{group}"
+
+
+def may_access(user: Any, group: str) -> bool:
+    """Whether ``user`` may look into ``group``, as far as its permissions go.
+
+    True for everybody unless ``GROUP_PERMISSIONS`` is set; superusers have every permission. One
+    query for each ``user`` object, which keeps its permissions; Django's admin makes the same one.
+    """
+    if not runtime.config().admin.group_permissions:
+        return True
+    return bool(user.has_perm(f"{APP_LABEL}.{codename(group)}"))
+
+
+def after_migrate(
+    sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
+) -> None:
+    """Receiver of ``post_migrate``: make the permissions of groups that have none yet.
+
+    As ``django.contrib.auth.management.create_permissions``, which knows only those of models. It
+    may come before or after this one. Permissions of groups that are gone stay, as Django's do.
+    """
+    if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
+        return
+    try:
+        content_types = apps.get_model("contenttypes", "ContentType").objects
+        permissions = apps.get_model("auth", "Permission").objects
+    except LookupError:
+        return  # Not migrated yet; each migrate sends the signal for all apps.
+    names = {
+        codename(group): f"Can access shards of {group}" for group in runtime.topology().groups
+    }
+    of_model, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
+    mine = permissions.using(using).filter(content_type=of_model)
+    there = set(mine.filter(codename__in=names).values_list("codename", flat=True))
+    permissions.using(using).bulk_create(
+        permissions.model(content_type=of_model, codename=code, name=name)
+        for code, name in names.items()
+        if code not in there
+    )

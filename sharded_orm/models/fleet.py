@@ -1,0 +1,42 @@
+"""Models without tables: what the fleet pages of the admin are permitted and logged by.
+
+Their rows would be a copy of the topology, which has them already.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+
+
+class ShardMap(models.Model):
+    """A shard, or a range of shards: ``photos_00042``, ``photos 0-511``."""
+
+    name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
+
+    class Meta:
+        app_label = "sharded_orm"
+        managed = False
+        default_permissions: ClassVar = ("view", "change")
+        verbose_name = "shard"
+        verbose_name_plural = "shards"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TopologyVersion(models.Model):
+    """A version of the topology, which its source keeps."""
+
+    version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
+
+    class Meta:
+        app_label = "sharded_orm"
+        managed = False
+        default_permissions: ClassVar = ("view", "change")
+        verbose_name = "topology version"
+        verbose_name_plural = "topology"
+
+    def __str__(self) -> str:
+        return f"version {self.version}"

@@ -1,0 +1,191 @@
+"""What the databases and the cache do for a block of code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.cache.statistics import counting
+
+#: Shards of a node, or of a statement, that are told one by one.
+MOST_LINES = 4
+_ROOT = Path(__file__).parents[2]
+_current: ContextVar[Recording | None] = ContextVar("testproject_recording", default=None)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement that was sent; ``alias`` is that of a group where it read several shards."""
+
+    alias: str
+    sql: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A query that asked more than one shard because it may."""
+
+    model: str
+    aliases: Sequence[str]
+    nodes: Sequence[str]
+    call_site: str
+
+    @property
+    def place(self) -> str:
+        """Where the query was written, short."""
+        return self.call_site.removeprefix(f"{_ROOT}/")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some of the statements, as a line of the panel."""
+
+    name: str
+    #: Nodes of shards; empty for the global databases, and for a statement of many shards.
+    node: str
+    statements: int
+    seconds: float
+    sql: str = ""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the cache did for one model."""
+
+    model: str
+    level1: int
+    level2: int
+    misses: int
+    bypasses: int
+    fills: int
+
+
+@dataclass
+class Recording:
+    """See :func:`recording`."""
+
+    statements: list[Statement] = field(default_factory=list)
+    scatters: list[Scatter] = field(default_factory=list)
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def databases(self) -> list[Share]:
+        """The statements of each alias, in the order of their first use; of many shards together."""
+        found = []
+        by_node: dict[str, list[str]] = {}
+        for alias in dict.fromkeys(each.alias for each in self.statements):
+            by_node.setdefault(_node(alias), []).append(alias)
+        for node, aliases in by_node.items():
+            together = [aliases] if node and len(aliases) > MOST_LINES else [[a] for a in aliases]
+            found += [_share(several, self.statements) for several in together]
+        return found
+
+    @property
+    def steps(self) -> list[Share]:
+        """All statements, those of the same text that followed each other together."""
+        found = []
+        for sql, several in groupby(self.statements, key=lambda each: each.sql):
+            statements = list(several)
+            share = _share(list(dict.fromkeys(each.alias for each in statements)), statements)
+            found.append(replace(share, sql=sql))
+        return found
+
+    @property
+    def shards(self) -> list[str]:
+        """Aliases of all shards that were asked."""
+        single = [each.alias for each in self.statements if _node(each.alias)]
+        return sorted({*single, *(alias for each in self.scatters for alias in each.aliases)})
+
+    @property
+    def nodes(self) -> list[str]:
+        """Where they are."""
+        single = [_node(each.alias) for each in self.statements]
+        asked = {*single, *(node for each in self.scatters for node in each.nodes)}
+        return sorted(asked - {""})
+
+    @property
+    def cached(self) -> list[Cached]:
+        return [
+            Cached(
+                model,
+                counts.get("l1_hits", 0),
+                counts.get("object_hits", 0) + counts.get("list_hits", 0),
+                counts.get("object_misses", 0) + counts.get("list_misses", 0),
+                counts.get("bypasses", 0),
+                counts.get("fills", 0),
+            )
+            for model, counts in sorted(self.counts.items())
+        ]
+
+    @property
+    def hits(self) -> int:
+        return sum(each.level1 + each.level2 for each in self.cached)
+
+    @property
+    def misses(self) -> int:
+        return sum(each.misses + each.bypasses for each in self.cached)
+
+    def watch(
+        self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        """An execute wrapper; several threads may come at once."""
+        began = time.perf_counter()
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            taken = time.perf_counter() - began
+            self.statements.append(Statement(context["connection"].alias, sql, taken))
+
+
+def _node(alias: str) -> str:
+    shard = runtime.topology().resolve(alias)
+    return shard.node if shard else ""
+
+
+def _share(aliases: Sequence[str], statements: Sequence[Statement]) -> Share:
+    taken = [each.seconds for each in statements if each.alias in aliases]
+    name = ", ".join(aliases)
+    if len(aliases) > MOST_LINES:
+        name = f"{aliases[0]} … {aliases[-1]}"
+    nodes = dict.fromkeys(map(_node, aliases))
+    return Share(name, ", ".join(filter(None, nodes)), len(taken), sum(taken))
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Record what the calling thread does in the block, and the threads that scatter for it.
+
+    Statements are seen by Django's execute wrappers. Those of a group apply to its shards, so
+    the configured aliases are enough, however many shards there are. Ticket servers are asked on
+    connections of their own and are not seen.
+    """
+    with ExitStack() as stack:
+        made = Recording(counts=stack.enter_context(counting()))
+        for alias in connections:
+            stack.enter_context(connections[alias].execute_wrapper(made.watch))
+        token = _current.set(made)
+        stack.callback(_current.reset, token)
+        began = time.perf_counter()
+        try:
+            yield made
+        finally:
+            made.seconds = time.perf_counter() - began
+
+
+def note_scatter(sender: Any, route: Any, call_site: str, **kwargs: Any) -> None:
+    """Receiver of ``sharded_orm.signals.scattered``."""
+    made = _current.get()
+    if made is not None:
+        label = sender._meta.label
+        made.scatters.append(Scatter(label, route.aliases, route.nodes, call_site))

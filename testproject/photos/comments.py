@@ -1,0 +1,175 @@
+"""Comments, stored twice: with the photo's owner and with the author (Yupoo, Y5 and Y6).
+
+The page of a photo and the page "comments by" of an author then ask one shard each. Both sides
+are written in one block over the group; its transactions commit one after the other, the side
+of the photo's owner first. That side decides:
+
+- A process that dies between the two commits of :func:`write` leaves a comment that is shown with
+  the photo and missing among those of its author; between those of :func:`remove`, the author's
+  copy of a comment that is gone. The same is left by whatever writes one side only: the admin,
+  and a photo that is deleted with its comments.
+- :func:`check` finds both, and a copy that says something else, and repairs them;
+  ``manage.py check_comments --repair`` from time to time is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from django.db import transaction
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import PartialCommitError
+from testproject.photos.models import Comment, WrittenComment
+
+logger = logging.getLogger(__name__)
+
+GROUP = "photos"
+BATCH = 200  # comments that are compared at once
+MISSING, DIFFERENT, LEFT_OVER = "missing", "different", "left over"
+
+
+def write(comment: Comment) -> None:
+    """Store a new comment on both sides; on none if a statement or the first commit fails.
+
+    On SQLite a shard is locked as a whole: two comments that cross each other in the same moment
+    may wait until one gives up.
+    """
+    with _both_sides():
+        comment.save(force_insert=True)
+        _copy_of(comment).save(force_insert=True)
+
+
+def remove(comment: Comment) -> None:
+    """Delete a comment on both sides; on none if a statement or the first commit fails."""
+    copies = WrittenComment.objects.filter(author=comment.author_id, pk=comment.pk)
+    with _both_sides():
+        comment.delete()
+        copies.delete()
+
+
+@contextmanager
+def _both_sides() -> Iterator[None]:
+    """One block over both shards; what is used first in it commits first."""
+    try:
+        with transaction.atomic(using=GROUP):
+            yield
+    except PartialCommitError as exc:
+        # For the user it is done, as the side that decides has it. The other one is repaired.
+        logger.warning("a comment's sides differ until they are checked: %s", exc)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A comment whose two sides do not agree."""
+
+    what: str
+    comment_id: int
+    owner_id: int
+    author_id: int
+
+    def __str__(self) -> str:
+        told = {
+            MISSING: "has no copy with its author",
+            DIFFERENT: "is not what the copy of its author says",
+            LEFT_OVER: "is gone, but its author has a copy",
+        }[self.what]
+        return (
+            f"comment {self.comment_id} (on a photo of user {self.owner_id},"
+            f" by user {self.author_id}) {told}"
+        )
+
+
+def check(*, repair: bool = False) -> Iterator[Difference]:
+    """Compare all comments with their copies, shard by shard.
+
+    Costs a query per shard and side, and for each :data:`BATCH` of comments one more on every
+    shard that may have the other side. Comments may be written meanwhile.
+
+    :param repair: what is found is repaired before it is told.
+    """
+    aliases = [shard.alias for shard in runtime.group(GROUP).shards()]
+    for alias in aliases:
+        for copies in _pages(WrittenComment, alias):
+            # The comments are looked up after their copies: a comment commits before its copy
+            # does, so one that is not there now has been deleted.
+            found = list(_left_over(copies))
+            if repair:
+                ids = [each.comment_id for each in found]
+                WrittenComment.objects.using(alias).filter(pk__in=ids).delete()
+            yield from found
+
+    for alias in aliases:
+        for comments in _pages(Comment, alias):
+            found = list(_compared(comments))
+            if repair:
+                _copy_again(alias, found)
+            yield from found
+
+
+def _compared(comments: list[Comment]) -> Iterator[Difference]:
+    copies = WrittenComment.objects.uncached().filter(
+        author__in={c.author_id for c in comments}, pk__in=[c.pk for c in comments]
+    )
+    found = {copy.pk: copy for copy in copies}
+    for comment in comments:
+        copy = found.get(comment.pk)
+        if copy is None:
+            yield _difference(MISSING, comment)
+        elif _content(copy) != _content(_copy_of(comment)):
+            yield _difference(DIFFERENT, comment)
+
+
+def _left_over(copies: list[WrittenComment]) -> Iterator[Difference]:
+    comments = Comment.objects.uncached().filter(
+        owner__in={c.owner_id for c in copies}, pk__in=[c.pk for c in copies]
+    )
+    found = {(c.pk, c.author_id) for c in comments}
+    return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in found)
+
+
+def _copy_again(alias: str, found: Iterable[Difference]) -> None:
+    """Make copies anew of comments on ``alias``; author by author, so two shards at a time."""
+    by_author = sorted(found, key=lambda each: each.author_id)
+    for author_id, differences in groupby(by_author, key=lambda each: each.author_id):
+        told = list(differences)
+        with transaction.atomic(using=GROUP):
+            # As they are now, and until the end of the block: one that was deleted meanwhile
+            # must not get a copy.
+            comments = Comment.objects.using(alias).select_for_update()
+            stored = list(comments.filter(pk__in=[each.comment_id for each in told]))
+            differing = [each.comment_id for each in told if each.what == DIFFERENT]
+            WrittenComment.objects.filter(author=author_id, pk__in=differing).delete()
+            # Whoever has committed the comment a moment ago may be about to commit its copy.
+            WrittenComment.objects.bulk_create(map(_copy_of, stored), ignore_conflicts=True)
+
+
+def _pages(model: type[Any], alias: str) -> Iterator[list[Any]]:
+    rows, last = model.objects.using(alias).uncached().order_by("pk"), 0
+    while page := list(rows.filter(pk__gt=last)[:BATCH]):
+        yield page
+        last = page[-1].pk
+
+
+def _copy_of(comment: Comment) -> WrittenComment:
+    return WrittenComment(
+        comment_id=comment.pk,
+        author_id=comment.author_id,
+        owner_id=comment.owner_id,
+        photo_id=comment.photo_id,
+        text=comment.text,
+        posted_at=comment.posted_at,
+    )
+
+
+def _content(copy: WrittenComment) -> tuple[Any, ...]:
+    return copy.author_id, copy.owner_id, copy.photo_id, copy.text, copy.posted_at
+
+
+def _difference(what: str, row: Comment | WrittenComment) -> Difference:
+    return Difference(what, row.pk, row.owner_id, row.author_id)

@@ -1,0 +1,62 @@
+"""The newest photos of many users: one scattered query a page, whatever page it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db.models import Q
+
+from testproject.photos.models import Photo
+
+SIZE = 24
+
+
+@dataclass(frozen=True)
+class Page:
+    """Photos that know their owners."""
+
+    photos: Sequence[Photo]
+    #: Value of ``before`` for the next page, empty after the last one.
+    older: str
+    #: Aliases of shards that did not answer: their photos are missing.
+    missing: Sequence[str]
+
+
+def newest(photos: Any, before: str = "") -> Page:
+    """A page of ``photos``, a queryset that may ask all shards, and one query for the owners.
+
+    A page says where the next one begins, as an ``OFFSET`` would read all pages before it on
+    every shard. Shards that do not answer are left out: the others' users should not suffer.
+
+    :param before: what the page before gave as ``older``; what is none begins anew.
+    """
+    if (last := _parse(before)) is not None:
+        posted_at, photo_id = last
+        photos = photos.filter(
+            Q(posted_at__lt=posted_at) | Q(posted_at=posted_at, photo_id__lt=photo_id)
+        )
+    found = photos.scatter(partial=True).order_by("-posted_at", "-photo_id")[: SIZE + 1]
+    rows = list(found)
+    older = _written(rows[SIZE - 1]) if len(rows) > SIZE else ""
+    owners = get_user_model().objects.filter(is_active=True).in_bulk({row.owner_id for row in rows})
+    shown = [row for row in rows[:SIZE] if row.owner_id in owners]
+    for row in shown:
+        row.owner = owners[row.owner_id]
+    return Page(shown, older, list(found.failed_shards))
+
+
+def _written(photo: Photo) -> str:
+    return f"{photo.posted_at.isoformat()}_{photo.photo_id}"
+
+
+def _parse(text: str) -> tuple[datetime, int] | None:
+    posted_at, _, photo_id = text.partition("_")
+    try:
+        parsed = datetime.fromisoformat(posted_at), int(photo_id)
+    except ValueError:
+        return None
+    return parsed if parsed[0].tzinfo and 0 < parsed[1] < 2**63 else None

@@ -1,0 +1,127 @@
+"""The admin of the site's own models: each page of each, and what a save does beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+from django.utils.timezone import now
+
+from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
+from sharded_orm.admin.identity import object_id
+from testproject.movielens.models import Movie, Rating, Tag
+from testproject.photos import comments
+from testproject.photos.models import Album, Comment, Photo, PhotoOwner, WrittenComment
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+@pytest.fixture
+def boss(admin_client: Client) -> Client:
+    return admin_client
+
+
+@pytest.fixture
+def everything(dunes: Photo, elsewhere: Photo, bela: Any) -> list[Any]:
+    """A row at least of every sharded model."""
+    comments.write(Comment(owner=dunes.owner, photo=dunes, author=bela, text="Nice <b>dunes</b>"))
+    movie = Movie.objects.create(movie_id=1, title="Casablanca", genres="Drama")
+    Rating.objects.create(user_id=1, movie=movie, stars=5, rated_at=now())
+    Tag.objects.create(user_id=1, movie=movie, text="classic", tagged_at=now())
+    models = [m for m, made in admin.site._registry.items() if isinstance(made, ShardedModelAdmin)]
+    assert len(models) == 7
+    return [model._default_manager.all().scatter().first() for model in models]
+
+
+def page(row: Any, name: str) -> str:
+    opts = row._meta
+    args = [] if name in ("changelist", "add") else [quote(object_id(row))]
+    return reverse(f"admin:{opts.app_label}_{opts.model_name}_{name}", args=args)
+
+
+def test_every_model_of_the_shards_is_there() -> None:
+    sharded = {m for m in apps.get_models() if getattr(m, "_is_sharded", False)}
+    assert sharded <= set(admin.site._registry)
+
+
+def test_every_page_of_every_model(boss: Client, everything: list[Any]) -> None:
+    for row in everything:
+        alias, key = row._state.db, row._shard_options().key_of(row)
+        read_only = isinstance(row, WrittenComment)
+        for query in ("", "?q=a", f"?_shard={alias}", f"?_key={key}"):
+            assert boss.get(page(row, "changelist") + query).status_code == 200
+        for query in ("", f"?_key={key}"):
+            response = boss.get(page(row, "add") + query)
+            assert response.status_code == (403 if read_only else 200)
+        for name in ("change", "history", "delete"):
+            response = boss.get(page(row, name))
+            assert response.status_code == (403 if read_only and name == "delete" else 200)
+            assert "<b>dunes</b>" not in response.content.decode()
+
+
+def test_a_search_for_a_user_s_name(boss: Client, dunes: Photo, elsewhere: Photo) -> None:
+    response = boss.get(page(dunes, "changelist"), {"q": "ada"})
+    assert [photo.title for photo in response.context["cl"].result_list] == ["Dunes <at> dawn"]
+
+
+def test_pickers_of_an_inline_below_a_user(
+    boss: Client, dunes: Photo, elsewhere: Photo, rf: Any
+) -> None:
+    class Photos(ShardedTabularInline):
+        model = Photo
+        fk_name = "owner"
+
+    class People(admin.ModelAdmin):  # type: ignore[type-arg]
+        inlines = [Photos]
+
+    people = People(type(dunes.owner), admin.site)
+    assert people.check() == []
+    for photo in (dunes, elsewhere):
+        request = rf.get("/")
+        request.user = boss.get("/").wsgi_request.user
+        [(formset, _)] = people.get_formsets_with_inlines(request, photo.owner)
+        offered = formset.form.base_fields["album"].queryset
+        assert list(offered) == [photo.album]
+
+
+def test_a_photo_that_is_added_has_its_old_address(boss: Client, dunes: Photo) -> None:
+    day, time = now().strftime("%Y-%m-%d %H:%M:%S").split()
+    data = {"title": "New", "album": dunes.album_id, "posted_at_0": day, "posted_at_1": time}
+    for prefix in ("tags", "comments"):
+        data |= {f"{prefix}-TOTAL_FORMS": 0, f"{prefix}-INITIAL_FORMS": 0}
+    data |= {"tags-TOTAL_FORMS": 1, "tags-0-text": "sun"}
+    response = boss.post(f"{page(dunes, 'add')}?_key={dunes.owner_id}", data)
+    assert response.status_code == 302, response.context["errors"]
+    photo = Photo.objects.get(owner=dunes.owner, title="New")
+    assert (photo.shard_alias, photo.album) == (dunes.shard_alias, dunes.album)
+    assert [(tag.text, tag.owner_id) for tag in photo.tags.all()] == [("sun", dunes.owner_id)]
+    assert PhotoOwner.objects.get(pk=photo.pk).owner == dunes.owner
+    assert photo.title in boss.get(photo.get_absolute_url()).content.decode()
+
+
+def test_what_is_changed_is_seen_on_the_site(boss: Client, dunes: Photo) -> None:
+    """Though the site has it from the cache."""
+    album = Album.objects.get(owner=dunes.owner)
+    assert "Coast" in boss.get(album.get_absolute_url()).content.decode()
+    data = {
+        "title": "Shore",
+        "created_at_0": "2026-01-01",
+        "created_at_1": "10:00:00",
+        "photos-TOTAL_FORMS": 1,
+        "photos-INITIAL_FORMS": 1,
+        "photos-0-photo_id": dunes.pk,
+        "photos-0-album": album.pk,
+        "photos-0-title": "Dunes at noon",
+        "photos-0-posted_at_0": "2026-01-01",
+        "photos-0-posted_at_1": "10:00:00",
+    }
+    response = boss.post(page(album, "change"), data)
+    assert response.status_code == 302, response.context["errors"]
+    shown = boss.get(album.get_absolute_url()).content.decode()
+    assert "Shore" in shown
+    assert "Dunes at noon" in shown

@@ -1,0 +1,121 @@
+"""A site over a fleet, and its operators' browsers."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.integration.shards.conftest import ROOT, Fleet
+
+ADMIN = "/admin/sharded_orm"
+MAP, FIND = f"{ADMIN}/shardmap/", f"{ADMIN}/shardmap/find/"
+TICKETS, RUNS, TOPOLOGY = (
+    f"{ADMIN}/{model}/" for model in ("ticketsequence", "operationrun", "topologyversion")
+)
+
+
+@dataclass
+class Answer:
+    status: int
+    body: str
+    location: str
+    messages: list[str]
+    seconds: float
+    #: Seconds of processor time.
+    busy: float
+    queries: dict[str, list[str]]
+
+    @property
+    def text(self) -> str:
+        """What one reads: no tags, single blanks."""
+        content = re.sub(r"<(script|style|head).*?</\1>", " ", self.body, flags=re.DOTALL)
+        return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", content)).split())
+
+    @property
+    def links(self) -> list[str]:
+        return [html.unescape(found) for found in re.findall(r'href="([^"]*)"', self.body)]
+
+    def cells(self, state: str) -> list[str]:
+        """The labels of the map's cells of a state."""
+        return re.findall(rf'class="cell {state}" aria-label="([^"]*)"', self.body)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Site:
+    """Serves one request at a time, and keeps its connections in between, as a worker does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def get(self, path: str, user: str | None = "boss") -> Answer:
+        return self._request(path, user, None)
+
+    def post(self, path: str, user: str | None = "boss", csrf: bool = False, **data: str) -> Answer:
+        return self._request(path, user, data, csrf=csrf)
+
+    def run(self, code: str) -> Any:
+        """What ``code`` calls ``result``."""
+        return self._ask(code=code)["result"]
+
+    def user(self, name: str, *permissions: str) -> str:
+        """Somebody of the staff with these permissions, such as ``view_shardmap``."""
+        self.run(
+            "from django.contrib.auth.models import Permission, User\n"
+            f"user, _ = User.objects.get_or_create(username={name!r}, is_staff=True)\n"
+            f"found = Permission.objects.filter(codename__in={permissions!r})\n"
+            f"assert len(found) == {len(permissions)}, found\n"
+            "user.user_permissions.set(found)"
+        )
+        return name
+
+    def _request(
+        self, path: str, user: str | None, data: dict[str, str] | None, **more: Any
+    ) -> Answer:
+        return Answer(**self._ask(path=path, user=user, data=data, **more))
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the site has died"
+        told: dict[str, Any] = json.loads(line)
+        assert "error" not in told, told["error"]
+        return told
+
+
+@contextmanager
+def serving(fleet: Fleet, **environment: str) -> Iterator[Site]:
+    """The site over ``fleet``."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.admin.fleet.served"],
+        cwd=ROOT,
+        env={
+            **inherited,
+            "FLEET_FOLDER": str(fleet.folder),
+            "FLEET_PREFIX": fleet.prefix,
+            **fleet.environment,
+            **environment,
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Site(process)
+    finally:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()

@@ -1,0 +1,41 @@
+"""A topology in a file that can be written, with its history in files beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.sources.base import Process, Revision
+from tests.integration.promotion.source import WritableFile
+
+
+class FileWithHistory(WritableFile):
+    def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
+        before = self._path.read_text()
+        super().publish(document, expected=expected, comment=comment)
+        self._of(expected).write_text(before)
+        self._of(document.version).write_text(document.to_json())
+        self._of(document.version).with_suffix(".comment").write_text(comment)
+
+    def history(self, limit: int) -> list[Revision]:
+        found = []
+        for path in self._path.parent.glob(f"{self._path.stem}-*.json"):
+            comment = path.with_suffix(".comment")
+            told = comment.read_text() if comment.exists() else ""
+            version = int(path.stem.rpartition("-")[2])
+            published = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            found.append(Revision(version, published, "somebody", told))
+        return sorted(found, key=lambda one: -one.version)[:limit]
+
+    def revision(self, version: int) -> Document:
+        path = self._of(version)
+        if not path.exists():
+            raise LookupError(f"{self.describe()} keeps no version {version!r}.")
+        return Document.from_json(path.read_text())
+
+    def processes(self) -> list[Process] | None:
+        return [Process("web1", 7, self._read().version, None)]
+
+    def _of(self, version: int) -> Path:
+        return self._path.with_name(f"{self._path.stem}-{version}.json")

@@ -1,0 +1,108 @@
+"""No page shows what an account is known by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sharded_orm.admin.fleet.pages import without_account
+from tests.admin.fleet.site import ADMIN, MAP, TOPOLOGY, Site, serving
+from tests.integration.shards.conftest import Fleet
+
+SECRETS = [
+    "recognisable-user",
+    "recognisable-password",
+    "recognisable-operator",
+    "recognisable-new",
+]
+CHANGE = """
+from sharded_orm.operations import topology
+def edit(document):
+    content = document.content()
+    content["nodes"] = {"one": {"PASSWORD": "recognisable-new", "TIME_ZONE": "UTC"}}
+    return type(document).from_content(content)
+topology.change(edit, "a new password")
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (
+            "1045: Access denied for user 'site'@'10.0.0.7' (using password: YES)",
+            "1045: Access denied for this account (using password: YES)",
+        ),
+        (
+            "1142: SELECT command denied to user 'it''s'@'%' for table 'a'.'b'",
+            "1142: SELECT command denied to this account for table 'a'.'b'",
+        ),
+        (
+            'FATAL:  password authentication failed for user "site"',
+            "FATAL:  password authentication failed for this account",
+        ),
+        (
+            "2002: Can't connect to server on 'db2' (111)",
+            "2002: Can't connect to server on 'db2' (111)",
+        ),
+    ],
+)
+def test_accounts_are_cut_out_of_what_servers_say(told: str, shown: str) -> None:
+    assert without_account(told) == shown
+
+
+def pages(site: Site, first: str) -> dict[str, str]:
+    """All pages that links lead to, from ``first`` on."""
+    found: dict[str, str] = {}
+    waiting = [first]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        page = site.get(path)
+        assert page.status in (200, 302), f"{page.status} {path}"
+        found[path] = page.body + " ".join(page.messages)
+        links = [page.location, *page.links] if page.location else page.links
+        within, _, _ = path.partition("?")
+        links = [within + link if link.startswith("?") else link for link in links]
+        waiting += [link for link in links if link.startswith(ADMIN)]
+    return found
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_no_page_shows_a_credential(sqlite_template: Path, tmp_path: Path, writable: bool) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    shutil.copytree(sqlite_template, fleet.folder)
+    nodes = {
+        name: {
+            "ENGINE": "sharded_orm.backends.sqlite3",
+            "NAME": str(fleet.folder / name),
+            "USER": "recognisable-user",
+            "PASSWORD": "recognisable-password",
+            "OPERATOR": {"USER": "recognisable-operator", "PASSWORD": "recognisable-operator"},
+        }
+        for name in ("one", "two")
+    }
+    environment = {"FLEET_NODES": json.dumps(nodes)}
+    if writable:
+        environment |= {"FLEET_TOPOLOGY": str(tmp_path / "map.json"), "FLEET_CREDENTIALS": "1"}
+    with serving(fleet, **environment) as site:
+        if writable:
+            site.run(CHANGE)
+        found = pages(site, f"{ADMIN}/shardmap/")
+        answers = [
+            site.post(f"{MAP}range/photos/4-7/set/", do="open"),
+            site.post(f"{TOPOLOGY}1/rollback/"),
+            site.post(f"{MAP}range/nothing/4-7/set/", do="open"),
+        ]
+        shown = [*found.values(), *(answer.body for answer in answers)]
+        assert not [secret for secret in SECRETS for body in shown if secret in body]
+        # The walk has been everywhere.
+        for path in ("shard/visits_00001/", "find/", "range/photos/0-3/"):
+            assert MAP + path in found
+        assert f"{ADMIN}/operationrun/1/change/" in found
+        if writable:
+            told = site.get(f"{TOPOLOGY}diff/?from=1&to=2").text
+            assert "PASSWORD changes" in told

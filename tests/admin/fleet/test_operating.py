@@ -1,0 +1,209 @@
+"""Ranges are opened, closed and weighted, and versions brought back, by those who may."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.admin.fleet.site import ADMIN, FIND, MAP, TOPOLOGY, Site, serving
+from tests.integration.shards.conftest import Fleet
+
+SET = f"{MAP}range/photos/4-7/set/"
+RANGE = f"{MAP}range/photos/4-7/"
+YES = {"confirmed": "yes"}
+
+
+@pytest.fixture(scope="module")
+def writable(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site whose topology can be written."""
+    folder = tmp_path_factory.mktemp("writable")
+    shutil.copytree(sqlite_template, folder / "fleet")
+    topology = str(folder / "topology.json")
+    with serving(Fleet(folder / "fleet"), FLEET_TOPOLOGY=topology, FLEET_CACHED="1") as made:
+        yield made
+
+
+def logged(site: Site) -> list[str]:
+    found: list[str] = site.run(
+        "from django.contrib.admin.models import LogEntry\n"
+        "result = [f'{one.user} {one.object_repr}: {one.change_message} {one.get_admin_url()}'"
+        " for one in LogEntry.objects.order_by('pk')]"
+    )
+    return found
+
+
+def test_a_range_is_opened_after_a_question(writable: Site) -> None:
+    asked = writable.post(SET, do="open")
+    assert asked.status == 200
+    assert "Open range photos 4-7 (4 shards on two) for new keys?" in asked.text
+    assert "closed" in writable.get(RANGE).text  # Nothing has happened yet.
+    done = writable.post(SET, do="open", **YES)
+    assert (done.status, done.location) == (302, RANGE)
+    assert done.messages == ["photos 4-7: opened for new keys (topology version 2)"]
+    assert "open: 50 % of new keys" in writable.get(RANGE).text
+    assert logged(writable)[-1] == (
+        "boss photos 4-7: opened for new keys (topology version 2)"
+        " /admin/sharded_orm/shardmap/photos%204-7/change/"
+    )
+    followed = writable.get("/admin/sharded_orm/shardmap/photos%204-7/change/")
+    assert followed.location == RANGE
+
+    weighted = writable.post(SET, do="weight", weight="3", **YES)
+    assert "weight set from 1 to 3" in weighted.messages[0]
+    assert "open: 75 % of new keys Weight 3 " in writable.get(RANGE).text
+    closed = writable.post(SET, do="close", **YES)
+    assert "closed for new keys" in closed.messages[0]
+    assert "New keys closed Weight 3" in writable.get(RANGE).text
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "message"),
+    [
+        (SET, {"do": "weight", "weight": "much"}, "A weight is 0 or more"),
+        (SET, {"do": "weight", "weight": "-1"}, "A weight is 0 or more"),
+        (SET, {"do": "weight", "weight": "nan"}, "A weight is 0 or more"),
+        (SET, {"do": "drop"}, "'drop' is nothing that can be done to a range"),
+        (f"{MAP}range/events/0-0/set/", {"do": "close"}, "never chooses a shard"),
+        # No range would be left for new keys.
+        (f"{MAP}range/pins/0-1/set/", {"do": "close"}, "no range is open for new keys"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    writable: Site, path: str, data: dict[str, str], message: str
+) -> None:
+    before = writable.get(TOPOLOGY).text
+    answer = writable.post(path, **data, **YES)
+    assert answer.status == 302
+    assert message in answer.messages[0]
+    assert writable.get(TOPOLOGY).text == before
+
+
+def test_only_ranges_that_exist_can_be_operated(writable: Site) -> None:
+    assert writable.post(f"{MAP}range/photos/4-6/set/", do="open", **YES).status == 404
+    assert writable.post(f"{MAP}range/nothing/0-1/set/", do="open", **YES).status == 404
+
+
+def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
+    writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="2", **YES)
+    page = writable.get(TOPOLOGY)
+    assert "weight of photos 0-3: 2.0" in page.text
+    assert "Processes that are connected to the source" in page.text
+    version = writable.run("from sharded_orm import runtime; result = runtime.document().version")
+    assert f"Holds version {version}" in page.text
+
+    difference = writable.get(f"{TOPOLOGY}diff/?from={version - 1}&to={version}")
+    assert "group 'photos': range [0, 3]: weight None becomes 2.0" in difference.text
+    backwards = writable.get(f"{TOPOLOGY}diff/?from={version}&to={version - 1}")
+    assert "weight 2.0 becomes None" in backwards.text
+
+    earlier = f"{TOPOLOGY}{version - 1}/rollback/"
+    asked = writable.post(earlier)
+    assert "range [0, 3]: weight 2.0 becomes None" in asked.text
+    done = writable.post(earlier, **YES)
+    assert done.messages == [
+        f"version {version + 1}: content of version {version - 1} published once more"
+    ]
+    assert f"back to version {version - 1}, by boss in the admin" in writable.get(TOPOLOGY).text
+    log = logged(writable)[-1]
+    assert log.endswith(f"/topologyversion/{version + 1}/change/")
+    assert writable.get(f"{TOPOLOGY}{version + 1}/change/").status == 200
+
+
+def test_versions_that_are_not_kept(writable: Site) -> None:
+    assert "keeps no version 999" in writable.get(f"{TOPOLOGY}999/change/").text
+    assert writable.get(f"{TOPOLOGY}x/change/").status == 404
+    assert writable.get(f"{TOPOLOGY}diff/?from=x&to=").messages == [
+        "Choose two versions to compare."
+    ]
+    assert "keeps no version" in writable.post(f"{TOPOLOGY}999/rollback/", **YES).messages[0]
+
+
+def test_a_source_that_does_not_answer_is_told(writable: Site) -> None:
+    path = writable.run(
+        "from django.conf import settings\n"
+        "result = settings.SHARDED_ORM['TOPOLOGY']['OPTIONS']['PATH']"
+    )
+    trouble = Path(path).with_suffix(".trouble")
+    trouble.write_text("down")
+    try:
+        page = writable.get(TOPOLOGY)
+        assert "the file does not answer" in page.text
+        assert "Holds not known" in page.text
+        assert "does not answer" in writable.post(SET, do="open", **YES).messages[0]
+        assert writable.get(MAP).status == 200
+    finally:
+        trouble.unlink()
+
+
+def test_what_is_cached_of_a_key_is_forgotten(writable: Site) -> None:
+    find = f"{FIND}?model=cached.CachedPhoto&field=user_id&value=41"
+    assert 'value="Forget what is cached' in writable.get(find).body
+    forget = f"{MAP}forget/"
+    data = {"model": "cached.CachedPhoto", "field": "user_id", "value": "41"}
+    asked = writable.post(forget, **data)
+    assert "Forget what is cached of user_id 41 in group photos?" in asked.text
+    told = writable.post(forget, **data, **YES).messages[0]
+    assert "forgot what was cached of user_id 41: cached.CachedAlbum, " in told
+    # It has no shard yet.
+    assert writable.get(f"{MAP}photos/change/").location == f"{MAP}?group=photos"
+
+
+def test_a_source_that_cannot_be_written_tells_the_change(site: Site) -> None:
+    page = site.post(SET, do="open")
+    assert page.status == 200
+    assert "Nothing was changed" in page.text
+    assert "Make this change there" in page.text
+    assert "range [4, 7]: open False becomes True" in page.text
+    assert not [one for one in logged(site) if "photos 4-7" in one]
+
+
+# ##### Who may #####
+
+
+def test_looking_is_not_operating(writable: Site) -> None:
+    viewer = writable.user("viewer", "view_shardmap", "view_topologyversion")
+    page = writable.get(RANGE, viewer)
+    assert page.status == 200
+    assert 'value="Open for new keys' in writable.get(RANGE).body
+    assert "for new keys …" not in page.body
+    assert '<form method="post" action="/admin/sharded_orm' not in page.body
+    for path in (SET, f"{MAP}forget/", f"{TOPOLOGY}1/rollback/"):
+        assert writable.post(path, viewer, do="open", **YES).status == 403
+
+
+def test_nothing_is_operated_by_get_or_without_a_token(writable: Site) -> None:
+    for path in (SET, f"{MAP}forget/", f"{TOPOLOGY}1/rollback/"):
+        assert writable.get(f"{path}?do=open&confirmed=yes").status == 405
+        assert writable.post(path, csrf=True, do="open", **YES).status == 403
+
+
+PAGES = [
+    (MAP, "view_shardmap"),
+    (FIND, "view_shardmap"),
+    (f"{MAP}shard/photos_00003/", "view_shardmap"),
+    (RANGE, "view_shardmap"),
+    (f"{MAP}photos%204-7/change/", "view_shardmap"),
+    (f"{ADMIN}/ticketsequence/", "view_ticketsequence"),
+    (f"{ADMIN}/operationrun/", "view_operationrun"),
+    (f"{ADMIN}/operationrun/1/change/", "view_operationrun"),
+    (f"{ADMIN}/operationrun/1/progress/", "view_operationrun"),
+    (TOPOLOGY, "view_topologyversion"),
+    (f"{TOPOLOGY}1/change/", "view_topologyversion"),
+]
+
+
+@pytest.mark.parametrize(("path", "permission"), PAGES)
+def test_each_page_needs_its_permission(writable: Site, path: str, permission: str) -> None:
+    assert writable.get(path, None).location.startswith("/admin/login/")
+    others = {one for _, one in PAGES} - {permission}
+    assert writable.get(path, writable.user("stranger", *others)).status == 403
+    assert writable.get(path, writable.user("friend", permission)).status in (200, 302)
+
+
+def test_the_index_names_what_one_may_see(writable: Site) -> None:
+    text = writable.get("/admin/", writable.user("watcher", "view_operationrun")).text
+    assert "Operations View" in text
+    assert "Topology" not in text

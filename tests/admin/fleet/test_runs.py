@@ -1,0 +1,148 @@
+"""Runs of operations, under way and over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.admin.fleet.site import RUNS, Site
+
+# In the process that serves: an operation that a page can watch.
+BEGIN = """
+import threading
+from sharded_orm.operations import journal
+
+class Running(threading.Thread):
+    def __init__(self, subject, aliases):
+        super().__init__(daemon=True)
+        self.subject, self.aliases = subject, aliases
+        self.ready, self.over = threading.Event(), threading.Event()
+
+    def run(self):
+        from django.db import connections
+        with journal.running("migrate", self.subject, {"targets": ["photos.0002"], "fake": False}) as run:
+            self.id = run.id
+            run.steps(self.aliases)
+            first, second, third = (run.step(alias) for alias in self.aliases[:3])
+            first.at(migration="photos_app.0001_initial")
+            first.done()
+            second.failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
+            third.at(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
+            self.ready.set()
+            self.over.wait(60)
+            run.finish("failed", "not migrated: 1 of 300 shards")
+        connections.close_all()
+
+import sharded_orm
+sharded_orm.test_run = run = Running({subject!r}, {aliases!r})
+run.start()
+run.ready.wait(60)
+result = run.id
+"""
+END = "import sharded_orm; sharded_orm.test_run.over.set(); sharded_orm.test_run.join(60)"
+
+
+@pytest.fixture
+def run(site: Site) -> int:
+    """A run on 300 shards: one is done, one has failed, one is worked on."""
+    aliases = ["photos_00000", "photos_00001", *(f"old_{n:05d}" for n in range(298))]
+    begun = BEGIN.replace("{subject!r}", "'watched'").replace("{aliases!r}", repr(aliases))
+    found: int = site.run(begun)
+    return found
+
+
+def test_a_run_is_watched_until_its_end(site: Site, run: int) -> None:
+    try:
+        listed = site.get(RUNS)
+        assert f"migrate watched, run {run} running 2 % 2 of 300 1" in listed.text.replace(
+            "1 %", "2 %"
+        )
+        page = site.get(f"{RUNS}{run}/change/")
+        assert "State running" in page.text
+        assert "At work on old_00000: photos_app.0001_initial" in page.text
+        assert "targets photos.0002" in page.text and "fake no" in page.text
+        assert "sharded_orm/fleet.js" in page.body
+        told = site.get(f"{RUNS}{run}/progress/")
+        assert told.json() == {
+            "state": "running",
+            "live": True,
+            "counts": {"pending": 297, "done": 1, "failed": 1, "running": 1},
+            "ended": 2,
+            "total": 300,
+            "percent": 1,
+            "busy": ["old_00000: photos_app.0001_initial"],
+        }
+        # Session, user, run, counts, what is worked on.
+        assert len(told.queries["default"]) == 5
+    finally:
+        site.run(END)
+    page = site.get(f"{RUNS}{run}/change/")
+    assert "State failed Cause not migrated: 1 of 300 shards" in page.text
+    assert "fleet.js" not in page.body
+    assert site.get(f"{RUNS}{run}/progress/").json()["live"] is False
+
+
+def test_steps_are_paged_and_failures_have_a_cause_and_a_command(site: Site, run: int) -> None:
+    site.run(END)
+    first = site.get(f"{RUNS}{run}/change/")
+    assert first.body.count('<th scope="row">') == 100
+    assert "1 of 3" in first.text
+    last = site.get(f"{RUNS}{run}/change/?page=3")
+    assert "photos_00001" in last.text
+    assert "/admin/sharded_orm/shardmap/shard/photos_00001/" in last.links
+    # A shard that there is not any more has no page.
+    assert not [link for link in first.links if "old_" in link]
+    failed = site.get(f"{RUNS}{run}/change/?state=failed")
+    assert failed.body.count('<th scope="row">') == 1
+    assert "ValueError: no <b>way</b> for this account" in failed.text
+    assert "<b>way</b>" not in failed.body
+    assert "manage.py migrate_shards --group watched --retry-failed" in failed.text
+    # Session, user, run, counts, steps.
+    assert len(failed.queries["default"]) == 5
+    assert site.get(f"{RUNS}{run}/change/?state=nothing").status == 200
+    assert "photos_00001" in site.get(f"{RUNS}{run}/change/?page=99").text
+
+
+def test_an_unclear_shard_has_the_command_that_settles_it(site: Site) -> None:
+    pk = site.run(
+        "from sharded_orm.models import OperationRun, OperationStep\n"
+        "run = OperationRun.objects.create(kind='migrate', subject='unclear', state='failed')\n"
+        "OperationStep.objects.create(run=run, alias='photos_00002', state='unclear', error='look')\n"
+        "result = run.pk"
+    )
+    page = site.get(f"{RUNS}{pk}/change/")
+    assert "manage.py migrate_shards --settle SHARD=done|undone" in page.text
+    text = site.get("/admin/sharded_orm/shardmap/shard/photos_00002/").text
+    assert f"migrate unclear, run {pk} unclear" in text
+
+
+def test_a_run_whose_process_died_is_told(site: Site) -> None:
+    pk = site.run(
+        "from sharded_orm.models import OperationRun\n"
+        "run = OperationRun.objects.create(kind='grow', subject='photos', unfinished=True,"
+        " arguments={'count': 4, 'primary': 'two'})\n"
+        "result = run.pk"
+    )
+    page = site.get(f"{RUNS}{pk}/change/")
+    assert "State broken off" in page.text
+    assert "manage.py shards grow photos --count 4 --primary two" in page.text
+    site.run(
+        f"from sharded_orm.models import OperationRun; OperationRun.objects.get(pk={pk}).delete()"
+    )
+
+
+def test_a_run_that_does_not_exist(site: Site) -> None:
+    assert site.get(f"{RUNS}999999/change/").status == 404
+    assert site.get(f"{RUNS}999999/progress/").status == 404
+
+
+def test_many_runs_are_paged_with_three_queries(site: Site) -> None:
+    site.run(
+        "from sharded_orm.models import OperationRun\n"
+        "OperationRun.objects.bulk_create(OperationRun(kind='other', subject=f's{n}', state='done')"
+        " for n in range(120))"
+    )
+    page = site.get(RUNS)
+    assert page.body.count('<th scope="row"><a') == 50
+    # Session, user, number, runs, steps.
+    assert len(page.queries["default"]) == 5
+    assert "2 of 3" in site.get(f"{RUNS}?page=2").text

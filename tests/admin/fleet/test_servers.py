@@ -1,0 +1,193 @@
+"""The same pages over MariaDB, where nodes have passwords, connections, and bad days."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sharded_orm.operations import nodes
+from tests.admin.fleet.site import FIND, MAP, RUNS, TICKETS, TOPOLOGY, Site, serving
+from tests.integration.shards.conftest import MariaDBFleet
+from tests.services.mariadb import USER, MariaDBServer
+
+#: Seconds that pages wait for servers: three for states, one for each thing that follows; and for
+#: the machine.
+PATIENCE = 3.0 + 1.0 + 1.0 + 2.0
+EVERY_PAGE = [
+    "/admin/",
+    MAP,
+    f"{MAP}?size=rows",
+    f"{MAP}shard/photos_00003/",
+    f"{MAP}shard/photos_00006/",
+    f"{MAP}range/photos/0-7/",
+    f"{FIND}?model=Photo&value=1",
+    TICKETS,
+    RUNS,
+    f"{RUNS}1/change/",
+    TOPOLOGY,
+    f"{TOPOLOGY}0/change/",
+]
+#: Those that ask a server in another way than the others.
+SLOW = [MAP, f"{MAP}shard/photos_00006/", f"{FIND}?model=Photo&value=1", TICKETS]
+
+
+@pytest.fixture(scope="module")
+def on_servers(mysql_fleet: MariaDBFleet) -> Iterator[Site]:
+    """Node "two" is a server of the module's own, and has the directory and one ticket server."""
+    databases = {
+        alias: {
+            "ENGINE": "django.db.backends.mysql",
+            "NAME": alias,
+            "OPTIONS": {"charset": "utf8mb4"},
+            **mysql_fleet.nodes["two"].django(),
+        }
+        for alias in ("directory", "tickets_2")
+    }
+    mysql_fleet.on("two", *(f"CREATE DATABASE {alias}" for alias in databases))
+    with serving(mysql_fleet, FLEET_DATABASES=json.dumps(databases)) as made:
+        made.run(
+            "from django.core.management import call_command\n"
+            "call_command('tickets', 'create', verbosity=0)"
+        )
+        yield made
+
+
+@pytest.fixture(scope="module")
+def passwords(mysql_fleet: MariaDBFleet) -> set[str]:
+    return {address.password for address in mysql_fleet.nodes.values()}
+
+
+def without_credentials(body: str, passwords: set[str]) -> bool:
+    return all(password not in body for password in passwords) and USER not in body
+
+
+def test_all_is_told_and_no_credential(on_servers: Site, passwords: set[str]) -> None:
+    for path in EVERY_PAGE:
+        page = on_servers.get(path)
+        assert page.status == 200, path
+        assert without_credentials(page.body, passwords), path
+    found = on_servers.get(MAP)
+    assert len(found.cells("current")) == 18
+    assert re.search(r"two 127\.0\.0\.1:\d+ ✓? ?answers", found.text)
+    assert "about" in found.cells("current")[0]
+
+
+def test_a_shard_tells_tables_and_connections(on_servers: Site, mysql_fleet: MariaDBFleet) -> None:
+    mysql_fleet.sql("photos", 6, "ANALYZE TABLE photos_app_photo")
+    page = on_servers.get(f"{MAP}shard/photos_00006/")
+    assert re.search(r"photos_app_photo about 0 \d+\.0 KB", page.text.replace("\xa0", " "))
+    process, idle, server = map(
+        int,
+        re.search(
+            r"Of this process (\d+) open, (\d+) of them idle Of the server (\d+)", page.text
+        ).groups(),  # type: ignore[union-attr]  # fails the test if it is None
+    )
+    assert 0 < process <= server and idle <= process
+
+
+def test_the_map_costs_a_few_statements_of_each_node(
+    on_servers: Site, mysql_fleet: MariaDBFleet
+) -> None:
+    with mysql_fleet.packets("two") as states:
+        on_servers.get(f"{MAP}?group=photos&size=same")
+    # Its schemas, what four shards have applied; and what one of them lacks, which either node is
+    # asked for, whoever comes first.
+    assert 2 <= len(states) <= 8, states
+    assert not [one for one in states if "SUM(data_length" in one]
+    with mysql_fleet.packets("two") as with_sizes:
+        on_servers.get(f"{MAP}?group=photos&size=bytes")
+    assert sum("SUM(data_length" in one for one in with_sizes) == 1
+    assert len(with_sizes) <= 9, with_sizes
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_node_that_is_down_keeps_no_page_waiting(
+    on_servers: Site, own_mariadb: MariaDBServer, passwords: set[str], how: str
+) -> None:
+    on_servers.get(MAP)  # Connections are open.
+    if how == "stopped":
+        own_mariadb.pause()
+    else:
+        own_mariadb.kill()
+    try:
+        # Of one that is stopped each page waits for the time that nodes have.
+        for path in EVERY_PAGE if how == "killed" else SLOW:
+            page = on_servers.get(path)
+            assert page.status == 200, path
+            assert page.seconds < PATIENCE, path
+            assert without_credentials(page.body, passwords), path
+            if path == MAP:
+                assert len(page.cells("down")) == 9
+                assert len(page.cells("current")) == 9
+                assert "Node 'two' does not answer" in page.text
+            if path == f"{MAP}shard/photos_00006/":
+                assert "Its node is down" in page.text
+            if path == TICKETS:
+                assert "tickets_1 State answers" in page.text
+                assert "tickets_2 State down" in page.text
+            if path.startswith(FIND):
+                assert "The directory does not answer" in page.text
+            if path == f"{MAP}range/photos/0-7/":
+                assert "two is down" in page.text
+                assert "photos_00003 one current" in page.text.replace("✓ ", "")
+    finally:
+        if how == "stopped":
+            own_mariadb.resume()
+        else:
+            own_mariadb.start()
+    assert len(on_servers.get(MAP).cells("current")) == 18
+
+
+def test_a_node_that_hangs_does_not_collect_threads(
+    on_servers: Site, own_mariadb: MariaDBServer
+) -> None:
+    ask = (
+        "import threading\n"
+        "from sharded_orm.operations.shards.status import status\n"
+        "found = [status(within=0.01, sizes=False) for _ in range(30)]\n"
+        "result = sum(one.name == 'node two' for one in threading.enumerate())"
+    )
+    own_mariadb.pause()
+    try:
+        assert on_servers.run(ask) == nodes.MOST
+        assert "20 earlier questions have no answer yet" in on_servers.get(MAP).text
+    finally:
+        own_mariadb.resume()
+    # They end when the node answers.
+    on_servers.run(
+        "import threading\n"
+        "for one in threading.enumerate():\n"
+        "    if one.name == 'node two': one.join(60)"
+    )
+    assert len(on_servers.get(MAP).cells("current")) == 18
+
+
+def test_an_account_that_is_refused_is_not_named(mysql_fleet: MariaDBFleet) -> None:
+    nodes = json.loads(mysql_fleet.environment["FLEET_NODES"])
+    nodes["two"] |= {"USER": "somebody_else", "PASSWORD": "recognisable-password"}
+    with serving(mysql_fleet, FLEET_NODES=json.dumps(nodes)) as site:
+        for path in (MAP, f"{MAP}shard/photos_00006/", f"{MAP}range/photos/4-7/"):
+            page = site.get(path)
+            assert page.status == 200
+            assert "Access denied for this account" in page.text
+            assert "somebody_else" not in page.body
+            assert "recognisable-password" not in page.body
+
+
+def test_pages_keep_no_connection_of_their_threads(on_servers: Site) -> None:
+    opened = "from sharded_orm.backends import pool; result = [p.size for p in pool.pools()]"
+    for _ in range(3):
+        on_servers.get(MAP)
+    before = on_servers.run(opened)
+    for _ in range(5):
+        on_servers.get(f"{MAP}shard/photos_00006/")
+        on_servers.get(MAP)
+    assert max(on_servers.run(opened)) <= max(before) + 2
+
+
+def test_the_path_of_settings_is_not_shown(on_servers: Site, mysql_fleet: MariaDBFleet) -> None:
+    assert str(Path(mysql_fleet.folder)) not in on_servers.get(MAP).body

@@ -1,0 +1,286 @@
+"""Actions: once per shard, each for itself, with one report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.db import connections
+from django.test import Client
+
+from sharded_orm.models import Placement
+from tests.admin.conftest import (
+    DATABASES,
+    NEAR,
+    ONE,
+    SHARD,
+    TWO,
+    UNPLACED,
+    Rows,
+    logged_in,
+    named,
+    url,
+    user_with,
+)
+from tests.admin.test_changelist import Statements
+from tests.photos.models import Event, Photo
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES),
+    pytest.mark.urls("tests.admin.lists"),
+]
+
+
+def chosen(action: str, *photos: Any, **more: Any) -> dict[str, Any]:
+    """What the list's form sends. A photo may be given by its name in URLs."""
+    names = [photo if isinstance(photo, str) else named(photo) for photo in photos]
+    return {"action": action, "_selected_action": names, "index": 0, "select_across": 0, **more}
+
+
+def reports(response: Any) -> list[str]:
+    """The messages of an answer, with their levels."""
+    return [f"{message.level_tag}: {message}" for message in get_messages(response.wsgi_request)]
+
+
+def stars() -> dict[int, int | None]:
+    return dict(Photo.objects.scatter().values_list("user_id", "stars"))
+
+
+def test_checkboxes_hold_the_names_of_the_rows(browser: Client, rows: Rows) -> None:
+    for place in ({}, {"_shard": SHARD[ONE]}):
+        page = browser.get(url(Photo, "changelist", **place)).content.decode()
+        assert f'name="_selected_action" value="{named(rows.photo)}"' in page
+
+
+def test_one_shard(browser: Client, rows: Rows) -> None:
+    here = url(Photo, "changelist", _shard=SHARD[ONE])
+    with Statements(SHARD[ONE], SHARD[TWO]) as statements:
+        response = browser.post(here, chosen("star", rows.photo))
+    assert (response.status_code, response.url) == (302, here)
+    assert stars() == {ONE: 5, TWO: None, NEAR: None}
+    assert reports(response) == [f"success: Give five stars: 1 row on {SHARD[ONE]} (1)."]
+    assert statements[SHARD[TWO]] == []
+
+
+def test_two_shards(browser: Client, rows: Rows) -> None:
+    here = url(Photo, "changelist")
+    response = browser.post(here, chosen("star", rows.photo, rows.near_photo, rows.other_photo))
+    assert (response.status_code, response.url) == (302, here)
+    assert stars() == {ONE: 5, TWO: 5, NEAR: 5}
+    assert reports(response) == [
+        f"success: Give five stars: 3 rows on {SHARD[ONE]} (2), {SHARD[TWO]} (1)."
+    ]
+
+
+def test_a_shard_that_fails_keeps_nobody_back(browser: Client, rows: Rows) -> None:
+    response = browser.post(
+        url(Photo, "changelist"), chosen("fail_on_12", rows.other_photo, rows.photo)
+    )
+    assert response.status_code == 302
+    # What was done there before is taken back.
+    assert stars() == {ONE: 5, TWO: None, NEAR: None}
+    done, failed = reports(response)
+    assert done == f"warning: Fail on 12: 1 row on {SHARD[ONE]} (1)."
+    assert failed.startswith(f"error: Not done on {SHARD[TWO]} on ")
+    assert failed.endswith(": ValueError: not here")
+
+
+def test_all_rows_of_a_shard(browser: Client, rows: Rows) -> None:
+    here = url(Photo, "changelist", _shard=SHARD[ONE], q="photo")
+    response = browser.post(here, chosen("star", rows.photo, select_across=1))
+    assert stars() == {ONE: 5, TWO: None, NEAR: 5}
+    assert reports(response) == [f"success: Give five stars: 2 rows on {SHARD[ONE]} (2)."]
+
+
+def test_all_matching_rows_of_all_shards(browser: Client, rows: Rows) -> None:
+    Photo.objects.create(user_id=TWO, title="another", stars=1)
+    response = browser.post(
+        url(Photo, "changelist", q="photo of", starred="no"),
+        chosen("star", rows.photo, select_across=1),
+    )
+    assert reports(response) == [
+        f"success: Give five stars: 3 rows on {SHARD[ONE]} (2), {SHARD[TWO]} (1)."
+    ]
+    assert Photo.objects.get(title="another", user_id=TWO).stars == 1
+
+
+def test_all_rows_of_a_key(browser: Client, rows: Rows) -> None:
+    browser.post(url(Photo, "changelist", _key=ONE), chosen("star", rows.photo, select_across=1))
+    assert stars() == {ONE: 5, TWO: None, NEAR: None}
+
+
+def test_a_page_for_the_rows_of_one_shard(browser: Client, rows: Rows) -> None:
+    response = browser.post(url(Photo, "changelist"), chosen("export", rows.photo, rows.near_photo))
+    assert sorted(response.content.decode().split(",")) == ["photo of 1", "photo of 3"]
+    assert stars() == {ONE: 1, TWO: None, NEAR: 1}
+
+
+def test_a_page_for_the_rows_of_two_shards_is_refused(browser: Client, rows: Rows) -> None:
+    response = browser.post(
+        url(Photo, "changelist"), chosen("export", rows.photo, rows.other_photo)
+    )
+    assert response.status_code == 302
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+    (report,) = reports(response)
+    assert report.startswith("error: “Export” shows a page") and "across_shards" in report
+
+
+def test_an_action_across_shards_sees_all_rows(browser: Client, rows: Rows) -> None:
+    response = browser.post(
+        url(Photo, "changelist"), chosen("names_of_all", rows.photo, rows.other_photo)
+    )
+    assert response.content.decode() == "photo of 1,photo of 2"
+    response = browser.post(
+        url(Photo, "changelist"), chosen("names_of_all", rows.photo, select_across=1)
+    )
+    assert response.content.decode() == "photo of 1,photo of 2,photo of 3"
+
+
+FORGED = [
+    "1",
+    "x",
+    "1~x",
+    "~",
+    "1~",
+    "~1",
+    "9" * 40,
+    f"{UNPLACED}~1",
+    "' OR 1=1",
+    "1~1~1",
+    "@photos_00003~1",
+    "@photos_00099~1",
+    "@default~1",
+]
+
+
+@pytest.mark.parametrize("place", [{}, {"_shard": SHARD[ONE]}])
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_names(browser: Client, rows: Rows, name: str, place: Any) -> None:
+    if name == "1" and place:
+        pytest.skip("in a list of one shard an id is name enough")
+    response = browser.post(url(Photo, "changelist", **place), chosen("star", rows.photo, name))
+    assert response.status_code == 302
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+    assert reports(response) == [
+        "warning: 1 of 2 selected rows are not here, or not any more. No items have been changed."
+    ]
+
+
+def test_the_id_of_one_row_with_the_key_of_another(browser: Client, rows: Rows) -> None:
+    """Also where both are on one shard."""
+    for forged in (f"{NEAR}~{rows.photo.pk}", f"{TWO}~{rows.photo.pk}"):
+        response = browser.post(url(Photo, "changelist"), chosen("star", forged))
+        assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+
+
+def test_a_row_of_another_place(browser: Client, rows: Rows) -> None:
+    for place in ({"_shard": SHARD[ONE]}, {"_key": ONE}):
+        response = browser.post(
+            url(Photo, "changelist", **place), chosen("star", rows.photo, rows.other_photo)
+        )
+        assert reports(response)[0].startswith("warning: 1 of 2 selected rows are not here")
+    browser.post(url(Photo, "changelist", _key=ONE), chosen("star", rows.near_photo))
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+
+
+def test_an_id_alone_is_enough_in_a_list_of_one_shard(browser: Client, rows: Rows) -> None:
+    browser.post(url(Photo, "changelist", _shard=SHARD[ONE]), chosen("star", str(rows.photo.pk)))
+    assert stars() == {ONE: 5, TWO: None, NEAR: None}
+
+
+def test_a_row_that_was_moved_meanwhile(browser: Client, rows: Rows) -> None:
+    """The action follows its key, and leaves the copy alone that the move has left."""
+    copy = Photo.objects.using(SHARD[ONE]).get(pk=rows.photo.pk)
+    with connections["photos_00007"].cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {Photo._meta.db_table} (photo_id, user_id, title)"
+            " VALUES (%s, %s, 'moved')",
+            [copy.pk, ONE],
+        )
+    Placement.objects.using("directory").filter(group="photos", key=str(ONE)).update(shard=7)
+    response = browser.post(url(Photo, "changelist"), chosen("star", rows.photo))
+    assert reports(response) == ["success: Give five stars: 1 row on photos_00007 (1)."]
+    assert Photo.objects.using("photos_00007").get(pk=copy.pk).stars == 5
+    assert Photo.objects.using(SHARD[ONE]).get(pk=copy.pk).stars is None
+    response = browser.post(url(Photo, "changelist", _shard=SHARD[ONE]), chosen("star", rows.photo))
+    assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+
+
+def test_the_copy_that_a_move_has_left_is_not_among_all(browser: Client, rows: Rows) -> None:
+    with connections["photos_00007"].cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {Photo._meta.db_table} (photo_id, user_id, title)"
+            " VALUES (%s, %s, 'moved')",
+            [rows.photo.pk, ONE],
+        )
+    Placement.objects.using("directory").filter(group="photos", key=str(ONE)).update(shard=7)
+    response = browser.post(
+        url(Photo, "changelist"), chosen("names_of_all", rows.photo, rows.near_photo)
+    )
+    # The copy is on the shard of the other one.
+    assert response.content.decode() == "moved,photo of 3"
+
+
+def test_the_same_id_on_two_shards(browser: Client, db: None) -> None:
+    """Events count their ids on each shard."""
+    events = [Event(account=f"a{number}", number=0) for number in range(20)]
+    for event in events:
+        event.save()
+    same = [event for event in events if event.pk == 1]
+    assert len(same) > 1
+    data = {
+        "action": "delete_selected",
+        "_selected_action": [f"{same[0].account}~1"],
+        "index": 0,
+        "post": "yes",
+    }
+    browser.post(url(Event, "changelist"), data)
+    left = {event.account for event in Event.objects.scatter()}
+    assert left == {event.account for event in events} - {same[0].account}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"action": "star", "index": 0}, "warning: Items must be selected"),
+        ({"action": "", "index": 0, "_selected_action": "1~1"}, "warning: No action selected."),
+        ({"action": "nothing", "index": 0, "_selected_action": "1~1"}, "warning: No action"),
+        ({"action": "deny", "index": 0, "_selected_action": "1~1"}, "warning: No action"),
+        ({"action": "star", "index": "x", "_selected_action": "0~1"}, "warning: 1 of 1"),
+        ({"action": "star", "index": "9", "_selected_action": "0~1"}, "warning: 1 of 1"),
+    ],
+)
+def test_nothing_to_do(browser: Client, rows: Rows, data: dict[str, Any], said: str) -> None:
+    response = browser.post(url(Photo, "changelist"), data)
+    assert response.status_code == 302
+    assert reports(response)[0].startswith(said)
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+
+
+def test_only_who_may(rows: Rows) -> None:
+    viewer = logged_in(user_with("view_photo"))
+    page = viewer.get(url(Photo, "changelist")).content.decode()
+    assert 'value="star"' not in page and 'value="delete_selected"' not in page
+    response = viewer.post(url(Photo, "changelist"), chosen("star", rows.photo))
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+    assert response.status_code == 302
+    stranger = logged_in(user_with("view_album"))
+    assert stranger.get(url(Photo, "changelist")).status_code == 403
+    assert stranger.post(url(Photo, "changelist"), chosen("star", rows.photo)).status_code == 403
+
+
+def test_a_forged_form_is_refused(boss: Any, rows: Rows) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(boss)
+    response = client.post(url(Photo, "changelist"), chosen("star", rows.photo))
+    assert response.status_code == 403
+    assert stars() == {ONE: None, TWO: None, NEAR: None}
+
+
+def test_as_many_rows_as_a_form_can_send(browser: Client, rows: Rows) -> None:
+    names = [f"{ONE}~{rows.photo.pk}", *(f"{ONE}~{10**6 + number}" for number in range(900))]
+    response = browser.post(url(Photo, "changelist"), chosen("star", *names))
+    assert reports(response)[0].startswith("warning: 900 of 901 selected rows are not here")

@@ -1,0 +1,127 @@
+"""Statements per page, beside those of Django's own admin for its like of a global model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
+from tests.admin.conftest import DATABASES, ONE, TWO, Rows, inline, named, url
+from tests.cached.models import CachedCountry, CachedPost
+from tests.photos.models import Album, Comment, Photo
+
+pytestmark = [
+    pytest.mark.every_backend,
+    # Committed, so that the directory is remembered, as in a server that is warm.
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+    pytest.mark.urls("tests.admin.site"),
+]
+
+
+class PostsOfCountry(admin.TabularInline):  # type: ignore[type-arg]
+    model = CachedPost
+    fields = ["title"]
+
+
+class CountryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ["name"]
+    inlines = [PostsOfCountry]
+
+
+class PhotosOfAlbum(ShardedTabularInline):
+    model = Photo
+    fields = ["title"]
+
+
+class AlbumAdmin(ShardedModelAdmin):
+    fields = ["title"]
+    inlines = [PhotosOfAlbum]
+
+
+@pytest.fixture
+def twins(rows: Rows, registered: Any) -> CachedCountry:
+    """A country and its posts, as an album and its photos, each with a page of the same form."""
+    registered(Album, AlbumAdmin)
+    registered(CachedCountry, CountryAdmin)
+    country = CachedCountry.objects.create(name="c")
+    CachedPost.objects.create(country=country, title="p")
+    for model in (Album, CachedCountry):
+        ContentType.objects.get_for_model(model)
+    return country
+
+
+def statements(run: Callable[[], Any]) -> list[str]:
+    """What ``run`` asks and tells all databases, without savepoints."""
+    with ExitStack() as stack:
+        captured = [
+            stack.enter_context(CaptureQueriesContext(connections[alias]))
+            for alias in ("default", "directory", "photos")
+        ]
+        assert run().status_code in (200, 302)
+        every = [query["sql"].lstrip("(") for one in captured for query in one]
+    return [sql for sql in every if sql.startswith(("SELECT", "INSERT", "UPDATE", "DELETE"))]
+
+
+def test_a_change_page_costs_what_django_s_does(
+    browser: Client, rows: Rows, twins: CachedCountry
+) -> None:
+    theirs = statements(lambda: browser.get(url(CachedCountry, "change", str(twins.pk))))
+    mine = statements(lambda: browser.get(url(Album, "change", named(rows.album))))
+    assert len(mine) == len(theirs)
+
+
+def test_saving_costs_what_django_s_does(browser: Client, rows: Rows, twins: CachedCountry) -> None:
+    [post] = twins.posts.all()
+    data = {
+        "name": "n",
+        **inline("posts", {"id": post.pk, "title": "new"}, {"title": "b"}, initial=1),
+    }
+    theirs = statements(lambda: browser.post(url(CachedCountry, "change", str(twins.pk)), data))
+    data = {
+        "title": "n",
+        **inline("photos", {"photo_id": rows.photo.pk, "title": "new"}, {"title": "b"}, initial=1),
+    }
+    mine = statements(lambda: browser.post(url(Album, "change", named(rows.album)), data))
+    assert Photo.objects.filter(user_id=ONE).count() == 2
+    # One more: the owner, of whom a stored row is checked to have one.
+    assert len(mine) <= len(theirs) + 1
+
+
+def test_adding_costs_what_django_s_does(browser: Client, rows: Rows, twins: CachedCountry) -> None:
+    data = {"name": "n2", **inline("posts", {"title": "b"})}
+    theirs = statements(lambda: browser.post(url(CachedCountry, "add"), data))
+    data = {"title": "n2", **inline("photos", {"title": "b"})}
+    mine = statements(lambda: browser.post(url(Album, "add", _key=ONE), data))
+    assert len(mine) <= len(theirs) + 1
+
+
+def test_a_page_asks_one_shard(browser: Client, rows: Rows) -> None:
+    browser.get(url(Photo, "change", named(rows.photo)))
+    with CaptureQueriesContext(connections["photos"]) as captured:
+        browser.get(url(Photo, "change", named(rows.photo)))
+    # The photo; its album and its tags, chosen and offered; its comments. Each row of the
+    # inline asks for its row again, as in Django's admin.
+    assert len(captured) <= 7
+    with CaptureQueriesContext(connections["directory"]) as captured:
+        browser.get(url(Photo, "change", named(rows.photo)))
+    assert not captured.captured_queries
+
+
+def test_an_inline_of_many_rows_asks_once(browser: Client, rows: Rows) -> None:
+    def cost() -> int:
+        return len(statements(lambda: browser.get(url(Album, "change", named(rows.other_album)))))
+
+    few = cost()
+    for number in range(10):
+        Photo.objects.create(user_id=TWO, album=rows.other_album, title=f"{number}")
+    # Tags of each photo: those that are chosen and those that are offered, as in Django's.
+    assert cost() <= few + 10 * 2
+    assert Comment.objects.filter(user_id=TWO).count() == 0

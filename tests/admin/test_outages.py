@@ -1,0 +1,178 @@
+"""What an admin's user sees of shards that do not answer, and of rows that lie elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import Client
+
+from sharded_orm import runtime
+from sharded_orm.admin.failures import cause_of
+from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, named, url
+from tests.admin.test_actions import chosen, reports
+from tests.admin.test_changelist import node, text, titles
+from tests.admin.test_list_editing import sent
+from tests.photos.models import Comment, Photo
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+    pytest.mark.urls("tests.admin.lists"),
+]
+
+
+@pytest.fixture
+def broken(rows: Rows) -> Iterator[str]:
+    """TWO's shard has lost its table of photos."""
+    table = Photo._meta.db_table
+    with connections[SHARD[TWO]].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_gone")
+    yield SHARD[TWO]
+    with connections[SHARD[TWO]].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table}_gone RENAME TO {table}")
+
+
+@pytest.fixture
+def node_down(rows: Rows) -> Iterator[str]:
+    """TWO's node is where nobody answers: at a port that is closed."""
+    if connections[SHARD[TWO]].vendor == "sqlite":
+        pytest.skip("a node of SQLite is a folder")
+    before = runtime.topology()
+    name = node(SHARD[TWO])
+    elsewhere = {**before.nodes[name], "PORT": 1}
+    runtime.swap(replace(before, nodes={**before.nodes, name: elsewhere}))
+    yield name
+    runtime.swap(before)
+
+
+def test_all_shards_but_the_broken_one(browser: Client, broken: str) -> None:
+    response = browser.get(url(Photo, "changelist", _count=1))
+    assert sorted(titles(response)) == ["photo of 1", "photo of 3"]
+    shown = text(response)
+    assert "These did not answer. Their rows are missing below:" in shown
+    assert f"{broken} on {node(broken)}: " in shown
+    assert "16 shards on 2 nodes asked" in shown
+
+
+def test_all_shards_but_those_of_a_node(browser: Client, node_down: str) -> None:
+    response = browser.get(url(Photo, "changelist"))
+    assert sorted(titles(response)) == ["photo of 1", "photo of 3"]
+    assert f"8 shards (photos_00008 … photos_00015) on {node_down}: " in text(response)
+
+
+@pytest.mark.parametrize("place", [{"_shard": SHARD[TWO]}, {"_key": TWO}])
+def test_the_shard_itself(browser: Client, node_down: str, place: dict[str, Any]) -> None:
+    response = browser.get(url(Photo, "changelist", **place))
+    assert response.status_code == 503
+    shown = text(response)
+    assert f"{SHARD[TWO]} on {node_down} does not answer: " in shown
+    assert str(runtime.topology().nodes[node_down]["PASSWORD"]) not in response.content.decode()
+    # The way out.
+    assert 'name="_shard"' in response.content.decode()
+
+
+def test_a_filter_leaves_the_shard_that_is_down(browser: Client, node_down: str) -> None:
+    response = browser.get(url(Photo, "changelist", user_id=TWO, _count=1))
+    assert titles(response) == []
+    assert f"{SHARD[TWO]} on {node_down}: " in text(response)
+
+
+def test_a_refused_login_is_told_without_the_account() -> None:
+    error = Exception(1045, "Access denied for user 'app'@'10.0.0.3' (using password: YES)")
+    assert cause_of(error) == "access denied (1045)"
+
+
+def test_an_action_while_a_node_is_down(browser: Client, node_down: str) -> None:
+    names = [named(photo) for photo in (Photo(user_id=TWO, pk=1), Photo.objects.get(user_id=ONE))]
+    response = browser.post(url(Photo, "changelist"), chosen("star", *names))
+    done, failed = reports(response)
+    assert done == f"warning: Give five stars: 1 row on {SHARD[ONE]} (1)."
+    assert failed.startswith(
+        f"error: Not done on {SHARD[TWO]} on {node_down}: the node does not answer"
+    )
+    assert Photo.objects.get(user_id=ONE).stars == 5
+
+
+def test_a_node_that_is_down_is_asked_once(
+    browser: Client, node_down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each of its shards: a network may keep one waiting for seconds."""
+    from sharded_orm.backends.mysql import node as pools
+
+    tried = []
+    connect = pools.connect
+
+    def count(params: Any) -> Any:
+        if params["port"] == 1:
+            tried.append(params["host"])
+        return connect(params)
+
+    monkeypatch.setattr(pools, "connect", count)
+    response = browser.post(url(Photo, "changelist"), chosen("star", "1~1", select_across=1))
+    assert reports(response)[-1].startswith(
+        f"error: Not done on 8 shards (photos_00008 … photos_00015) on {node_down}: "
+    )
+    # The page that is acted on is made first; then the shards are asked.
+    assert len(tried) == 2
+
+
+def test_an_action_that_must_see_all_rows(browser: Client, node_down: str) -> None:
+    response = browser.post(
+        url(Photo, "changelist"), chosen("names_of_all", "1~1", select_across=1)
+    )
+    assert response.status_code == 302
+    assert reports(response)[-1] == (
+        "error: This action needs all of the rows at once. No items have been changed."
+    )
+
+
+@pytest.fixture
+def misplaced(rows: Rows) -> Photo:
+    """A photo of TWO that lies on ONE's shard."""
+    table, pk = Photo._meta.db_table, 4_000_000
+    with connections[SHARD[ONE]].cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} (photo_id, user_id, title) VALUES (%s, %s, 'lost')", [pk, TWO]
+        )
+    return Photo.objects.using(SHARD[ONE]).get(pk=pk)
+
+
+def test_misplaced_rows_are_marked(browser: Client, misplaced: Photo) -> None:
+    response = browser.get(url(Photo, "changelist", _shard=SHARD[ONE]))
+    assert len(titles(response)) == 3
+    assert "1 row is misplaced" in text(response)
+    page = response.content.decode()
+    assert page.count('<strong class="misplaced">') == 1
+    assert url(Photo, "change", f"@{SHARD[ONE]}~{misplaced.pk}") in page
+    # No action takes it, none of them is offered for it.
+    assert page.count('name="_selected_action"') == 2
+    for place in ({}, {"_shard": SHARD[ONE]}):
+        forged = chosen("star", f"@{SHARD[ONE]}~{misplaced.pk}")
+        response = browser.post(url(Photo, "changelist", **place), forged)
+        assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+    everywhere = browser.get(url(Photo, "changelist", q="lost"))
+    assert titles(everywhere) == ["lost"]
+    assert everywhere.content.decode().count('<strong class="misplaced">') == 1
+    assert titles(browser.get(url(Photo, "changelist", _key=TWO))) == ["photo of 2"]
+
+
+def test_rows_beside_a_misplaced_one_are_edited(browser: Client, misplaced: Photo) -> None:
+    here = url(Photo, "changelist", _shard=SHARD[ONE])
+    photos = [form.instance for form in browser.get(here).context["cl"].formset.forms]
+    photo = next(photo for photo in photos if photo.user_id == ONE)
+    others = [other for other in photos if other != photo]
+    assert browser.post(here, sent(photo, *others, stars=4)).status_code == 302
+    assert Photo.objects.get(user_id=ONE).stars == 4
+    # Itself it is not written.
+    assert browser.post(here, sent(misplaced, stars=2)).status_code == 302
+    assert Photo.objects.using(SHARD[ONE]).get(pk=misplaced.pk).stars is None
+
+
+def test_no_mark_without_one(browser: Client, rows: Rows) -> None:
+    response = browser.get(url(Comment, "changelist", _shard=SHARD[ONE]))
+    assert "misplaced" not in text(response)
+    assert "column-sharded_orm_shard" not in response.content.decode()

@@ -1,0 +1,262 @@
+"""Who may: Django's permissions, those of groups of shards, and the project's own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.test import Client
+
+from sharded_orm.admin import ShardedModelAdmin
+from sharded_orm.models import ShardMap
+from tests.admin.conftest import (
+    DATABASES,
+    ONE,
+    SHARD,
+    TWO,
+    UNPLACED,
+    Rows,
+    form_of,
+    inline,
+    logged_in,
+    named,
+    url,
+    user_with,
+)
+from tests.photos.models import Album, Event, Note, Person, Photo, Tag, Visit
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES),
+    pytest.mark.urls("tests.admin.site"),
+]
+
+PAGES = ("changelist", "add", "change", "delete", "history", "site")
+
+
+def answers(client: Client, photo: Photo) -> dict[str, tuple[int, int]]:
+    """The status of each page for reading, and for sending it."""
+    found = {}
+    for page in PAGES:
+        query = {"_key": str(photo.user_id)} if page in ("changelist", "add") else {}
+        args = [] if query else [named(photo)]
+        address = url(Photo, page, *args, **query)
+        data = form_of(photo, title="new") if page in ("change", "add") else {"post": "yes"}
+        if page == "add":
+            data |= {"tags": [], **inline("comments")}
+        sent = 0 if page in ("changelist", "history", "site") else client.post(address, data)
+        found[page] = (client.get(address).status_code, getattr(sent, "status_code", 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("permissions", "expected"),
+    [
+        ([], dict.fromkeys(PAGES, (403, 403))),
+        (
+            ["view_photo"],
+            {
+                "changelist": (200, 0),
+                "change": (200, 403),
+                "history": (200, 0),
+                "site": (302, 0),
+                "add": (403, 403),
+                "delete": (403, 403),
+            },
+        ),
+        (
+            ["add_photo"],
+            {
+                "changelist": (403, 0),
+                "add": (200, 302),
+                "change": (403, 403),
+                "delete": (403, 403),
+                "history": (403, 0),
+                "site": (403, 0),
+            },
+        ),
+        (
+            ["change_photo"],
+            {
+                "changelist": (200, 0),
+                "add": (403, 403),
+                "change": (200, 302),
+                "delete": (403, 403),
+                "history": (200, 0),
+                "site": (302, 0),
+            },
+        ),
+        (
+            ["delete_photo", "delete_comment"],
+            {"changelist": (403, 0), "add": (403, 403), "change": (403, 403)},
+        ),
+    ],
+)
+def test_each_permission_opens_its_pages(
+    rows: Rows, permissions: list[str], expected: dict[str, tuple[int, int]]
+) -> None:
+    user = user_with(*permissions)
+    found = answers(logged_in(user), rows.photo)
+    for page, statuses in expected.items():
+        if not statuses[1] or page in ("changelist", "history", "site"):
+            assert found[page][0] == statuses[0], page
+        else:
+            assert found[page] == statuses, page
+
+
+def test_a_photo_is_deleted_by_whoever_may(rows: Rows) -> None:
+    client = logged_in(user_with("delete_photo", "delete_comment"))
+    address = url(Photo, "delete", named(rows.photo))
+    assert client.get(address).status_code == 200
+    assert client.post(address, {"post": "yes"}).status_code == 302
+    assert not Photo.objects.filter(user_id=ONE).exists()
+
+
+def test_a_reader_sees_no_button_and_links_to_rows(rows: Rows) -> None:
+    client = logged_in(user_with("view_photo", "view_album"))
+    page = client.get(url(Photo, "change", named(rows.photo))).content.decode()
+    assert 'name="_save"' not in page
+    assert 'name="title"' not in page
+    assert f'<a href="{url(Album, "change", named(rows.album))}">album of 1</a>' in page
+
+
+def test_who_is_not_of_the_staff_is_asked_to_log_in(rows: Rows) -> None:
+    user = User.objects.create_user("visitor", password="x")
+    for client in (Client(), logged_in(user)):
+        response = client.get(url(Photo, "change", named(rows.photo)))
+        assert (response.status_code, response.url.split("?")[0]) == (302, "/admin/login/")
+
+
+def test_a_name_that_leads_nowhere_is_told_nobody(rows: Rows) -> None:
+    """Whether a row exists is not to be learnt without the permission."""
+    client = logged_in(user_with("view_tag"))
+    there = client.get(url(Photo, "change", named(rows.photo)))
+    gone = client.get(url(Photo, "change", f"{ONE}~12345"))
+    assert there.status_code == gone.status_code == 403
+    for name in (f"{UNPLACED}~1", "forged", "x~y"):
+        for page in ("change", "delete", "history", "site"):
+            assert client.get(url(Photo, page, name)).status_code == 403, (name, page)
+
+
+def test_save_as_new_needs_the_permission_to_add(rows: Rows) -> None:
+    client = logged_in(user_with("change_photo", "view_photo"))
+    data = form_of(rows.photo, title="copy", _saveasnew="1")
+    assert client.post(url(Photo, "change", named(rows.photo)), data).status_code == 403
+    # And without that to see: nothing is copied from a row that one may not look at.
+    blind = logged_in(user_with("add_photo"))
+    assert blind.post(url(Photo, "change", named(rows.photo)), data).status_code == 403
+    assert Photo.objects.filter(user_id=ONE).count() == 1
+
+
+# -- Groups of shards ----------------------------------------------------------
+
+
+@pytest.fixture
+def by_group(settings: Any) -> None:
+    settings.SHARDED_ORM = {**settings.SHARDED_ORM, "ADMIN": {"GROUP_PERMISSIONS": True}}
+    content_type = ContentType.objects.get_for_model(ShardMap)
+    Permission.objects.get_or_create(
+        content_type=content_type, codename="access_photos", defaults={"name": "photos"}
+    )
+
+
+def test_a_group_can_need_a_permission(rows: Rows, by_group: None) -> None:
+    mine = ("view_photo", "change_photo", "add_photo", "delete_photo", "view_album")
+    outside, inside = logged_in(user_with(*mine)), logged_in(user_with(*mine, "access_photos"))
+    for page, (read, sent) in answers(outside, rows.photo).items():
+        assert read == 403, page
+        assert sent in (0, 403), page
+    assert Photo.objects.get(user_id=ONE).title == "photo of 1"
+    found = answers(inside, rows.photo)
+    assert found["changelist"][0] == 200
+    assert found["change"] == (200, 302)
+    page = outside.get("/admin/").content.decode()
+    assert url(Photo, "changelist") not in page
+    assert url(Photo, "changelist") in inside.get("/admin/").content.decode()
+
+
+def test_a_superuser_has_all_groups(browser: Client, rows: Rows, by_group: None) -> None:
+    assert browser.get(url(Photo, "change", named(rows.photo))).status_code == 200
+    assert browser.get(url(Event, "changelist")).status_code == 200
+
+
+def test_an_inline_of_another_group_than_permitted(rows: Rows, by_group: None) -> None:
+    mine = ("view_person", "change_person", "view_album", "change_album")
+    page = logged_in(user_with(*mine)).get(url(Person, "change", str(ONE))).content.decode()
+    assert "album of 1" not in page
+    page = logged_in(user_with(*mine, "access_photos")).get(url(Person, "change", str(ONE)))
+    assert "album of 1" in page.content.decode()
+
+
+# -- The project's own rule ----------------------------------------------------
+
+
+class Regional(ShardedModelAdmin):
+    """Everybody may look at shard 3 only."""
+
+    search_fields = ["title"]
+
+    def has_shard_permission(self, request: Any, shard: Any) -> bool:
+        return shard.alias == SHARD[ONE]
+
+
+def test_a_shard_can_be_refused(browser: Client, rows: Rows, registered: Any) -> None:
+    registered(Tag, Regional)
+    for page in ("change", "delete", "history"):
+        assert browser.get(url(Tag, page, named(rows.tag))).status_code == 200, page
+        assert browser.get(url(Tag, page, named(rows.other_tag))).status_code == 403, page
+    assert browser.post(url(Tag, "change", named(rows.other_tag)), {"name": "x"}).status_code == 403
+    assert browser.get(url(Tag, "add", _key=ONE)).status_code == 200
+    assert browser.get(url(Tag, "add", _key=TWO)).status_code == 403
+    assert browser.post(url(Tag, "add", _key=TWO), {"name": "x"}).status_code == 403
+    assert browser.get(url(Tag, "changelist", _shard=SHARD[ONE])).status_code == 200
+    assert browser.get(url(Tag, "changelist", _shard=SHARD[TWO])).status_code == 403
+    assert browser.get(url(Tag, "changelist", _key=TWO)).status_code == 403
+    assert not LogEntry.objects.exists()
+
+
+def test_nothing_is_asked_over_all_shards_if_one_is_refused(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    registered(Album, Regional)
+    page = browser.get(url(Album, "changelist")).content.decode()
+    assert "album of" not in page
+    found = browser.get(
+        "/admin/autocomplete/",
+        {"app_label": "photos_app", "model_name": "photo", "field_name": "album"},
+    )
+    assert found.json()["results"] == []
+
+
+def test_an_adder_without_key_field_cannot_reach_a_refused_shard(
+    browser: Client, placed: None, registered: Any
+) -> None:
+    class OneShard(ShardedModelAdmin):
+        def has_shard_permission(self, request: Any, shard: Any) -> bool:
+            return bool(shard.number == 0)
+
+    registered(Event, OneShard)
+    for number in range(20):
+        browser.post(url(Event, "add"), {"account": f"a{number}", "number": 1})
+    stored = list(Event.objects.scatter())
+    assert stored
+    assert {event._state.db for event in stored} == {"events_00000"}
+    assert LogEntry.objects.count() == len(stored)
+
+
+def test_a_key_that_is_made_is_made_on_a_permitted_shard(
+    browser: Client, placed: None, registered: Any
+) -> None:
+    class OneShard(ShardedModelAdmin):
+        def has_shard_permission(self, request: Any, shard: Any) -> bool:
+            return bool(shard.number == 2)
+
+    for model, data in ((Visit, {"page": "/"}), (Note, {"text": "t", "board": ""})):
+        registered(model, OneShard)
+        assert browser.post(url(model, "add"), data).status_code == 302
+        [row] = model.objects.scatter()
+        assert row._state.db.endswith("_00002")
+    assert browser.get(url(Note, "add")).url.endswith("_shard=pins_00002")

@@ -1,0 +1,145 @@
+"""All of a page or nothing of it: the row, its relations, its children and its log entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.test import Client
+
+from sharded_orm.admin import ShardedModelAdmin
+from tests.admin.conftest import (
+    DATABASES,
+    ONE,
+    SHARD,
+    TWO,
+    UNPLACED,
+    Rows,
+    form_of,
+    inline,
+    named,
+    url,
+)
+from tests.admin.site import CommentsOfPhoto
+from tests.photos.models import Album, Comment, Event, Photo, Tag, Visit
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+    pytest.mark.urls("tests.admin.site"),
+]
+
+
+class Dangling(ShardedModelAdmin):
+    """Saves what its shard refuses: SQLite at the commit, MariaDB at once."""
+
+    inlines = [CommentsOfPhoto]
+    filter_horizontal = ["tags"]
+
+    def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
+        assert LogEntry.objects.count() == 1
+        self.spoil(obj)
+        return super().response_add(request, obj, post_url_continue)
+
+    def response_change(self, request: Any, obj: Any) -> Any:
+        assert LogEntry.objects.count() == 1
+        self.spoil(obj)
+        return super().response_change(request, obj)
+
+    def spoil(self, obj: Any) -> None:
+        Photo.objects.using(obj._state.db).filter(pk=obj.pk).update(album_id=123456)
+
+
+def test_what_the_shard_refuses_at_its_commit_is_not_logged(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    registered(Photo, Dangling)
+    data = {**form_of(rows.photo, title="new"), "comments-0-text": "changed", "tags": []}
+    with pytest.raises(IntegrityError):
+        browser.post(url(Photo, "change", named(rows.photo)), data)
+    photo = Photo.objects.get(user_id=ONE)
+    assert (photo.title, photo.album_id) == ("photo of 1", rows.album.pk)
+    assert [comment.text for comment in photo.comments.all()] == ["nice"]
+    assert photo.tags.count() == 1
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("key", [TWO, UNPLACED])
+def test_nor_is_a_new_row(browser: Client, rows: Rows, registered: Any, key: int) -> None:
+    registered(Photo, Dangling)
+    blank = dict.fromkeys(("album", "posted_at_0", "posted_at_1", "stars", "price"), "")
+    with pytest.raises(IntegrityError):
+        browser.post(
+            url(Photo, "add", _key=key),
+            {**blank, "title": "new", **inline("comments", {"text": "first", "author": ONE})},
+        )
+    assert not Photo.objects.filter(title="new").scatter().exists()
+    assert Comment.objects.scatter().count() == 1
+    assert not LogEntry.objects.exists()
+
+
+def test_an_error_in_the_log_takes_the_row_back(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    class NoLog(ShardedModelAdmin):
+        def log_change(self, request: Any, obj: Any, message: Any) -> Any:
+            raise DatabaseError("the log is full")
+
+        log_addition = log_change
+
+    for model, change, add, data in (
+        (Tag, url(Tag, "change", named(rows.tag)), url(Tag, "add", _key=ONE), {"name": "new"}),
+        (Event, None, url(Event, "add"), {"account": "new", "number": 1}),
+        (Visit, None, url(Visit, "add"), {"page": "new"}),
+    ):
+        registered(model, NoLog)
+        for address in filter(None, (change, add)):
+            with pytest.raises(DatabaseError, match="the log is full"):
+                browser.post(address, data)
+    assert not Tag.objects.filter(name="new").scatter().exists()
+    assert not Event.objects.scatter().exists()
+    assert not Visit.objects.scatter().exists()
+
+
+def test_a_child_that_cannot_be_saved_takes_the_parent_back(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    class Failing(ShardedModelAdmin):
+        inlines = [CommentsOfPhoto]
+
+        def save_formset(self, request: Any, form: Any, formset: Any, change: bool) -> None:
+            super().save_formset(request, form, formset, change)
+            raise DatabaseError("no more")
+
+    registered(Photo, Failing)
+    data = {**form_of(rows.photo, title="new"), "comments-0-text": "changed"}
+    with pytest.raises(DatabaseError, match="no more"):
+        browser.post(url(Photo, "change", named(rows.photo)), data)
+    assert Photo.objects.get(user_id=ONE).title == "photo of 1"
+    assert Comment.objects.get(user_id=ONE).text == "nice"
+
+
+def test_the_view_runs_in_a_transaction_of_the_shard_and_of_the_log(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    seen = []
+
+    class Looking(ShardedModelAdmin):
+        def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
+            super().save_model(request, obj, form, change)
+            aliases = ("default", SHARD[ONE], SHARD[TWO])
+            seen.append([connections[alias].in_atomic_block for alias in aliases])
+            assert transaction.get_connection(obj._state.db).in_atomic_block
+
+    registered(Tag, Looking)
+    browser.post(url(Tag, "change", named(rows.tag)), {"name": "a"})
+    browser.post(url(Tag, "add", _key=ONE), {"name": "b"})
+    assert seen == [[True, True, False], [True, True, False]]
+    registered(Event, Looking)
+    browser.post(url(Event, "add"), {"account": "a", "number": 1})
+    assert len(seen) == 3
+    # Reading opens none.
+    registered(Album, Looking)
+    assert browser.get(url(Album, "change", named(rows.album))).status_code == 200

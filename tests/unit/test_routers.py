@@ -1,0 +1,56 @@
+"""What the router answers without a row."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import router
+
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.routers import standing_on
+from tests.photos.models import Event, Person, Photo
+
+
+def test_without_a_row_it_refuses() -> None:
+    for ask in (router.db_for_read, router.db_for_write):
+        with pytest.raises(ShardKeyRequired, match="is read or written without one"):
+            ask(Photo)
+
+
+def test_within_a_block_it_stands_on_a_shard() -> None:
+    with standing_on("photos_00003"):
+        assert router.db_for_write(Photo) == "photos_00003"
+        assert router.db_for_read(Photo.tags.through) == "photos_00003"
+        with standing_on("photos_00004"):
+            assert router.db_for_write(Photo) == "photos_00004"
+        with standing_on("photos"):
+            assert router.db_for_write(Photo) == "photos"
+        with standing_on(None), pytest.raises(ShardKeyRequired):
+            router.db_for_write(Photo)
+        assert router.db_for_write(Photo) == "photos_00003"
+        assert router.db_for_write(Person) == "default"
+        with pytest.raises(ShardKeyRequired):
+            router.db_for_write(Event)
+    with pytest.raises(ShardKeyRequired):
+        router.db_for_write(Photo)
+
+
+def test_the_block_ends_with_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), standing_on("photos_00003"):
+        raise ZeroDivisionError
+    with pytest.raises(ShardKeyRequired):
+        router.db_for_write(Photo)
+
+
+def test_queries_do_not_follow_it() -> None:
+    """Or code that forgets the key would silently be shown a part."""
+    with standing_on("photos_00003"):
+        with pytest.raises(ShardKeyRequired):
+            Photo.objects.count()
+        with pytest.raises(ShardKeyRequired):
+            Photo.objects.filter(title="x").update(title="y")
+
+
+@pytest.mark.parametrize("alias", ["default", "photos_99999", "nothing"])
+def test_another_alias_is_no_place(alias: str) -> None:
+    with standing_on(alias), pytest.raises(ShardKeyRequired):
+        router.db_for_write(Photo)
