@@ -10,10 +10,12 @@ import pytest
 from django.utils.module_loading import import_string
 
 from sharded_orm import cache_checks, checks, conf, database_checks, exceptions
+from sharded_orm.admin import inlines
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
 from tests.docs.markdown import DOCS, ROOT, Block, blocks, pages
+from tests.docs.pictures import IMAGES, PICTURES
 
 REFERENCE = DOCS / "reference"
 PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
@@ -41,6 +43,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+def test_pictures_are_those_that_the_tests_take() -> None:
+    # Small enough to be in git: ``python -m tests.docs.pictures`` makes them so.
+    assert {path.name for path in IMAGES.iterdir()} == {f"{name}.png" for name in PICTURES}
+    for path in IMAGES.iterdir():
+        assert path.stat().st_size < 150_000, path
+        shown = [p for p in pages() if f"images/{path.name})" in p.read_text(encoding="utf-8")]
+        assert shown, f"no page shows {path.name}"
+
+
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_exception_is_documented(error: type[Exception]) -> None:
     text = read("exceptions.md")
@@ -56,7 +67,7 @@ def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
     used = {
         found
-        for module in (cache_checks, checks, database_checks)
+        for module in (cache_checks, checks, database_checks, inlines)
         for found in ids.findall(inspect.getsource(module))
     }
     assert used == set(ids.findall(read("checks.md")))
@@ -64,7 +75,14 @@ def test_every_check_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [conf._KEYS, conf._CACHE_KEYS, conf._GROUP_KEYS, conf._RANGE_KEYS, conf._NODE_KEYS],
+    [
+        conf._KEYS,
+        conf._CACHE_KEYS,
+        conf._GROUP_KEYS,
+        conf._RANGE_KEYS,
+        conf._NODE_KEYS,
+        conf._ADMIN_KEYS,
+    ],
     ids=len,
 )
 def test_every_setting_is_documented(keys: set[str]) -> None:

@@ -1,0 +1,109 @@
+"""A node that dies while somebody browses, and comes back."""
+
+from __future__ import annotations
+
+import time
+
+from selenium.webdriver.common.by import By
+
+from tests.acceptance.browser.admin import HERE, LINK, MAP, MESSAGE, PHOTOS, ROW, SHARD
+from tests.acceptance.browser.chrome import Browser
+from tests.acceptance.browser.site import FRAGILE, Site
+
+LOST = "photos_00008"  # The first shard on that node.
+PATIENCE = 6.0  # seconds; twice what a page of the fleet grants a node
+
+
+def test_node_killed_while_browsing(browser: Browser, site: Site) -> None:
+    browser.open(PHOTOS)
+    everywhere = {*browser.texts(SHARD)}
+    with site.node_down():
+        list_of_the_others(browser)
+        list_of_a_lost_shard(browser)
+        fleet(browser, site)
+        front_page(browser)
+    browser.open(PHOTOS)
+    assert not browser.all(".sharded-failed")
+    assert {*browser.texts(SHARD)} == everywhere
+    browser.open(f"{PHOTOS}?_shard={LOST}")
+    assert f"{LOST} on {FRAGILE}, open" in browser.one(HERE).text
+    assert not browser.all(".errornote")
+    browser.open(MAP)
+    assert browser.texts(".fleet-node header .fleet-state") == ["answers"] * 2
+    browser.picture("back")
+
+
+def list_of_the_others(browser: Browser) -> None:
+    browser.open(PHOTOS)
+    (failed,) = browser.texts(".sharded-failed li")
+    assert FRAGILE in failed
+    assert all(alias < LOST for alias in browser.texts(SHARD))
+    browser.picture("everywhere")
+
+
+def list_of_a_lost_shard(browser: Browser) -> None:
+    browser.open(f"{PHOTOS}?_shard={LOST}")
+    assert f"{LOST} on {FRAGILE} does not answer" in browser.one(".errornote").text
+    browser.picture("shard")
+    # As a browser does with any page that is no success.
+    (complaint,) = browser.complaints()
+    assert "503" in complaint
+
+
+def fleet(browser: Browser, site: Site) -> None:
+    began = time.monotonic()
+    browser.open(MAP)
+    assert time.monotonic() - began < PATIENCE
+    if site.backend == "mariadb":
+        (down,) = browser.all(".fleet-node.is-down")
+        assert down.find_element(By.TAG_NAME, "h2").text == FRAGILE
+    # Files have no server that could be down: theirs is a folder without them.
+    state = "down" if site.backend == "mariadb" else "missing"
+    assert len(browser.all(f".fleet-map .cell.{state} rect")) == 16
+    browser.picture("map")
+    with browser.next_page():
+        browser.one(f".fleet-map a[href$='/{LOST}/'] rect").click()
+    assert state in browser.texts(".fleet-state")
+    browser.picture("lost")
+
+
+def front_page(browser: Browser) -> None:
+    browser.open("/")
+    assert "Some photos cannot be shown" in browser.one(".notice").text
+    assert browser.all(".photos a.photo")
+    browser.picture("front")
+
+
+def test_node_killed_before_an_action(browser: Browser, site: Site) -> None:
+    browser.open(PHOTOS)
+    shards = browser.texts(SHARD)
+    alive = next(n for n, alias in enumerate(shards) if alias < LOST)
+    lost = next(n for n, alias in enumerate(shards) if alias >= LOST)
+    boxes = browser.all(f"{ROW} .action-select")
+    for number in (alive, lost):
+        browser.click(boxes[number])
+    browser.choose("action", "Show as new: posted now")
+    with site.node_down():
+        browser.follow(".actions button")
+        done, failed = browser.texts(MESSAGE)
+    assert f"1 row on {shards[alive]} (1)" in done
+    assert f"Not done on {shards[lost]} on {FRAGILE}" in failed
+    browser.picture("half")
+    browser.open(PHOTOS)
+    assert browser.texts(SHARD)[0] == shards[alive]
+
+
+def test_node_killed_before_saving(browser: Browser, site: Site) -> None:
+    browser.open(PHOTOS)
+    lost = next(alias for alias in browser.texts(SHARD) if alias >= LOST)
+    browser.follow(f"{SHARD} a", lost)
+    browser.follow(LINK)
+    row, title = browser.path, browser.values("[name=title]")
+    browser.fill(title="Never saved")
+    with site.node_down():
+        browser.follow("[name=_continue]")
+        assert f"on {FRAGILE} does not answer" in browser.text
+        browser.picture("not-saved")
+    assert all("503" in complaint for complaint in browser.complaints())
+    browser.open(row)
+    assert browser.values("[name=title]") == title

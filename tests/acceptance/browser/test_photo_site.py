@@ -1,0 +1,65 @@
+"""The photo site, as a visitor and as somebody who is logged in see it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.acceptance.browser.chrome import Browser
+from tests.acceptance.browser.site import Site, log_in
+
+PHOTO = ".photos a.photo"
+
+
+@pytest.fixture
+def stranger(visitor: Browser) -> Browser:
+    """Nobody is logged in."""
+    visitor.open("/")
+    visitor.driver.delete_all_cookies()
+    visitor.open("/")
+    return visitor
+
+
+def test_from_the_front_page_to_a_photo(stranger: Browser) -> None:
+    assert len(stranger.all(PHOTO)) == 24
+    stranger.wait_for_pictures(".photos img")
+    stranger.picture("front")
+
+    stranger.follow(".photos .by a")
+    assert re.fullmatch(r"/photos/\w+/", stranger.path)
+    stranger.wait_for_pictures(".photos img")
+    stranger.picture("stream")
+
+    title = stranger.texts(".photos .title")[0]
+    stranger.follow(PHOTO)
+    assert re.fullmatch(r"/photos/\w+/\d+/", stranger.path)
+    assert stranger.one("h1").text == title
+    stranger.picture("photo")
+
+
+def test_comment(stranger: Browser, site: Site) -> None:
+    stranger.follow(PHOTO)
+    photo = stranger.path
+    stranger.follow("main a[href^='/login/']")
+    log_in(stranger, site)
+    assert stranger.path == photo
+
+    text = "Is that <b>Tornio</b>?"
+    before = len(stranger.all(".comments > li"))
+    stranger.fill(text=text)
+    stranger.follow("form.stack button")
+    assert re.match(rf"{photo}#comment-\d+$", stranger.path)
+    assert len(stranger.all(".comments > li")) == before + 1
+    assert text in stranger.texts(".comments > li")[-1]
+    stranger.picture("commented")
+
+
+def test_on_a_phone(stranger: Browser) -> None:
+    with stranger.phone():
+        stranger.open("/tags/")
+        links = {"tags": ".brand", "front": ".photos .by a", "stream": PHOTO, "photo": ".top a"}
+        for page, link in links.items():
+            stranger.picture(page)
+            assert stranger.too_wide() <= 0, page
+            stranger.follow(link)
