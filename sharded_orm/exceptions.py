@@ -32,7 +32,8 @@
     ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
     ├── AdminError
     │   ├── InvalidFocus           (LookupError)           the admin is asked to look where nothing can be
-    │   └── InvalidObjectID        (LookupError)           a link that leads to no row
+    │   ├── InvalidObjectID        (LookupError)           a link that leads to no row
+    │   └── TooManyMisplaced       (OperationalError)      rows on a wrong shard, too many to leave alone
     ├── OperationError
     │   ├── InvalidSelection       (LookupError)           shards that were asked for do not exist
     │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
@@ -231,6 +232,10 @@ class InvalidFocus(AdminError, LookupError):
 
 class InvalidObjectID(AdminError, LookupError):
     """The part of a URL that names a row is of no row's form, or leads to no shard."""
+
+
+class TooManyMisplaced(AdminError, OperationalError):
+    """An action on all rows of a shard, where too many are not those of the shard, did nothing."""
 
 
 class OperationError(ShardedOrmError):

@@ -68,10 +68,13 @@ class ShardRouter:
                 return DEFAULT_DB_ALIAS
             return None
         alias = _stands_in(options.group)
-        if alias is not None and (instance is None or _tells_nothing(instance)):
-            return alias
         if instance is None:
+            if alias is not None:
+                return alias
             raise shard_key_required(options, f"{model.__name__} is read or written without one")
+        if alias is not None and _tells_nothing(instance):
+            _check_beside(options, instance, alias)
+            return alias
         if isinstance(instance, model):
             return self._own(options, instance, write=write)
         alias = colocated_alias(options, instance)
@@ -175,6 +178,23 @@ def _tells_nothing(instance: Model) -> bool:
     """Whether it is a new row of an automatic many-to-many table, which has no key."""
     options = shard_options(type(instance))
     return options is not None and options.key is None and instance._state.adding
+
+
+def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
+    """Refuse to put ``row`` on ``alias`` if it holds an instance of another shard."""
+    if alias == options.group:
+        return
+    for field in row._meta.concrete_fields:
+        other: Any = field.get_cached_value(row, default=None) if field.is_relation else None
+        theirs = None if other is None else shard_options(type(other))
+        if theirs is None or theirs.group != options.group:
+            continue
+        if other._state.db not in (None, options.group, alias):
+            raise CrossShardRelation(
+                f"{describe(other)} is on shard {other._state.db!r}, and its"
+                f" {row._meta.verbose_name} would be written to {alias!r}. Use"
+                " the related manager of the row, or using() with its alias."
+            )
 
 
 def _stands_in(group: str) -> str | None:

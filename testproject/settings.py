@@ -4,7 +4,8 @@
     Addresses of memcached servers, with commas between them; without them the cache is in the
     memory of the process, which is right for one process only.
 ``SHARDED_ORM_DEMO_DEBUG``
-    ``1``: ``DEBUG``, with a panel on each page that tells what served it. On one's own machine only.
+    ``1``: ``DEBUG``, with a panel on each page that tells what served it. On one's own machine only:
+    a bug then shows its traceback. What is not there or not reachable has the same page as without.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "testproject.photos.outages.OutageMiddleware",
+    # Last, so that it is the first to see what a view raises.
+    "testproject.photos.errors.ErrorPages",
 ]
 TEMPLATES = [
     {
@@ -77,6 +79,7 @@ TEMPLATES = [
         },
     },
 ]
+DEFAULT_EXCEPTION_REPORTER_FILTER = "testproject.photos.errors.CredentialsHidden"
 ROOT_URLCONF = "testproject.urls"
 WSGI_APPLICATION = "testproject.wsgi.application"
 ASGI_APPLICATION = "testproject.asgi.application"

@@ -13,7 +13,9 @@ from django.utils.translation import gettext as _
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.crossing import cuts
 from sharded_orm.admin.display import named
+from sharded_orm.admin.failures import listed
 from sharded_orm.admin.identity import is_away
 from sharded_orm.admin.running import report, run_by_shard
 from sharded_orm.admin.selecting import Selection, select, select_all
@@ -32,7 +34,7 @@ class ActionsMixin(ShardedBase):
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # No action can write a row that lies where its key does not lead.
+        # No action may write a row that lies where its key does not lead: see select().
         return "" if is_away(obj) else super().action_checkbox(named(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
@@ -50,6 +52,12 @@ class ActionsMixin(ShardedBase):
             )
             self.message_user(request, sentence, messages.WARNING)
             return None
+        if select_across and (cut := cuts(request)):
+            # The list says so as well, but it would not be all that match.
+            self.message_user(
+                request, f"{' '.join(cut)} No items have been changed.", messages.ERROR
+            )
+            return HttpResponseRedirect(request.get_full_path())
         selection = self._selection(request, queryset, None if select_across else names)
         if selection.unknown:
             self.message_user(
@@ -59,6 +67,7 @@ class ActionsMixin(ShardedBase):
                 messages.WARNING,
             )
             return None
+        self._tell_left(request, selection)
         if getattr(func, "takes_selection", False):
             response = func(self, request, selection)
         elif getattr(func, "across_shards", False):
@@ -70,6 +79,19 @@ class ActionsMixin(ShardedBase):
         if isinstance(response, HttpResponseBase):
             return response
         return HttpResponseRedirect(request.get_full_path())
+
+    def _tell_left(self, request: HttpRequest, selection: Selection) -> None:
+        count = sum(selection.left.values())
+        if not count:
+            return
+        where = listed(f"{alias} ({number})" for alias, number in selection.left.items())
+        rows, keys = ("row", "its key leads") if count == 1 else ("rows", "their keys lead")
+        verb, shards = ("is", "another shard") if count == 1 else ("are", "other shards")
+        self.message_user(
+            request,
+            f"{count} misplaced {rows} on {where} {verb} left alone: {keys} to {shards}.",
+            messages.WARNING,
+        )
 
     def _chosen(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
         """The action whose button was pushed, its description, and whether it is about all rows."""
@@ -103,11 +125,13 @@ class ActionsMixin(ShardedBase):
         if names is not None:
             return select(self.shard_options, queryset, names, focus.home)
         if queryset.query.is_empty():
-            return select_all(queryset, [])
-        if focus.home is not None:
-            return select_all(queryset, [focus.home])
-        route = queryset.explain_routing()
-        return select_all(queryset, [runtime.shard(route.group, n) for n in route.shards])
+            shards = []
+        elif focus.home is not None:
+            shards = [focus.home]
+        else:
+            route = queryset.explain_routing()
+            shards = [runtime.shard(route.group, number) for number in route.shards]
+        return select_all(self.shard_options, queryset, shards)
 
     def _run_once(
         self, request: HttpRequest, func: Callable[..., Any], selection: Selection

@@ -16,6 +16,7 @@ from django.utils.translation import gettext
 
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.display import change_url
+from sharded_orm.admin.elsewhere import no_rows
 from sharded_orm.admin.focus import (
     KEY_VAR,
     SHARD_VAR,
@@ -26,7 +27,7 @@ from sharded_orm.admin.focus import (
     read_key,
 )
 from sharded_orm.admin.forms import draw, is_open
-from sharded_orm.admin.related import PickersMixin, RawId
+from sharded_orm.admin.related import PickersMixin, RawId, can_be_referred
 from sharded_orm.exceptions import InvalidFocus
 from sharded_orm.models.options import shard_options
 
@@ -46,10 +47,14 @@ class AddingMixin(PickersMixin, ShardedBase):
         try:
             focus = self._new_row_focus(request)
         except InvalidFocus as exc:
+            if options.key_is_made:
+                return no_rows(self, request, str(exc))  # There is no key to ask for.
             return self._ask_for_key(request, str(exc))
         if options.key_is_made:
             return self._choose_shard(request, focus)
-        if focus.key is None and self.relates_inside_group(request):
+        # One that is shown only could not be typed into the form.
+        shown = options.key is not None and options.key.name in self.get_readonly_fields(request)
+        if focus.key is None and (shown or self.relates_inside_group(request)):
             return self._ask_for_key(request)
         if focus.key is not None and request.method == "GET":
             asked = self._key_form(request, {KEY_VAR: str(focus.key)})
@@ -108,6 +113,20 @@ class AddingMixin(PickersMixin, ShardedBase):
         relations += [inline.model for inline in self.get_inlines(request, None)]
         found = [shard_options(model) for model in relations if isinstance(model, type)]
         return any(options is not None and options.group == group for options in found)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> Any:
+        # Related rows that the URL names and that cannot be: widgets would ask for them.
+        found: dict[str, Any] = super().get_changeform_initial_data(request)
+        for field in (*self.opts.fields, *self.opts.many_to_many):
+            theirs = self._in_group(field)
+            value = found.get(field.name)
+            if theirs is None or value is None:
+                continue
+            if isinstance(value, list):
+                found[field.name] = [one for one in value if can_be_referred(field, one)]
+            elif not can_be_referred(field, value):
+                del found[field.name]
+        return found
 
     # -- The question ----------------------------------------------------------
 

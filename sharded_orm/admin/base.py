@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import DatabaseError
 from django.http import Http404, HttpRequest
 
 from sharded_orm import runtime
 from sharded_orm.admin.display import bare
+from sharded_orm.admin.elsewhere import silence
 from sharded_orm.admin.focus import Focus, focus_of
 from sharded_orm.admin.identity import is_away
 from sharded_orm.exceptions import InvalidFocus
 from sharded_orm.models.access import may_access
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
@@ -73,7 +76,23 @@ class ShardedBase(_ModelAdmin):
         # For the autocomplete view; the changelist turns its own pages, and the log is global.
         if getattr(queryset, "model", None) is self.model and not queryset.ordered:
             queryset = queryset.order_by("pk")
-        return super().get_paginator(request, queryset, *args, **kwargs)
+        made = super().get_paginator(request, queryset, *args, **kwargs)
+        match = request.resolver_match
+        if match is not None and match.url_name == "autocomplete":
+            self._answer_or_404(request, made)
+        return made
+
+    def _answer_or_404(self, request: HttpRequest, pages: Any) -> None:
+        """Of Django's view, in which an outage could not be told in another way."""
+        home = self.focus(request).home
+        if home is None:
+            return  # Shards that do not answer are left out.
+        try:
+            pages.count  # noqa: B018  # remembered; the view asks for it next
+        except DatabaseError as exc:
+            if not is_failure(exc):
+                raise
+            raise Http404(silence(home, exc)) from exc
 
     # -- Who may ---------------------------------------------------------------
 

@@ -10,15 +10,17 @@ from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR, csrf_protect_m
 from django.contrib.admin.views.main import ERROR_FLAG
+from django.core.exceptions import ValidationError
 from django.db import DatabaseError, router, transaction
-from django.forms import ModelForm
+from django.forms.models import BaseModelFormSet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
+from sharded_orm.admin import paging
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.elsewhere import no_answer, no_rows
 from sharded_orm.admin.focus import Focus
-from sharded_orm.admin.forms import OnShardFormSet, keeping_key
+from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
 from sharded_orm.admin.listing import ShardedChangeList
 from sharded_orm.admin.search import crosses, search
 from sharded_orm.exceptions import (
@@ -111,22 +113,41 @@ class ChangeListMixin(ShardedBase):
         fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
         if not (search_term and crosses(queryset.model, fields)):
             return super().get_search_results(request, queryset, search_term)
-        return search(
-            queryset,
-            fields,
-            search_term,
-            lambda sentence: messages.warning(request, sentence, fail_silently=True),
-        )
+        return search(queryset, fields, search_term, request)
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
+        # For the autocomplete view; the changelist of all shards turns its own pages.
+        found = super().get_paginator(request, queryset, *args, **kwargs)
+        if getattr(queryset, "model", None) is self.model and self.focus(request).everywhere:
+            return paging.Pages(found.object_list, found.per_page)
+        return found
+
+    def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
+        # Overrides ModelAdmin's, for list_editable: without what no column can hold, which makes
+        # SQLite fail in pk__in. The form of such a row is refused like that of one that is gone.
+        return [pk for pk in super()._get_edited_object_pks(request, prefix) if self._fits(pk)]
+
+    def _fits(self, pk: str) -> bool:
+        field: Any = self.opts.pk
+        while field.remote_field is not None:
+            field = field.target_field
+        try:
+            field.run_validators(field.to_python(pk))
+        except (ValidationError, ValueError, TypeError, OverflowError):
+            return False
+        return True
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         # The key of a row does not change; in list_editable it is only shown.
         key = self.shard_options.key
         if key is not None:
             kwargs.setdefault("exclude", [key.name])
-        # Constraints over the key are checked all the same.
-        kwargs.setdefault("form", keeping_key(ModelForm, self.shard_options))
         return super().get_changelist_form(request, **kwargs)
 
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
-        kwargs.setdefault("formset", OnShardFormSet)
-        return super().get_changelist_formset(request, **kwargs)
+        kwargs["formset"] = on_shard(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
+        made = super().get_changelist_formset(request, **kwargs)
+        # Here, for the project may have a form of its own. Constraints over the key are checked,
+        # too, although it is no field of the form.
+        made.form = keeping_key(made.form, self.shard_options)
+        return made

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import build_q_object_from_lookup_parameters
 from django.core.exceptions import FieldDoesNotExist
+from django.db import DatabaseError
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm.models.options import shard_options
+from sharded_orm.scatter.failures import is_node_gone
 
 #: More rows of the global database than these are not looked for.
 MOST_FOUND = 1000
@@ -32,15 +36,53 @@ class Crossing:
     rest: str
     attname: str
 
-    def find(self, queryset: Any) -> tuple[dict[str, Any], bool]:
-        """The condition that stands for the rows of ``queryset``, of the global model.
+    @property
+    def name(self) -> str:
+        """The lookup of the sharded model that takes what is found."""
+        return f"{self.prefix}__in"
 
-        And whether there are more of them than are looked for. One query.
+    def find(self, queryset: Any, request: Any, sought: Any) -> list[Any]:
+        """What rows of the shards refer to if they refer to one of ``queryset``, of the global model.
+
+        One query. Of more than :data:`MOST_FOUND` the first ones are found, and :func:`cuts` of
+        the request say so.
         """
         values = list(
             queryset.order_by().values_list(self.attname, flat=True).distinct()[: MOST_FOUND + 1]
         )
-        return {f"{self.prefix}__in": values[:MOST_FOUND]}, len(values) > MOST_FOUND
+        if len(values) > MOST_FOUND:
+            plural = self.model._meta.verbose_name_plural
+            _cuts(request)[
+                f"More than {MOST_FOUND} {plural} match {sought!r}, and only the first {MOST_FOUND}"
+                " are looked for: narrow it."
+            ] = None
+        return values[:MOST_FOUND]
+
+    def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
+        """The same, by lookups of the global model as ChangeList has them: of lists of values.
+
+        :raises IncorrectLookupParameters: they cannot be asked.
+        """
+        sought = ", ".join(str(value) for values in lookups.values() for value in values)
+        try:
+            condition = build_q_object_from_lookup_parameters(lookups)
+            return self.find(self.model._default_manager.filter(condition), request, sought)
+        except Exception as error:
+            # As ChangeList.get_queryset() does: lookups may raise anything. What is wrong with
+            # the pattern of a regex, the database says.
+            if isinstance(error, DatabaseError) and is_node_gone(error):
+                raise
+            raise IncorrectLookupParameters(error) from error
+
+
+def cuts(request: Any) -> list[str]:
+    """Sentences: for what the list of this request has not looked, as too much matches."""
+    return list(_cuts(request))
+
+
+def _cuts(request: Any) -> dict[str, None]:
+    found: dict[str, None] = request.__dict__.setdefault("_sharded_orm_cuts", {})
+    return found
 
 
 def crossing(model: type[Model], path: str) -> Crossing | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,11 +154,11 @@ class DeletingMixin(EditingMixin):
         has become more or less since, it is shown again.
         """
         deletions, lacking, protected = self._deletions(request, selection)
-        total = sum(deletion.total for deletion in deletions)
+        shown = _digest(deletions)
         if request.POST.get("post") and not protected:
             if lacking:
                 raise PermissionDenied
-            if request.POST.get("confirmed", str(total)) == str(total):
+            if request.POST.get("confirmed", shown) == shown:
                 self._delete(request, selection, deletions)
                 return None
             self.message_user(
@@ -221,6 +222,7 @@ class DeletingMixin(EditingMixin):
             "objects_name": str(name),
             "deletions": deletions,
             "total": sum(counts.values()),
+            "confirmed": _digest(deletions),
             "model_count": counts.items(),
             "failed": selection.outages.failed,
             "names": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
@@ -232,6 +234,12 @@ class DeletingMixin(EditingMixin):
             "media": self.media,
         }
         return TemplateResponse(request, self.delete_selected_confirmation_template, context)
+
+
+def _digest(deletions: list[Deletion]) -> str:
+    """Tells whether as many rows of the same models on the same shards are meant."""
+    told = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def _cut(nested: list[Any]) -> tuple[list[Any], int]:

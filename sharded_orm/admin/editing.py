@@ -9,11 +9,11 @@ from django.contrib import messages
 from django.contrib.admin.exceptions import DisallowedModelAdminToField
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR, TO_FIELD_VAR, csrf_protect_m
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import DatabaseError, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
+from django.urls import path, reverse
 from django.utils.http import urlencode
 
 from sharded_orm.admin import display
@@ -173,9 +173,11 @@ class EditingMixin(AddingMixin):
             new["new_shard"] = focus.home.number if focus.home is not None else None
         elif obj is None:
             new["new_key"] = focus.key
-        kwargs.setdefault("form", keeping_key(self.form, options, hidden=readonly, **new))
+        # Also the project's own, which overrides this method as Django's documentation has it.
+        form = kwargs.get("form", self.form)
+        kwargs["form"] = keeping_key(form, options, hidden=readonly, **new)
         if options.key is not None and options.key.name in readonly:
-            told = getattr(getattr(self.form, "Meta", None), "help_texts", None) or {}
+            told = getattr(getattr(form, "Meta", None), "help_texts", None) or {}
             kwargs["help_texts"] = {
                 options.key.name: KEY_STAYS,
                 **told,
@@ -217,7 +219,9 @@ class EditingMixin(AddingMixin):
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named(obj)
         focus = self.focus(request)
-        context["shard"] = focus.home
+        # A key that is yet to be typed decides where the row will be, and not the page.
+        decided = obj is not None or focus.key is not None or self.shard_options.key_is_made
+        context["shard"] = focus.home if decided else None
         context["unplaced"] = focus.key is not None and focus.home is None
         context["away"] = obj is not None and is_away(obj)
         response: Any = super().render_change_form(request, context, *args, **kwargs)
@@ -246,7 +250,12 @@ class EditingMixin(AddingMixin):
             return self._no_answer(request, exc)
         context = getattr(response, "context_data", None)
         if context is not None and "object" in context:
-            context["object"] = named(context["object"])
+            shown = context["object"] = named(context["object"])
+            if shown.pk != unquote(object_id):
+                # A link of a widget, say. The log knows the row by one name only.
+                opts, site = self.opts, self.admin_site.name
+                name = f"admin:{opts.app_label}_{opts.model_name}_history"
+                return HttpResponseRedirect(reverse(name, args=[quote(shown.pk)], current_app=site))
         return response
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.options import IS_POPUP_VAR
@@ -11,6 +12,7 @@ from django.template.response import TemplateResponse
 from sharded_orm.admin.failures import cause_of
 from sharded_orm.admin.focus import Focus
 from sharded_orm.admin.picker import Picker
+from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
     from sharded_orm.admin.base import ShardedBase
@@ -27,12 +29,13 @@ def no_rows(
     """A page that says ``sentence`` and offers other places."""
     site, opts = model_admin.admin_site, model_admin.opts
     request.current_app = site.name
+    permits = partial(model_admin.has_shard_permission, request)
     context = {
         **site.each_context(request),
         "title": f"Select {opts.verbose_name}",
         "opts": opts,
         "sentence": sentence,
-        "picker": Picker(model_admin.shard_options, request.GET, focus),
+        "picker": Picker(model_admin.shard_options, request.GET, focus, permits),
         "is_popup": IS_POPUP_VAR in request.GET,
         "media": model_admin.media,
     }
@@ -43,7 +46,10 @@ def no_answer(
     model_admin: ShardedBase, request: HttpRequest, focus: Focus, error: BaseException
 ) -> HttpResponse:
     """The same for a shard that does not answer, with the status 503."""
-    home = focus.home
-    assert home is not None
-    sentence = f"{home.alias} on {home.node} does not answer: {cause_of(error)}."
-    return no_rows(model_admin, request, sentence, focus, status=503)
+    assert focus.home is not None
+    return no_rows(model_admin, request, silence(focus.home, error), focus, status=503)
+
+
+def silence(shard: Shard, error: BaseException) -> str:
+    """That ``shard`` does not answer, and why."""
+    return f"{shard.alias} on {shard.node} does not answer: {cause_of(error)}."

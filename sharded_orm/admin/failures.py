@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardDatabaseMissing
+from sharded_orm.operations.accounts import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# MySQL's own words on a refused login name the account; see is_node_gone().
+# MySQL's words on a refused login tell nothing but the account; see is_node_gone().
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -34,9 +35,9 @@ class Failed:
 def cause_of(error: BaseException) -> str:
     """``error`` in a sentence, without the account that was refused."""
     code = error.args[0] if error.args else None
-    if code in _LOGIN:
+    if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
-    text = str(error.args[-1]) if error.args else ""
+    text = without_accounts(str(error.args[-1])) if error.args else ""
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):

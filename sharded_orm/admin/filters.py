@@ -12,13 +12,12 @@ from django.contrib.admin.filters import (
     RelatedFieldListFilter,
     RelatedOnlyFieldListFilter,
 )
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import build_q_object_from_lookup_parameters, get_fields_from_path
-from django.core.exceptions import ValidationError
+from django.contrib.admin.utils import get_fields_from_path
 from django.db.models import Field, Model
 from django.db.models.constants import LOOKUP_SEP
 
-from sharded_orm.admin.crossing import Crossing, crossing
+from sharded_orm.admin import crossing
+from sharded_orm.admin.crossing import Crossing
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models.options import shard_options
 
@@ -57,7 +56,7 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
     # It lists every value there is: of the global database that may be, of all shards not.
-    return issubclass(cls, AllValuesFieldListFilter) and crossing(model, path) is None
+    return issubclass(cls, AllValuesFieldListFilter) and crossing.crossing(model, path) is None
 
 
 def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
@@ -86,7 +85,7 @@ def _routed(model: type[Model], item: Any) -> Any:
         return item
     if issubclass(cls, RelatedOnlyFieldListFilter) and not issubclass(cls, _EvaluatedChoices):
         return path, type(cls.__name__, (_EvaluatedChoices, cls), {})
-    found = crossing(model, path)
+    found = crossing.crossing(model, path)
     if found is not None and issubclass(cls, FieldListFilter) and not issubclass(cls, _Crossing):
         return path, type(cls.__name__, (_Crossing, cls), {"crossing": found})
     return item
@@ -116,11 +115,19 @@ class _EvaluatedChoices:
     """Reads the related keys first: the rows they lead to may be in another database."""
 
     field_path: str
+    #: What the page says of the choices.
+    note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
         # Overrides RelatedOnlyFieldListFilter.field_choices, which makes it a subquery.
         rows = model_admin.get_queryset(request).order_by()
-        keys = list(rows.distinct().values_list(f"{self.field_path}__pk", flat=True))
+        every = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
+        keys = list(every[: crossing.MOST_FOUND + 1])
+        if len(keys) > crossing.MOST_FOUND:
+            keys = keys[: crossing.MOST_FOUND]
+            self.note = (
+                f"The filter by {field.verbose_name} offers {crossing.MOST_FOUND} of its choices."
+            )
         ordering = self.field_admin_ordering(field, request, model_admin)  # type: ignore[attr-defined]  # of the filter
         return field.get_choices(
             include_blank=False, limit_choices_to={"pk__in": keys}, ordering=ordering
@@ -139,14 +146,7 @@ class _Crossing:
             return queryset
         start = f"{self.crossing.prefix}{LOOKUP_SEP}"
         rest = {name.removeprefix(start): value for name, value in self.used_parameters.items()}
-        try:
-            asked = self.crossing.model._default_manager.filter(
-                build_q_object_from_lookup_parameters(rest)
-            )
-            condition, _ = self.crossing.find(asked)
-        except (ValueError, ValidationError) as error:
-            raise IncorrectLookupParameters(error) from error
-        return queryset.filter(**condition)
+        return queryset.filter(**{self.crossing.name: self.crossing.find_by(rest, request)})
 
     def get_facet_queryset(self, changelist: Any) -> Any:
         # Overrides FacetsMixin.get_facet_queryset: to count would take a join.

@@ -102,7 +102,9 @@ def new_row_focus(request: HttpRequest, options: ShardOptions) -> Focus:
 def narrow(request: HttpRequest, focus: Focus) -> None:
     """From now on the request is about this place, for all models of the group."""
     kept = _kept(request)
-    kept.clear()
+    for name, found in list(kept.items()):
+        if found.options.group == focus.options.group:
+            del kept[name]
     kept[focus.options.model] = kept[focus.options.group] = focus
 
 

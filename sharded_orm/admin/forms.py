@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoiceField
 
 from sharded_orm import runtime
+from sharded_orm.admin.elsewhere import silence
 from sharded_orm.admin.focus import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.routers import standing_on
+from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
@@ -142,6 +145,13 @@ def keeping_key(
     return made
 
 
+def on_shard(formset: type[Any], base: type[Any]) -> type[Any]:
+    """``formset``, which may be the project's own, as one of ``base``, a class of this module."""
+    if issubclass(formset, base):
+        return formset
+    return type(formset.__name__, (base, formset), {})
+
+
 class OnShardFormSet(_ModelFormSet):
     """A formset whose forms ask no shard for rows that are not among its own."""
 
@@ -174,7 +184,47 @@ class OnShardFormSet(_ModelFormSet):
 
 
 class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
-    """Children on the shard of their parent: new ones get its key."""
+    """Children on the shard of their parent: new ones get its key.
+
+    Those of a global row are saved in one transaction of their shard: before that row's own, or
+    after it if the row is new, for then they would be left under a key that nobody has.
+    """
+
+    #: The shard of the children of a global row, if they have one.
+    home: Shard | None = None
+    #: Why they are not shown.
+    _silence = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._of_new = self.instance._state.adding
+
+    def get_queryset(self) -> Any:
+        rows = super().get_queryset()
+        if self.home is None or self._silence:
+            return rows
+        # Below a global row, whose page is not about this shard: it is shown without them.
+        try:
+            len(rows)
+        except DatabaseError as exc:
+            if not is_failure(exc):
+                raise
+            self._silence = f"{silence(self.home, exc)} Nothing below can be saved now."
+            self._queryset = rows = rows.none()
+            self.min_num = self.max_num = self.extra = 0
+        return rows
+
+    def clean(self) -> None:
+        if self._silence:
+            raise ValidationError(self._silence)
+        super().clean()
+
+    def non_form_errors(self) -> Any:
+        # What the template shows above the forms.
+        found = super().non_form_errors()
+        if self._silence and not self.is_bound:
+            return self.error_class([self._silence], error_class="nonform")
+        return found
 
     def _construct_form(self, i: int, **kwargs: Any) -> Any:
         form = super()._construct_form(i, **kwargs)  # type: ignore[misc]  # not in the stubs
@@ -191,8 +241,19 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
         # Below a global row, whose transaction is on another database.
+        if commit and self._of_new:
+            rows = super().save(commit=False)
+            later = partial(self._save_rows, rows, options)
+            transaction.on_commit(later, using=self.instance._state.db)
+            return rows
         with transaction.atomic(using=options.group):
             return super().save(commit)
+
+    def _save_rows(self, rows: list[Any], options: ShardOptions) -> None:
+        with transaction.atomic(using=options.group):
+            for row in rows:
+                row.save()
+            self.save_m2m()
 
     def _give_key(self, row: Any) -> None:
         options, parent = shard_options(type(row)), self.instance

@@ -122,16 +122,21 @@ def _placed(options: ShardOptions, tells: Any, pk: Any, key: Any) -> Identity:
 
 
 def _pk(options: ShardOptions, text: str) -> Any:
-    field: Any = options.model._meta.pk
+    value = stored_value(options.model._meta.pk, text)
+    if value is None:
+        raise InvalidObjectID(f"{text!r} cannot be an id of {options.model._meta.verbose_name}.")
+    return value
+
+
+def stored_value(field: Any, text: Any) -> Any:
+    """``text`` as a value of ``field``, or of what that refers to; None if no row can have it."""
     while field.remote_field is not None:
         field = field.target_field
     try:
         value = field.get_prep_value(field.to_python(text))
         field.run_validators(value)  # SQLite takes no number that is too large in a list.
     except (ValidationError, ValueError, TypeError, OverflowError):
-        value = None
-    if value is None:
-        raise InvalidObjectID(f"{text!r} cannot be an id of {options.model._meta.verbose_name}.")
+        return None
     return value
 
 

@@ -8,17 +8,20 @@ from django.contrib import admin
 from django.contrib.admin.checks import InlineModelAdminChecks
 from django.contrib.admin.options import InlineModelAdmin
 from django.core import checks
+from django.core.exceptions import PermissionDenied
 from django.forms.models import _get_foreign_key
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 
 from sharded_orm import runtime
-from sharded_orm.admin.base import options_of
-from sharded_orm.admin.display import site_url
+from sharded_orm.admin.base import ShardedBase, options_of
+from sharded_orm.admin.display import bare, site_url
 from sharded_orm.admin.focus import Focus, focus_of, narrow
-from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key
+from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key, on_shard
 from sharded_orm.admin.related import PickersMixin
 from sharded_orm.models.access import may_access
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
     _Inline = InlineModelAdmin[Any, Any]
@@ -99,34 +102,81 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     def get_formset(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> Any:
         options = self.shard_options
-        kwargs.setdefault("form", keeping_key(self.form, options))
-        if obj is not None and shard_options(type(obj)) is None:
-            # The parent is global, and its key leads to the shard.
-            key = None if options.key is None else options.key.target_field.attname  # type: ignore[attr-defined]  # a foreign key, see the check
-            home = None if key is None else runtime.locate(options.group, getattr(obj, key))
-            if home is not None:
-                narrow(request, Focus(options, shard=home, home=home))
-        return super().get_formset(request, obj, **kwargs)
+        kwargs["form"] = keeping_key(kwargs.get("form", self.form), options)
+        kwargs["formset"] = on_shard(kwargs.get("formset", self.formset), InlineFormSetOnShard)
+        home = self._home(request, obj)
+        if home is not None and not self.has_shard_permission(request, home):
+            raise PermissionDenied  # Django's views have left the inline out.
+        if home is None or shard_options(self.parent_model) is not None:
+            return super().get_formset(request, obj, **kwargs)
+        narrow(request, Focus(options, shard=home, home=home))
+        made: Any = super().get_formset(request, obj, **kwargs)
+        made.home = home
+        return made
+
+    def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
+        """The shard of the parent's children; None while it has none."""
+        options = self.shard_options
+        parent = bare(parent)
+        if parent is None or shard_options(type(parent)) is not None:
+            if parent is not None and parent._state.db is not None:
+                return runtime.topology().resolve(parent._state.db)
+            above = shard_options(self.parent_model)
+            return None if above is None else focus_of(request, above).home
+        # The parent is global, and its key leads to the shard.
+        key = None if options.key is None else options.key.target_field.attname  # type: ignore[attr-defined]  # a foreign key, see the check
+        return None if key is None else runtime.locate(options.group, getattr(parent, key))
 
     def get_view_on_site_url(self, obj: Any = None) -> str | None:
         return site_url(self, obj)
 
     # -- Who may ---------------------------------------------------------------
 
-    def _may(self, request: HttpRequest) -> bool:
-        return may_access(request.user, self.shard_options.group)
+    def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
+        """A hook: as that of the model's own model admin, which this asks."""
+        own = self._own_admin
+        return own is None or own.has_shard_permission(request, shard)
+
+    @cached_property
+    def _own_admin(self) -> ShardedBase | None:
+        if not self.admin_site.is_registered(self.model):
+            return None
+        found = self.admin_site.get_model_admin(self.model)
+        return found if isinstance(found, ShardedBase) else None
+
+    @cached_property
+    def _has_rule(self) -> bool:
+        """Whether anybody is refused any shard. Else a key's shard need not be looked up."""
+        if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
+            return True
+        own = self._own_admin
+        return own is not None and (
+            type(own).has_shard_permission is not ShardedBase.has_shard_permission
+        )
+
+    def _may(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
+        if not may_access(request.user, self.shard_options.group):
+            return False
+        if not self._has_rule:
+            return True
+        home = self._home(request, parent)
+        if home is not None:
+            return self.has_shard_permission(request, home)
+        # There is nothing to see. What is added may come to be on any shard.
+        shards = runtime.group(self.shard_options.group).shards()
+        return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
     def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # as Django's own
-        return super().has_add_permission(request, obj) and self._may(request)
+        return super().has_add_permission(request, obj) and self._may(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) and self._may(request)
+        return super().has_view_permission(request, obj) and self._may(request, obj)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_change_permission(request, obj) and self._may(request)
+        return super().has_change_permission(request, obj) and self._may(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_delete_permission(request, obj) and self._may(request)
+        return super().has_delete_permission(request, obj) and self._may(request, obj)
 
 
 class ShardedTabularInline(ShardedInlineMixin, _Tabular):

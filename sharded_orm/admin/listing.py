@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.templatetags.admin_list import date_hierarchy
-from django.contrib.admin.utils import (
-    build_q_object_from_lookup_parameters,
-    get_fields_from_path,
-    quote,
-)
+from django.contrib.admin.utils import get_fields_from_path, quote
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import ForeignKey, QuerySet
@@ -22,7 +19,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from sharded_orm.admin import paging
-from sharded_orm.admin.crossing import crossing
+from sharded_orm.admin.crossing import crossing, cuts
 from sharded_orm.admin.filters import count_where_possible, routed_filters, split_filters
 from sharded_orm.admin.focus import KEY_VAR, SHARD_VAR, focus_of
 from sharded_orm.admin.identity import is_away, object_id, warm
@@ -60,7 +57,9 @@ class ShardedChangeList(ChangeList):
         self.shard_options: ShardOptions = options
         self.focus = focus_of(request, options)
         self.across = self.focus.everywhere
-        self.picker = Picker(options, request.GET, self.focus)
+        model_admin: Any = rest[0]
+        permits = partial(model_admin.has_shard_permission, request)
+        self.picker = Picker(options, request.GET, self.focus, permits)
         #: What the page cannot offer here, in sentences.
         self.notes: list[str] = []
         self.answer: paging.Answer | None = None
@@ -115,14 +114,18 @@ class ShardedChangeList(ChangeList):
         for name in list(lookups):
             found = crossing(self.model, name)
             if found is not None:
-                asked: Any = {found.rest: lookups.pop(name)}
-                condition = build_q_object_from_lookup_parameters(asked)
-                theirs, _ = found.find(found.model._default_manager.filter(condition))
-                # Django takes each value of the list for one of several conditions.
-                lookups.update({name: [values] for name, values in theirs.items()})
+                theirs = found.find_by({found.rest: lookups.pop(name)}, request)
+                if found.name in lookups:
+                    # By another condition, or as text of the URL. Django takes several lists for
+                    # alternatives, and all conditions must hold.
+                    before = {str(value) for some in lookups[found.name] for value in some}
+                    theirs = [value for value in theirs if str(value) in before]
+                lookups[found.name] = [theirs]
         for spec in specs:
             if self.across:
                 count_where_possible(spec)
+            if note := getattr(spec, "note", ""):
+                self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
                 # Read now: the page is rendered when the shard is no longer assumed.
@@ -173,6 +176,7 @@ class ShardedChangeList(ChangeList):
     # -- What it shows ---------------------------------------------------------
 
     def get_results(self, request: HttpRequest) -> None:
+        self.notes += cuts(request)
         if not self.across:
             super().get_results(request)
             self._mark_misplaced()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sharded_orm.admin.actions import ActionsMixin
 from sharded_orm.admin.changelist import ChangeListMixin
+from sharded_orm.admin.checks import ShardedModelAdminChecks
 from sharded_orm.admin.deleting import DeletingMixin
 from sharded_orm.admin.editing import EditingMixin
 
@@ -23,5 +24,8 @@ class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeletingMixin, EditingMix
     Hooks beside Django's: :meth:`has_shard_permission` and :meth:`get_queryset`, which is narrowed
     to the place that the request looks at.
 
-    A request may use it in any thread; an instance keeps nothing of a request.
+    One instance serves all requests of its site, in any number of threads at a time: what
+    belongs to a request is kept on the request.
     """
+
+    checks_class = ShardedModelAdminChecks

@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.core.paginator import EmptyPage, Page, PageNotAnInteger, Paginator
 from django.db import DatabaseError
 from django.utils.functional import cached_property
 
 from sharded_orm.admin.failures import Failed, by_node
 from sharded_orm.models.routes import Route
 from sharded_orm.scatter.failures import is_failure
+
+if TYPE_CHECKING:
+    _Paginator = Paginator[Any]
+    _Page = Page[Any]
+else:
+    _Paginator, _Page = Paginator, Page
 
 #: The row at which pages end: every shard reads the rows before a page, and throws them away.
 LAST_ROW = 10_000
@@ -63,6 +70,36 @@ def is_too_far(number: int, size: int) -> bool:
 def last_page(size: int) -> int:
     """The last page that is not too far."""
     return max(1, -(-LAST_ROW // size))
+
+
+class Pages(_Paginator):
+    """Pages of all shards for a view of Django's: nothing is counted, and see :data:`LAST_ROW`.
+
+    Each page knows whether there is a next one; how many there are, nobody does.
+    """
+
+    def page(self, number: Any) -> Any:
+        """Asks each node once.
+
+        :raises InvalidPage: there can be no such page, or it is too far.
+        """
+        try:
+            wanted = int(number)
+        except (TypeError, ValueError) as exc:
+            raise PageNotAnInteger(f"{number!r} is not the number of a page.") from exc
+        if wanted < 1 or is_too_far(wanted, self.per_page):
+            raise EmptyPage(f"There is no page {number!r}, or it is behind row {LAST_ROW}.")
+        low = first_row(wanted, self.per_page)
+        return _PageOfMany(list(self.object_list[low : low + self.per_page + 1]), wanted, self)
+
+
+class _PageOfMany(_Page):
+    def __init__(self, rows: list[Any], number: int, paginator: Pages) -> None:
+        super().__init__(rows[: paginator.per_page], number, paginator)
+        self._more = len(rows) > paginator.per_page
+
+    def has_next(self) -> bool:
+        return self._more
 
 
 def read(queryset: Any, number: int, size: int) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from sharded_orm.models.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
 # A list to choose from is of use to people up to some length; a larger group offers the
-# first shard of each range, and any other can be typed.
+# first shard of each range that one may look at, and any other can be typed.
 MOST_OFFERED = 256
 #: What another place does not take along: the page of this one, the flags of this request.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
@@ -26,7 +27,9 @@ class Picker:
     options: ShardOptions
     parameters: QueryDict
     #: None if the request named a place that there is not.
-    focus: Focus | None = None
+    focus: Focus | None
+    #: Whether the user may look at a shard; no other is offered.
+    permits: Callable[[Shard], bool]
 
     @property
     def group(self) -> ShardGroup:
@@ -40,6 +43,11 @@ class Picker:
     @property
     def key(self) -> Any:
         return self.focus.key if self.focus is not None else None
+
+    @property
+    def key_text(self) -> str:
+        """The key as one types it; a template may write a number with separators."""
+        return str(self.key) if self.key is not None else ""
 
     @property
     def key_name(self) -> str:
@@ -72,11 +80,13 @@ class Picker:
         """Alias and description of the shards to choose from."""
         group = self.group
         if group.count <= MOST_OFFERED:
-            return [(shard.alias, self._described(shard)) for shard in group.shards()]
+            shards = filter(self.permits, group.shards())
+            return [(shard.alias, self._described(shard)) for shard in shards]
         found = []
         for r in group.ranges[:MOST_OFFERED]:
-            shard = group.shard(r.first)
-            found.append((shard.alias, f"{r.first} to {r.last}: {self._described(shard)}"))
+            every = map(group.shard, range(r.first, r.last + 1))
+            if (first := next(filter(self.permits, every), None)) is not None:
+                found.append((first.alias, f"{r.first} to {r.last}: {self._described(first)}"))
         return found
 
     def _described(self, shard: Shard) -> str:
@@ -101,8 +111,8 @@ class Picker:
         shard = self.focus.shard if self.focus is not None else None
         if shard is None or self.key is not None or shard.number + step not in self.group:
             return None
-        alias = self.group.shard(shard.number + step).alias
-        return alias, self.link_to(alias)
+        other = self.group.shard(shard.number + step)
+        return (other.alias, self.link_to(other.alias)) if self.permits(other) else None
 
     def link_to(self, alias: str) -> str:
         """The link to a shard."""

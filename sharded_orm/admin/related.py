@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin import widgets
 from django.contrib.admin.options import BaseModelAdmin
+from django.core.exceptions import ValidationError
+from django.forms import ModelMultipleChoiceField
 from django.http import HttpRequest
 from django.utils.http import urlencode
 
 from sharded_orm.admin.focus import KEY_VAR, SHARD_VAR, Focus, focus_of
+from sharded_orm.admin.identity import stored_value
 from sharded_orm.models.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:
     _Admin = BaseModelAdmin[Any]
-    _Select = widgets.AutocompleteSelect
+    _Several = ModelMultipleChoiceField[Any]
 else:
+    _Several = ModelMultipleChoiceField
     _Admin = BaseModelAdmin
 
 
@@ -51,6 +55,12 @@ class _Autocomplete:
         url: str = super().get_url()  # type: ignore[misc]  # of AutocompleteMixin
         return f"{url}?{urlencode(self.place)}"
 
+    def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
+        # Overrides AutocompleteMixin's, which looks for all that was sent.
+        field: Any = self.field  # type: ignore[attr-defined]  # of AutocompleteMixin
+        known = [one for one in value if can_be_referred(field, one)]
+        return super().optgroups(name, known, attr)  # type: ignore[misc]  # of AutocompleteMixin
+
 
 class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
     """Asks one shard."""
@@ -58,6 +68,19 @@ class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
 
 class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
     """The same for several rows."""
+
+
+class SeveralRows(_Several):
+    """Rows by their ids, of which none is so large that SQLite would fail."""
+
+    def _check_values(self, value: Any) -> Any:
+        # Overrides ModelMultipleChoiceField's, which asks for all of them at once.
+        rows: Any = self.queryset
+        for one in value:
+            if stored_value(rows.model._meta.pk, one) is None:
+                code = "invalid_pk_value"
+                raise ValidationError(self.error_messages[code], code=code, params={"pk": one})
+        return super()._check_values(value)  # type: ignore[misc]  # not in the stubs
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
@@ -103,6 +126,7 @@ class PickersMixin(_Admin):
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if self._in_group(db_field) is None:
             return super().formfield_for_manytomany(db_field, request, **kwargs)
+        kwargs.setdefault("form_class", SeveralRows)
         return self._picker(super().formfield_for_manytomany, Autocompletes, RawIds, db_field, request, kwargs)  # fmt: skip
 
     def _picker(
@@ -145,6 +169,12 @@ class PickersMixin(_Admin):
         if mine is None or theirs is None or theirs.group != mine.group:
             return None
         return theirs
+
+
+def can_be_referred(field: Any, value: Any) -> bool:
+    """Whether there can be a related row with this text; a database may fail over another."""
+    target = field.related_model._meta.pk if field.many_to_many else field.target_field
+    return stored_value(target, value) is not None
 
 
 def _place(focus: Focus) -> dict[str, str]:

@@ -40,7 +40,7 @@ def run_by_shard(
     others go on. Not atomic over shards (P14).
 
     :return: the page that it answered with, if there is but one part.
-    :raises PermissionDenied: and what else means a refusal, if nothing was done before.
+    :raises PermissionDenied: and what else means a refusal, if nothing was done or went wrong before.
     """
     outages, done = selection.outages, list[Part]()
     response = None
@@ -59,7 +59,7 @@ def run_by_shard(
             )
             break
         except Exception as error:
-            if isinstance(error, _REFUSALS) and not done:
+            if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)
             outages.add(part.shard, error)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib.admin.options import ModelAdmin
 from django.db.models import Model
 from django.utils.text import smart_split
 
-from sharded_orm.admin.crossing import MOST_FOUND, crossing
+from sharded_orm.admin.crossing import crossing
 
 _PREFIXES = "^=@"
 
@@ -19,12 +19,10 @@ def crosses(model: type[Model], fields: Sequence[str]) -> bool:
     return any(crossing(model, _path(field)) is not None for field in fields)
 
 
-def search(
-    queryset: Any, fields: Sequence[str], term: str, warn: Callable[[str], None]
-) -> tuple[Any, bool]:
+def search(queryset: Any, fields: Sequence[str], term: str, request: Any) -> tuple[Any, bool]:
     """What :meth:`ModelAdmin.get_search_results` gives, for fields that lead to both sides.
 
-    One query of the global database for each word and global model.
+    One query of the global database for each word and global model; see :func:`crossing.cuts`.
     """
     model = queryset.model
     own: list[str] = []
@@ -41,13 +39,8 @@ def search(
         conditions = []
         for found, theirs in outside.values():
             people, _ = _as_django(found.model._default_manager.all(), theirs, word)
-            condition, more = found.find(people)
-            if more:
-                warn(
-                    f"More than {MOST_FOUND} {found.model._meta.verbose_name_plural} match"
-                    f" {word!r}, and only the first {MOST_FOUND} are looked for: add a word."
-                )
-            conditions.append(queryset.filter(**condition))
+            meant = {found.name: found.find(people, request, word)}
+            conditions.append(queryset.filter(**meant))
         matching = None
         if own:
             matching, several = _as_django(queryset, own, word)
@@ -63,7 +56,12 @@ def _path(field: str) -> str:
 
 
 class _Searched:
-    """As much of a model admin as Django's search asks of it."""
+    """As much of a model admin as Django's search asks of it.
+
+    That is a method of model admins, and reads the fields from ``self``. Here it searches in a part
+    of them, on one side of a crossing, and in models that may have no admin; to copy it would be
+    to copy its prefixes and lookups, and how it finds out which joins give rows twice.
+    """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:
         self.opts, self.fields = model._meta, fields

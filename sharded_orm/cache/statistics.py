@@ -100,11 +100,7 @@ class Statistics:
         :param deltas: names of :data:`FIELDS`.
         """
         with self._lock:
-            counts = self._pending.get(type_name)
-            if counts is None:
-                counts = self._pending[type_name] = {}
-            for field, delta in deltas.items():
-                counts[field] = counts.get(field, 0) + delta
+            _add(self._pending.setdefault(type_name, {}), deltas)
             for block in _blocks.get():
                 _add(block.setdefault(type_name.removeprefix(self._prefix), {}), deltas)
         if self.interval is not None and self._clock() - self._sent_at >= self.interval:

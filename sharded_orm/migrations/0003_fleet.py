@@ -19,6 +19,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "shards",
                 "managed": False,
                 "default_permissions": ("view", "change"),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -31,6 +32,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "topology",
                 "managed": False,
                 "default_permissions": ("view", "change"),
+                "base_manager_name": "objects",
             },
         ),
         migrations.AlterModelOptions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig, apps
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, router
 
 from sharded_orm import runtime
 
@@ -48,6 +48,8 @@ def after_migrate(
     names = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups
     }
+    if not router.allow_migrate_model(using, permissions.model):
+        return
     of_model, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
     mine = permissions.using(using).filter(content_type=of_model)
     there = set(mine.filter(codename__in=names).values_list("codename", flat=True))

@@ -5,9 +5,18 @@ Their rows would be a copy of the topology, which has them already.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from django.db import models
+
+M = TypeVar("M", bound=models.Model)
+
+
+class NoRows(models.Manager[M]):
+    """Finds nothing and asks nobody: Django's admin looks for objects by address, ``/admin/r/…``."""
+
+    def get_queryset(self) -> models.QuerySet[M]:
+        return super().get_queryset().none()
 
 
 class ShardMap(models.Model):
@@ -15,9 +24,12 @@ class ShardMap(models.Model):
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
 
+    objects: ClassVar[NoRows[ShardMap]] = NoRows()
+
     class Meta:
         app_label = "sharded_orm"
         managed = False
+        base_manager_name = "objects"
         default_permissions: ClassVar = ("view", "change")
         verbose_name = "shard"
         verbose_name_plural = "shards"
@@ -31,9 +43,12 @@ class TopologyVersion(models.Model):
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
 
+    objects: ClassVar[NoRows[TopologyVersion]] = NoRows()
+
     class Meta:
         app_label = "sharded_orm"
         managed = False
+        base_manager_name = "objects"
         default_permissions: ClassVar = ("view", "change")
         verbose_name = "topology version"
         verbose_name_plural = "topology"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,12 +24,22 @@ T = TypeVar("T")
 #: What a node may be to blame for; anything else is a mistake of ours.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: Threads that may wait for one node. They outlive who asked; a node that hangs is not given
-#: one more each time somebody looks.
+#: Threads that may wait for one node after nobody waits for them any more: a node that hangs is not
+#: given one more each time somebody looks.
 MOST = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
+# What is asked -> the threads that were left waiting for it. A name may be a node's and a service's.
+_left: dict[tuple[str, str], set[threading.Thread]] = {}
+
+
+class NoAnswer(OperationalError):
+    """It did not come in time; what was asked for may still happen."""
+
+
+def unheard() -> None:
+    """``alive`` for who waits for the whole, and is not told of its parts."""
 
 
 @contextmanager
@@ -57,13 +66,15 @@ def ask_nodes(
     *,
     patience: float,
     silence: float | None = None,
+    kind: str = "node",
 ) -> dict[str, T | Exception]:
     """What ``ask(node, alive)`` tells for each of ``nodes``, all at the same time.
 
     Each runs in a thread of its own, whose connections are closed at its end, and calls
     ``alive()`` whenever its node has answered. A node that is silent for too long is not
-    waited for: its thread is left to end by itself. At most :data:`MOST` of them wait for a node.
+    waited for: its thread is left to end by itself. Where :data:`MOST` were left, no more begin.
 
+    :param nodes: names of nodes, or of what else ``kind`` says.
     :param patience: seconds for the first answer.
     :param silence: seconds between two later ones; None for any length.
     :return: node -> what it told, or what it is to blame for.
@@ -84,13 +95,16 @@ def ask_nodes(
     limits: dict[str, float] = dict.fromkeys(order, patience)
     deadlines = dict.fromkeys(order, time.monotonic() + patience)
     found: dict[str, T | Exception] = {}
-    waiting = Counter(thread.name for thread in threading.enumerate())
+    threads: dict[str, threading.Thread] = {}
     for node in order:
-        if waiting[f"node {node}"] >= MOST:
+        if _left_waiting(kind, node) >= MOST:
             events.put((node, OperationalError(f"{MOST} earlier questions have no answer yet")))
             continue
         # Not of a pool, whose threads the end of the process would wait for.
-        threading.Thread(target=run, args=(node,), name=f"node {node}", daemon=True).start()
+        threads[node] = threading.Thread(
+            target=run, args=(node,), name=f"{kind} {node}", daemon=True
+        )
+        threads[node].start()
     while deadlines:
         soonest = min(deadlines, key=deadlines.__getitem__)
         left = deadlines[soonest] - time.monotonic()
@@ -98,7 +112,9 @@ def ask_nodes(
             node, outcome = events.get(timeout=None if left == float("inf") else max(left, 0))
         except queue.Empty:
             del deadlines[soonest]
-            found[soonest] = OperationalError(f"no answer within {limits[soonest]:g} seconds")
+            found[soonest] = NoAnswer(f"no answer within {limits[soonest]:g} seconds")
+            if soonest in threads:
+                _left.setdefault((kind, soonest), set()).add(threads[soonest])
             continue
         if node not in deadlines:
             continue
@@ -111,3 +127,27 @@ def ask_nodes(
         del deadlines[node]
         found[node] = outcome
     return {node: found[node] for node in order}
+
+
+def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
+    """What ``ask()`` tells, in a thread of its own, as :func:`ask_nodes` does it.
+
+    :param service: what is asked, whatever it is: ``"the directory"``.
+    :param within: seconds.
+    :raises NoAnswer: none came; ``ask`` goes on by itself.
+    :raises: what ``ask`` raises.
+    """
+    told = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
+    outcome = told[service]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _left_waiting(kind: str, name: str) -> int:
+    """How many threads wait for ``name`` though nobody waits for them. Forgets those that ended."""
+    left = _left.get((kind, name), set())
+    for thread in tuple(left):  # One step: others add theirs meanwhile.
+        if not thread.is_alive():
+            left.discard(thread)
+    return len(left)

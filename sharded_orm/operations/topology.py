@@ -81,31 +81,40 @@ def push(document: Document, comment: str = "") -> Document:
     :raises: what :func:`change` raises, and :exc:`TopologyConflict` if it is not made from what
         is there now.
     """
-    before = _there()
+    before = held()
     if before is not None and document.same_content(before):
         return before
-    held = 0 if before is None else before.version
-    if document.version < held:
+    there = 0 if before is None else before.version
+    if document.version < there:
         raise TopologyConflict(
-            f"{runtime.source().describe()} holds version {held} by now; this one was made from"
+            f"{runtime.source().describe()} holds version {there} by now; this one was made from"
             f" {document.version}. Pull it, repeat the change, and push again."
         )
     following = _next(before)
     return _publish(before, document.at_version(max(document.version, following)), comment)
 
 
-def rollback(version: int, comment: str = "") -> Document:
+def rollback(version: int, comment: str = "", *, expected: int | None = None) -> Document:
     """Publish the content of an earlier version once more, as the next version.
 
+    :param expected: what the source must hold still, for somebody who has decided by that version;
+        0 if it held none.
     :raises LookupError: the source does not keep that version.
+    :raises TopologyConflict: it holds another version than ``expected``.
     :raises: what :func:`push` raises: shards that were added since cannot be taken away.
     """
-    before = _there()
+    before = held()
+    found = 0 if before is None else before.version
+    if expected is not None and found != expected:
+        raise TopologyConflict(
+            f"{runtime.source().describe()} holds version {found} by now, not {expected}: somebody"
+            " else has published. Look at it, and repeat this."
+        )
     again = runtime.source().revision(version).at_version(_next(before))
     return _publish(before, again, comment or f"back to version {version}")
 
 
-def _there() -> Document | None:
+def held() -> Document | None:
     """What the source holds; None for nothing, and for what is no document."""
     try:
         return runtime.source().load()

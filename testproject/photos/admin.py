@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
+from django.db import transaction
 from django.db.models import Count
 from django.http import HttpRequest
 from django.urls import reverse
@@ -12,6 +16,7 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedStackedInline, ShardedTabularInline
+from testproject.photos.comments import settle
 from testproject.photos.models import (
     Album,
     Comment,
@@ -42,6 +47,69 @@ class _Pictured:
         return _picture(photo.photo_id, photo.description, 80)
 
 
+class _Beside(ShardedModelAdmin):
+    """Keeps what is stored elsewhere of photos and comments, whatever page writes or deletes them.
+
+    The authors' copies of comments are settled when the shard has committed, as its side decides.
+    The addresses that do not name the user are of the global database, whose transaction commits
+    after the shard's.
+    """
+
+    #: The lookups by which photos and comments belong to rows of the model.
+    photos_by: str | None = None
+    comments_by: str
+
+    def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
+        if formset.model not in (Photo, Comment):
+            super().save_formset(request, form, formset, change)
+            return
+        with self._beside([form.instance]):
+            super().save_formset(request, form, formset, change)
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        with self._beside([obj]):
+            super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        with self._beside(list(queryset)):
+            super().delete_queryset(request, queryset)
+
+    @contextmanager
+    def _beside(self, rows: list[Any]) -> Iterator[None]:
+        """Rows of one shard, which the block changes, deletes, or stores for the first time."""
+        # A row that is deleted forgets its id.
+        place = _place(rows)
+        photos, written = self._stored(*place)
+        yield
+        alias, ids = place if place[1] else _place(rows)
+        now, written_now = self._stored(alias, ids)
+        PhotoOwner.objects.filter(pk__in=photos.keys() - now.keys()).delete()
+        PhotoOwner.objects.bulk_create(
+            PhotoOwner(photo_id=photo_id, owner_id=now[photo_id])
+            for photo_id in now.keys() - photos.keys()
+        )
+        if alias is not None and (named := written | written_now):
+            # What fails there is logged, and found by check_comments.
+            transaction.on_commit(partial(settle, alias, named), using=alias, robust=True)
+
+    def _stored(self, alias: str | None, ids: list[int]) -> tuple[dict[int, int], set[Any]]:
+        """Photo -> owner, and author and id of the comments, that belong to these rows now."""
+        if not ids:
+            return {}, set()
+        comments = Comment.objects.using(alias).uncached().filter(**{self.comments_by: ids})
+        written = set(comments.values_list("author_id", "pk"))
+        if self.photos_by is None:
+            return {}, written
+        photos = Photo.objects.using(alias).uncached().filter(**{self.photos_by: ids})
+        return dict(photos.values_list("pk", "owner_id")), written
+
+
+def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
+    """The shard of stored rows, and their ids."""
+    stored = [row for row in rows if not row._state.adding]
+    return stored[0]._state.db if stored else None, [row.pk for row in stored]
+
+
 class PhotosOfAlbum(_Pictured, ShardedTabularInline):
     model = Photo
     fields = ["picture", "title", "posted_at"]
@@ -52,7 +120,9 @@ class PhotosOfAlbum(_Pictured, ShardedTabularInline):
 
 
 @admin.register(Album)
-class AlbumAdmin(ShardedModelAdmin):
+class AlbumAdmin(_Beside):
+    photos_by = "album__in"
+    comments_by = "photo__album__in"
     list_display = ["title", "owner", "photos_in_it", "created_at"]
     date_hierarchy = "created_at"
     search_fields = ["title", "owner__username"]
@@ -84,7 +154,9 @@ class CommentsOfPhoto(ShardedStackedInline):
 
 
 @admin.register(Photo)
-class PhotoAdmin(_Pictured, ShardedModelAdmin):
+class PhotoAdmin(_Pictured, _Beside):
+    photos_by = "pk__in"
+    comments_by = "photo__in"
     list_display = ["picture", "title", "owner", "album", "posted_at"]
     list_display_links = ["picture"]
     list_editable = ["title"]
@@ -102,10 +174,11 @@ class PhotoAdmin(_Pictured, ShardedModelAdmin):
     save_as = True
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        if not change:
-            # The mapping of addresses that do not name the user; see publishing.publish().
-            PhotoOwner.objects.create(photo_id=obj.photo_id, owner=obj.owner)
+        if change:  # Neither its owner nor what its comments say.
+            super().save_model(request, obj, form, change)
+            return
+        with self._beside([obj]):
+            super().save_model(request, obj, form, change)
 
     @admin.action(description="Show as new: posted now", permissions=["change"])
     def show_as_new(self, request: HttpRequest, queryset: Any) -> None:
@@ -122,13 +195,18 @@ class PhotoTagAdmin(ShardedModelAdmin):
 
 
 @admin.register(Comment)
-class CommentAdmin(ShardedModelAdmin):
+class CommentAdmin(_Beside):
+    comments_by = "pk__in"
     list_display = ["__str__", "author", "photo", "owner", "posted_at"]
     list_select_related = ["photo"]
     date_hierarchy = "posted_at"
     search_fields = ["text", "author__username"]
     ordering = ["-posted_at", "comment_id"]
     raw_id_fields = ["owner", "photo", "author"]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        with self._beside([obj]):
+            super().save_model(request, obj, form, change)
 
 
 @admin.register(WrittenComment)

@@ -96,8 +96,6 @@ def browse(address: str, password: str) -> Iterator[str]:
         raise CheckFailed("the sample content has no tags or no comments")
     user_page = f"/photos/{entry.owner.username}/"
     photo_page = f"{user_page}{photo.photo_id}/"
-    # Django's own page of that kind tells developers more.
-    not_found = "Page not found" if settings.DEBUG else "Not found"
     pages: list[tuple[str, int, str]] = [
         ("/", 200, "Newest photos"),
         ("/tags/", 200, f"/tags/{quote(tag.text)}/"),
@@ -110,9 +108,9 @@ def browse(address: str, password: str) -> Iterator[str]:
         *((f"/pictures/{photo.photo_id}/{width}.webp", 200, "WEBP") for width in WIDTHS),
         ("/static/photos/site.css", 200, "--accent"),
         (f"/photo/{photo.photo_id}/", 301, photo_page),
-        ("/photos/nobody-of-that-name/", 404, not_found),
-        (f"{user_page}{stranger.photo_id}/", 404, not_found),
-        (f"/photo/{2**63}/", 404, not_found),
+        ("/photos/nobody-of-that-name/", 404, "Not found"),
+        (f"{user_page}{stranger.photo_id}/", 404, "Not found"),
+        (f"/photo/{2**63}/", 404, "Not found"),
         ("/upload/", 302, "/login/?next=/upload/"),
         ("/admin/login/", 200, "Log in"),
         ("/login/", 200, "Log in"),

@@ -4,10 +4,11 @@ The page of a photo and the page "comments by" of an author then ask one shard e
 are written in one block over the group; its transactions commit one after the other, the side
 of the photo's owner first. That side decides:
 
+- Who writes comments alone, as pages of the admin do, or deletes a photo with its comments, calls
+  :func:`settle` for the other side.
 - A process that dies between the two commits of :func:`write` leaves a comment that is shown with
   the photo and missing among those of its author; between those of :func:`remove`, the author's
-  copy of a comment that is gone. The same is left by whatever writes one side only: the admin,
-  and a photo that is deleted with its comments.
+  copy of a comment that is gone. The same is left by one that dies before :func:`settle`.
 - :func:`check` finds both, and a copy that says something else, and repairs them;
   ``manage.py check_comments --repair`` from time to time is enough.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from django.db import transaction
@@ -85,6 +87,26 @@ class Difference:
         )
 
 
+def settle(alias: str, named: Iterable[tuple[int, int]]) -> None:
+    """Make the authors' copies of comments on the shard ``alias`` what these comments are now.
+
+    Author by author, so that a block is over two shards; may be called again.
+
+    :param named: author and id of each, also of comments that are new, or gone. One that has got
+        another author is named with both.
+    """
+    for author_id, told in groupby(sorted(set(named)), key=itemgetter(0)):
+        ids = [comment_id for _, comment_id in told]
+        with transaction.atomic(using=GROUP):
+            # As they are now, and until the end of the block: one that was deleted meanwhile
+            # must not get a copy.
+            comments = Comment.objects.using(alias).select_for_update()
+            stored = list(comments.filter(author=author_id, pk__in=ids))
+            WrittenComment.objects.filter(author=author_id, pk__in=ids).delete()
+            # Whoever has committed the comment a moment ago may be about to commit its copy.
+            WrittenComment.objects.bulk_create(map(_copy_of, stored), ignore_conflicts=True)
+
+
 def check(*, repair: bool = False) -> Iterator[Difference]:
     """Compare all comments with their copies, shard by shard.
 
@@ -108,7 +130,7 @@ def check(*, repair: bool = False) -> Iterator[Difference]:
         for comments in _pages(Comment, alias):
             found = list(_compared(comments))
             if repair:
-                _copy_again(alias, found)
+                settle(alias, ((each.author_id, each.comment_id) for each in found))
             yield from found
 
 
@@ -131,22 +153,6 @@ def _left_over(copies: list[WrittenComment]) -> Iterator[Difference]:
     )
     found = {(c.pk, c.author_id) for c in comments}
     return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in found)
-
-
-def _copy_again(alias: str, found: Iterable[Difference]) -> None:
-    """Make copies anew of comments on ``alias``; author by author, so two shards at a time."""
-    by_author = sorted(found, key=lambda each: each.author_id)
-    for author_id, differences in groupby(by_author, key=lambda each: each.author_id):
-        told = list(differences)
-        with transaction.atomic(using=GROUP):
-            # As they are now, and until the end of the block: one that was deleted meanwhile
-            # must not get a copy.
-            comments = Comment.objects.using(alias).select_for_update()
-            stored = list(comments.filter(pk__in=[each.comment_id for each in told]))
-            differing = [each.comment_id for each in told if each.what == DIFFERENT]
-            WrittenComment.objects.filter(author=author_id, pk__in=differing).delete()
-            # Whoever has committed the comment a moment ago may be about to commit its copy.
-            WrittenComment.objects.bulk_create(map(_copy_of, stored), ignore_conflicts=True)
 
 
 def _pages(model: type[Any], alias: str) -> Iterator[list[Any]]:

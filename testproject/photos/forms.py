@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from testproject.photos import tags
+from testproject.photos import tags, words
 from testproject.photos.models import Album, Comment
 
 
@@ -25,7 +25,7 @@ class TagsField(forms.CharField):
         text: str = super().clean(value)
         try:
             return tags.parse(text)
-        except tags.InvalidTags as exc:
+        except words.InvalidTags as exc:
             raise forms.ValidationError(str(exc)) from exc
 
 

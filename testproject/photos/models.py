@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.urls import reverse
 from django.utils.timezone import now
 
 from sharded_orm import GlobalModel, ShardedModel, TicketField
+from testproject.photos import words
 from testproject.photos.scenes import scene
 
 
@@ -91,7 +93,7 @@ class PhotoTag(Owned):
     tag_id = TicketField(primary_key=True)
     owner = _user(related_name="photo_tags")
     photo = models.ForeignKey(Photo, models.CASCADE, related_name="tags")
-    text = models.CharField(max_length=40)
+    text = models.CharField(max_length=words.LONGEST)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["owner", "photo", "text"], name="tag_once")]
@@ -105,6 +107,14 @@ class PhotoTag(Owned):
 
     def __str__(self) -> str:
         return self.text
+
+    def clean(self) -> None:
+        """Written as all tags are, whatever form it comes from."""
+        self.text = words.normal(self.text)
+        try:
+            words.check(self.text)
+        except words.InvalidTags as exc:
+            raise ValidationError({"text": str(exc)}) from exc
 
 
 class Comment(Owned):

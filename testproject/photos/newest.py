@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -56,7 +56,9 @@ def _written(photo: Photo) -> str:
 def _parse(text: str) -> tuple[datetime, int] | None:
     posted_at, _, photo_id = text.partition("_")
     try:
-        parsed = datetime.fromisoformat(posted_at), int(photo_id)
-    except ValueError:
+        when, number = datetime.fromisoformat(posted_at), int(photo_id)
+        # In UTC a time of the calendar's first or last day may be out of it.
+        parsed = when.astimezone(UTC), number
+    except (ValueError, OverflowError):
         return None
-    return parsed if parsed[0].tzinfo and 0 < parsed[1] < 2**63 else None
+    return parsed if when.tzinfo and 0 < number < 2**63 else None

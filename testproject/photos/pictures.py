@@ -1,6 +1,7 @@
 """Landscapes drawn from a number, as WebP: no file is stored anywhere.
 
-Work is bounded: there are three sizes, one picture is drawn at a time, and the last ones are kept.
+Work is bounded: there are three sizes, one picture is drawn at a time, who waits for that too long
+is sent away, and the last ones are kept.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ VERSION = 2
 
 _SCALE = 2  # Drawn so many times larger, then scaled down: that smooths the edges.
 _KEPT = 300  # pictures, of 2 to 60 kB
+#: Seconds that somebody waits for their turn. All the pictures of a page are asked for together.
+PATIENCE = 10.0
 _one_at_a_time = threading.Lock()
 
 Colour = tuple[int, int, int]
+
+
+class TooBusy(Exception):
+    """Others are being drawn; this one may be asked for again."""
 
 
 @lru_cache(_KEPT)
@@ -34,13 +41,18 @@ def draw(number: int, width: int) -> bytes:
     Takes 10 to 150 ms. Thread-safe; other threads wait for their turn.
 
     :param width: one of :data:`WIDTHS`.
+    :raises TooBusy: it did not come within :data:`PATIENCE`.
     """
     if width not in WIDTHS:
         raise ValueError(f"pictures are {WIDTHS!r} pixels wide, not {width!r}")
-    with _one_at_a_time:
+    if not _one_at_a_time.acquire(timeout=PATIENCE):
+        raise TooBusy(f"picture {number} was not begun within {PATIENCE:g} s")
+    try:
         picture = _Canvas(scene(number), width * _SCALE).paint().reduce(_SCALE)
         stream = BytesIO()
         picture.save(stream, "WEBP", quality=82, method=2)
+    finally:
+        _one_at_a_time.release()
     return stream.getvalue()
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
-from unicodedata import normalize
 
 from django.db.models import Count
 
 from testproject.photos.models import Photo, PhotoTag
+from testproject.photos.words import InvalidTags, check, normal
 
 MOST = 8
-LONGEST = PhotoTag._meta.get_field("text").max_length
-_TAG = re.compile(r"\w[\w -]*")
-
-
-class InvalidTags(ValueError):
-    """What somebody entered is no list of tags; the text tells why."""
 
 
 def parse(text: str) -> list[str]:
@@ -29,16 +22,8 @@ def parse(text: str) -> list[str]:
     if len(found) > MOST:
         raise InvalidTags(f"At most {MOST} tags; these are {len(found)}.")
     for tag in found:
-        if len(tag) > LONGEST:
-            raise InvalidTags(f"“{tag[:LONGEST]}…” is longer than {LONGEST} letters.")
-        if not _TAG.fullmatch(tag):
-            raise InvalidTags(f"“{tag}”: a tag has letters, digits, hyphens and blanks only.")
+        check(tag)
     return list(found)
-
-
-def normal(tag: str) -> str:
-    """One way of writing what people take for the same tag."""
-    return " ".join(normalize("NFC", tag).lower().strip().removeprefix("#").split())
 
 
 def give(photo: Photo, tags: Iterable[str]) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.views import redirect_to_login
+from django.contrib.auth.views import LoginView, redirect_to_login
 from django.core.paginator import Paginator
+from django.db import IntegrityError
 from django.db.models import Count, Max
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import (
     condition,
@@ -25,6 +27,7 @@ from testproject.photos.forms import CommentForm, UploadForm
 from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import newest
 from testproject.photos.publishing import publish
+from testproject.photos.words import normal
 
 PER_PAGE = 24
 MOST_TAGS = 60
@@ -47,11 +50,11 @@ def front(request: HttpRequest) -> HttpResponse:
 @require_safe
 def tag(request: HttpRequest, text: str) -> HttpResponse:
     """The newest photos with a tag."""
-    tagged = Photo.objects.filter(tags__text=tags.normal(text))
+    tagged = Photo.objects.filter(tags__text=normal(text))
     page = newest(tagged, request.GET.get("before", ""))
     if not page.photos and not page.missing:
         raise Http404
-    return render(request, "photos/tag.html", {"tag": tags.normal(text), "page": page})
+    return render(request, "photos/tag.html", {"tag": normal(text), "page": page})
 
 
 @require_safe
@@ -85,12 +88,12 @@ def user(request: HttpRequest, username: str) -> HttpResponse:
 def user_tag(request: HttpRequest, username: str, text: str) -> HttpResponse:
     """A user's photos with a tag."""
     owner = _user(username)
-    tagged = owner.photos.filter(tags__text=tags.normal(text))
+    tagged = owner.photos.filter(tags__text=normal(text))
     photos = tagged.order_by("-posted_at", "-photo_id")
     page = Paginator(photos, PER_PAGE).get_page(request.GET.get("page"))
     if not page.object_list:
         raise Http404
-    context = {"owner": owner, "tag": tags.normal(text), "page": page}
+    context = {"owner": owner, "tag": normal(text), "page": page}
     return render(request, "photos/user_tag.html", context)
 
 
@@ -127,7 +130,12 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
         )
         if form.is_valid():
             comment = form.save(commit=False)
-            comments.write(comment)
+            try:
+                comments.write(comment)
+            except IntegrityError:
+                # The photo may have been deleted meanwhile, with its tags and comments.
+                get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
+                raise
             return redirect(f"{request.path}#comment-{comment.pk}")
     shown = found.comments.filter(owner=owner).order_by("posted_at", "comment_id")
     context = {
@@ -142,11 +150,13 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def delete_comment(
     request: HttpRequest, username: str, photo_id: int, comment_id: int
 ) -> HttpResponse:
     """By its author, or the owner of the photo."""
+    if not request.user.is_authenticated:
+        # Not to this address: after the login it would be fetched, and it takes forms only.
+        return redirect_to_login(reverse("photos:photo", args=[username, photo_id]))
     comment = get_object_or_404(
         Comment, owner=_user(username), photo=photo_id, comment_id=comment_id
     )
@@ -171,6 +181,15 @@ def upload(request: HttpRequest) -> HttpResponse:
 # -- These need no shard
 
 
+class Login(LoginView):
+    redirect_authenticated_user = True
+
+    def get_redirect_url(self) -> str:
+        """Not this page again, which Django takes for a mistake of the programmer."""
+        found: str = super().get_redirect_url()
+        return "" if found == self.request.path else found
+
+
 @require_safe
 def old_photo(request: HttpRequest, photo_id: int) -> HttpResponse:
     """An address of old, without the user: the mapping tells where the photo is now (Y7)."""
@@ -186,7 +205,11 @@ def _etag(request: HttpRequest, photo_id: int, width: int) -> str:
 @cache_control(public=True, max_age=86400)
 @condition(etag_func=_etag)
 def picture(request: HttpRequest, photo_id: int, width: int) -> HttpResponse:
-    """The picture itself, drawn from the id: no file, no query."""
+    """The picture itself, drawn from the id; the cache tells whether there is such a photo.
+
+    :raises pictures.TooBusy: too many others are being drawn.
+    """
     if width not in pictures.WIDTHS:
         raise Http404
+    get_object_or_404(PhotoOwner, pk=photo_id)
     return HttpResponse(pictures.draw(photo_id, width), content_type="image/webp")

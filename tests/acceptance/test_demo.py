@@ -115,7 +115,12 @@ def test_pages_while_a_node_is_down(shown: tuple[Project, str]) -> None:
         pytest.skip("files are not down")
     first, second = json.loads(project.variables["SHARDED_ORM_DEMO_MYSQL"])
     servers = json.dumps([first, {**second, "port": 1}])  # where nobody listens
-    variables = {**project.variables, "SHARDED_ORM_DEMO_MYSQL": servers}
+    # With DEBUG, too: what connects has passwords in its variables, and a traceback shows those.
+    variables = {
+        **project.variables,
+        "SHARDED_ORM_DEMO_MYSQL": servers,
+        "SHARDED_ORM_DEMO_DEBUG": "1",
+    }
     half = Project(project.backend, project.folder, variables)
     output = half.manage("shell", "--no-imports", "-c", _STATUSES)
     said = re.findall("^said (.*)", output, re.MULTILINE)

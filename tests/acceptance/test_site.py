@@ -22,5 +22,5 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
 
 
 def test_pages(project: Project) -> None:
-    files = ["test_pages.py", "test_comments.py", "test_tags.py", "test_panel.py", "test_admin.py"]
-    assert "failed" not in project.pytest(*files)
+    files = ["pages", "errors", "pictures", "comments", "tags", "panel", "admin"]
+    assert "failed" not in project.pytest(*(f"test_{name}.py" for name in files))

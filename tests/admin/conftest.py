@@ -11,6 +11,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import clear_url_caches, path, reverse
+from django.utils.formats import reset_format_cache
 
 from sharded_orm import runtime
 from sharded_orm.models import Placement
@@ -162,6 +163,16 @@ def move(key: int, number: int) -> None:
     placement = Placement.objects.using("directory").filter(group="photos", key=str(key))
     assert placement.update(shard=number) == 1
     runtime.strategy("photos").forget(key)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def thousands(settings: Any) -> Iterator[None]:
+    """Numbers in pages are written as 1,000."""
+    settings.USE_THOUSAND_SEPARATOR = True
+    reset_format_cache()
+    yield
+    settings.USE_THOUSAND_SEPARATOR = False
+    reset_format_cache()
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from django.contrib.messages import get_messages
+from django.core.exceptions import PermissionDenied
 from django.db import connections
 from django.test import Client
 
@@ -23,6 +25,7 @@ from tests.admin.conftest import (
     url,
     user_with,
 )
+from tests.admin.lists import PhotoAdmin
 from tests.admin.test_changelist import Statements
 from tests.photos.models import Event, Photo
 
@@ -284,3 +287,42 @@ def test_as_many_rows_as_a_form_can_send(browser: Client, rows: Rows) -> None:
     names = [f"{ONE}~{rows.photo.pk}", *(f"{ONE}~{10**6 + number}" for number in range(900))]
     response = browser.post(url(Photo, "changelist"), chosen("star", *names))
     assert reports(response)[0].startswith("warning: 900 of 901 selected rows are not here")
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_what_all_rows_of_a_shard_cost(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = url(Photo, "changelist", _shard=SHARD[ONE])
+
+    def sent() -> tuple[int, int]:
+        browser.get(here)  # Reads the keys of the page.
+        with Statements(SHARD[ONE], "directory") as statements:
+            browser.post(here, chosen("star", "x", select_across=1))
+        told = [
+            sql
+            for sql in statements[SHARD[ONE]]
+            if re.search(r"DISTINCT [^,]*user_id[^,]* FROM", sql)
+        ]
+        return len(told), len(statements["directory"])
+
+    assert sent() == (1, 0)
+    # Two keys, a batch each, and the end.
+    monkeypatch.setattr("sharded_orm.admin.misplaced._BATCH", 1)
+    assert sent() == (3, 0)
+    assert stars() == {ONE: 5, TWO: None, NEAR: 5}
+
+
+def test_a_refusal_after_a_shard_that_failed_does_not_hide_it(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def star(self: Any, request: Any, queryset: Any) -> None:
+        raise ValueError("broken") if queryset.db == SHARD[ONE] else PermissionDenied("not you")
+
+    monkeypatch.setattr(PhotoAdmin, "star", star)
+    response = browser.post(url(Photo, "changelist"), chosen("star", rows.photo, rows.other_photo))
+    first, second = reports(response)
+    assert first.endswith("ValueError: broken") and second.endswith("PermissionDenied: not you")
+    # Alone it is one.
+    response = browser.post(url(Photo, "changelist"), chosen("star", rows.other_photo))
+    assert response.status_code == 403

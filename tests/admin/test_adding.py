@@ -10,6 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from sharded_orm import runtime
+from sharded_orm.admin import ShardedModelAdmin
 from tests.admin.conftest import (
     DATABASES,
     NEAR,
@@ -278,3 +279,47 @@ def test_a_comment_needs_its_photo_s_shard(browser: Client, rows: Rows) -> None:
     assert browser.post(url(Comment, "add", _key=ONE), data).status_code == 302
     response = browser.post(url(Comment, "add", _key=TWO), data)
     assert "Select a valid choice" in str(response.context["errors"])
+
+
+@pytest.mark.parametrize("model", [Board, Note, Visit])
+@pytest.mark.parametrize(
+    "query", [{"_key": "x"}, {"_key": "9" * 30}, {"_shard": "photos_00003"}, {"_shard": "\0"}]
+)
+def test_a_place_that_there_is_not_for_a_key_that_is_made(
+    browser: Client, placed: None, model: Any, query: dict[str, str]
+) -> None:
+    for ask in (browser.get, browser.post):
+        response = ask(url(model, "add", **query))
+        assert response.status_code == 200
+        assert response.templates[0].name == "admin/sharded_orm/no_changelist.html"
+    assert not model.objects.scatter().exists()
+
+
+def test_no_shard_is_promised_to_a_row_whose_key_is_typed(browser: Client, placed: None) -> None:
+    response = browser.get(url(Event, "add", _shard="events_00002"))
+    assert "The new row will be on" not in response.content.decode()
+    response = browser.get(url(Visit, "add", _shard="visits_00002"))
+    assert "<strong>visits_00002</strong>" in response.content.decode()
+    response = browser.get(url(Event, "add", _key="alice"))
+    assert "The new row will be on" in response.content.decode()
+
+
+@pytest.mark.parametrize("album", ["9" * 30, "-" + "9" * 30, "x", "7~9", "\0"])
+def test_initial_values_that_no_row_has(browser: Client, rows: Rows, album: str) -> None:
+    response = browser.get(url(Photo, "add", _key=ONE, album=album, tags=f"{rows.tag.pk},{album}"))
+    assert response.status_code == 200
+    assert "album" not in response.context["adminform"].form.initial
+    assert response.context["adminform"].form.initial["tags"] == [str(rows.tag.pk)]
+    response = browser.post(url(Photo, "add", _key=ONE), photo(album=album, tags=[album]))
+    assert response.status_code == 200
+    assert len(response.context["errors"]) == 2
+
+
+def test_a_key_that_is_shown_only_is_asked_for(
+    browser: Client, placed: None, registered: Any
+) -> None:
+    registered(Event, type("Events", (ShardedModelAdmin,), {"readonly_fields": ["account"]}))
+    response = browser.get(url(Event, "add"))
+    assert response.templates[0].name == "admin/sharded_orm/add_key.html"
+    assert browser.post(url(Event, "add", _key="alice"), {"number": 1}).status_code == 302
+    assert Event.objects.get(account="alice").number == 1

@@ -231,6 +231,38 @@ def test_all_shards_cost_a_statement_per_node_and_phase(
     assert not any("COUNT(" in sql for sql in sent)
 
 
+#: Of the dates: the first and the last, the days of their one month.
+DATES = 2
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_page_as_it_comes_costs_two_phases_and_the_dates(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What docs/reference/admin.md says of a list with nothing set but its dates."""
+    monkeypatch.setattr(PhotoAdmin, "list_per_page", 100)
+    monkeypatch.setattr(PhotoAdmin, "search_fields", [])
+    monkeypatch.setattr(PhotoAdmin, "list_display", ["title"])
+    monkeypatch.setattr(PhotoAdmin, "list_filter", ["posted_at"])
+    Photo.objects.scatter().update(posted_at=datetime(2026, 1, 1, tzinfo=UTC))
+    wrapper: Any = connections[SHARD[ONE]]
+    # SQLite takes a statement for each shard, and one phase.
+    asked, phases = (2, 2) if wrapper.scatter_union else (16, 1)
+
+    def sent(**query: Any) -> list[str]:
+        with Statements("photos") as statements:
+            assert len(titles(browser.get(url(Photo, "changelist", **query)))) == 3
+        return statements["photos"]
+
+    with_dates = sent()
+    monkeypatch.setattr(PhotoAdmin, "date_hierarchy", None)
+    plain = sent()
+    assert len(plain) == phases * asked
+    assert len(with_dates) == (phases + DATES) * asked
+    assert len(sent(_facets="True")) == (phases + 1) * asked
+    assert len(sent(_count=1)) == (phases + 1) * asked
+
+
 # -- Pages over all shards -------------------------------------------------------
 
 
@@ -318,6 +350,35 @@ def test_a_page_of_a_shard_that_there_is_not(browser: Client, many: list[Photo])
     assert response.status_code == 302
     assert response.url == url(Photo, "changelist", _shard=SHARD[ONE], e=1)
     assert len(titles(browser.get(response.url))) == 3
+
+
+def test_columns_that_may_be_sorted_by(
+    browser: Client, many: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PhotoAdmin, "sortable_by", ["title"])
+    for place in ({}, {"_shard": SHARD[ONE]}):
+        page = browser.get(url(Photo, "changelist", **place)).content.decode()
+        assert re.findall(r'class="sortable column-(\w+)', page) == ["title"]
+
+
+def test_more_rows_than_one_page_may_show(
+    browser: Client, many: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PhotoAdmin, "list_max_show_all", 3)
+    here = url(Photo, "changelist", _shard=SHARD[ONE])
+    assert "Show all" not in text(browser.get(here))
+    assert len(titles(browser.get(f"{here}&all="))) == 3
+
+
+def test_numbers_with_separators(browser: Client, rows: Rows, thousands: None) -> None:
+    Photo.objects.using(SHARD[ONE]).bulk_create([Photo(photo_id=10**6, user_id=ONE, title="far")])
+    runtime.strategy("photos").store.place("photos", {"5000": 3})  # type: ignore[attr-defined]
+    page = browser.get(url(Photo, "changelist", _key=5000)).content.decode()
+    assert re.search(r'name="_key"[^>]* value="5000"', page)
+    page = browser.get(url(Photo, "changelist", _key=ONE)).content.decode()
+    assert f'name="_selected_action" value="{ONE}~1000000"' in page
+    assert 'name="form-0-photo_id" value="1000000"' in page
+    assert url(Photo, "change", f"{ONE}~1000000") in page
 
 
 # -- Dates ---------------------------------------------------------------------

@@ -167,6 +167,26 @@ def test_what_has_changed_is_shown_again(browser: Client, rows: Rows) -> None:
     assert left(Album) == ["album of 3"]
 
 
+def test_as_many_rows_elsewhere_are_something_else(browser: Client, rows: Rows) -> None:
+    """The sum is the same."""
+    page = asked(browser, rows.album, rows.other_album)
+    rows.comment.delete()
+    Comment.objects.create(user_id=TWO, photo=rows.other_photo, text="wait", author_id=ONE)
+    again = browser.post(url(Album, "changelist"), answer(page))
+    assert "What would be deleted has changed since it was shown." in text(again)
+    assert len(left(Album)) == 3
+
+
+def test_a_thousand_rows(browser: Client, rows: Rows, thousands: None) -> None:
+    Comment.objects.using(SHARD[ONE]).bulk_create(
+        Comment(comment_id=10**6 + n, user_id=ONE, photo=rows.photo, text="x") for n in range(1001)
+    )
+    page = asked(browser, rows.album)
+    assert "1,005" in text(page)
+    assert browser.post(url(Album, "changelist"), answer(page)).status_code == 302
+    assert left(Album) == ["album of 2", "album of 3"]
+
+
 def test_a_shard_that_fails(browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     page = asked(browser, rows.album, rows.other_album)
     from tests.admin.lists import AlbumAdmin

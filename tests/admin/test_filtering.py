@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from sharded_orm import runtime
 from sharded_orm.admin import crossing
 from tests.admin.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED, Rows, url
-from tests.admin.lists import PhotoAdmin
+from tests.admin.lists import AlbumAdmin, PhotoAdmin
+from tests.admin.test_actions import chosen, reports
 from tests.admin.test_changelist import Statements, text, titles
 from tests.photos.models import Album, Comment, Person, Photo, Tag
 
@@ -80,9 +82,89 @@ def test_more_global_rows_than_are_looked_for(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crossing, "MOST_FOUND", 2)
-    monkeypatch.setattr("sharded_orm.admin.search.MOST_FOUND", 2)
     response = browser.get(url(Comment, "changelist", q="person"))
     assert "More than 2 persons match 'person'" in text(response)
+    assert "More than" not in text(browser.get(url(Comment, "changelist", q="person1")))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"owner__username__startswith": "person"},  # of the URL
+        {"owner__username__in": "person1,person2,person3"},
+        {"q": "person"},
+    ],
+)
+@pytest.mark.parametrize("place", [{}, {"_shard": SHARD[ONE]}])
+def test_more_global_rows_than_a_list_looks_for(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, asked: Any, place: Any
+) -> None:
+    monkeypatch.setattr(crossing, "MOST_FOUND", 2)
+    here = url(Album, "changelist", **asked, **place)
+    monkeypatch.setattr(AlbumAdmin, "search_fields", ["owner__username"])
+    assert text(browser.get(here)).count("More than 2 persons match") == 1
+    # "All" would not be all.
+    response = browser.post(here, chosen("delete_selected", rows.album, select_across=1))
+    (said,) = reports(response)
+    assert said.startswith("error: More than 2 persons match")
+    assert said.endswith("No items have been changed.")
+    assert response.status_code == 302
+    # The chosen ones are what they are.
+    response = browser.post(here, chosen("delete_selected", rows.album))
+    assert response.status_code == 200
+
+
+def test_more_global_rows_than_a_filter_looks_for(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crossing, "MOST_FOUND", 2)
+    response = browser.get(url(Album, "changelist", owner__username__isnull="False"))
+    assert text(response).count("More than 2 persons match") == 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_two_conditions_on_global_rows_are_both_kept(
+    browser: Client, rows: Rows, place: dict[str, Any]
+) -> None:
+    both = {"owner__username__startswith": "person1", "owner__username__endswith": "3"}
+    assert titles(browser.get(url(Album, "changelist", **both, **place))) == []
+    both["owner__username__endswith"] = "1"
+    assert titles(browser.get(url(Album, "changelist", **both, **place))) == ["album of 1"]
+    # And one on the keys themselves.
+    one = {"owner__username__startswith": "person", "owner__in": str(ONE)}
+    assert titles(browser.get(url(Album, "changelist", **one, **place))) == ["album of 1"]
+    one["owner__username__startswith"] = "person2"
+    assert titles(browser.get(url(Album, "changelist", **one, **place))) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"owner__username__foo": 1},
+        {"owner__username__range": 1},
+        {"owner__username__regex": "["},
+    ],
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_condition_on_global_rows_that_there_is_not(
+    browser: Client, rows: Rows, place: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    response = browser.get(url(Album, "changelist", **wrong, **place))
+    assert response.status_code == 302
+    assert response.url == url(Album, "changelist", **place, e=1)
+
+
+def test_a_filter_offers_so_many_related_rows(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = url(Album, "changelist", _shard=SHARD[ONE])
+    assert "of its choices" not in text(browser.get(here))
+    runtime.strategy("photos").store.place("photos", {"5": 3})  # type: ignore[attr-defined]
+    Album.objects.create(owner=Person.objects.create(pk=5, username="person5"), title="third")
+    monkeypatch.setattr(crossing, "MOST_FOUND", 2)
+    response = browser.get(here)
+    assert len(response.context["cl"].filter_specs[1].lookup_choices) == 2
+    assert "The filter by owner offers 2 of its choices." in text(response)
 
 
 def test_the_search_form_keeps_the_place(browser: Client, rows: Rows) -> None:

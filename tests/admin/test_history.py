@@ -9,7 +9,7 @@ from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.test import Client
 
 from sharded_orm.admin import ShardedModelAdmin
-from tests.admin.conftest import DATABASES, ONE, TWO, Rows, form_of, move, named, url
+from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, form_of, move, named, url
 from tests.photos.models import Photo, Tag
 
 pytestmark = [
@@ -100,3 +100,11 @@ def test_hooks_are_given_the_row_itself(browser: Client, rows: Rows, registered:
     tag = Tag.objects.get(user_id=TWO, name="new")
     assert [name for name, _ in seen] == ["save", "log", "response", "after"]
     assert all(type(obj) is Tag and obj.pk == tag.pk for _, obj in seen)
+
+
+def test_another_name_of_a_row_leads_to_its_history(browser: Client, rows: Rows) -> None:
+    browser.post(url(Tag, "change", named(rows.tag)), {"name": "new"})
+    for name in (str(rows.tag.pk), f"0{ONE}~{rows.tag.pk}", f"@{SHARD[ONE]}~{rows.tag.pk}"):
+        response = browser.get(url(Tag, "history", name, _shard=SHARD[ONE]), follow=True)
+        assert response.redirect_chain == [(url(Tag, "history", named(rows.tag)), 302)]
+        assert len(response.context["action_list"]) == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.test import Client
 
 from sharded_orm import runtime
@@ -15,6 +15,7 @@ from sharded_orm.admin.failures import cause_of
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, named, url
 from tests.admin.test_actions import chosen, reports
 from tests.admin.test_changelist import node, text, titles
+from tests.admin.test_deleting import answer
 from tests.admin.test_list_editing import sent
 from tests.photos.models import Comment, Photo
 
@@ -86,6 +87,18 @@ def test_a_refused_login_is_told_without_the_account() -> None:
     assert cause_of(error) == "access denied (1045)"
 
 
+@pytest.mark.parametrize("code", [1142, 1143, 1227, 1370])
+def test_a_refused_statement_is_told_without_the_account(code: int) -> None:
+    said = "SELECT command denied to user 'app'@'10.0.0.3' for table 'photo'"
+    assert cause_of(DatabaseError(code, said)) == (
+        "DatabaseError: SELECT command denied to this account for table 'photo'"
+    )
+
+
+def test_a_cause_that_is_said_in_other_words_than_text() -> None:
+    assert cause_of(ValueError({"to": 1})) == "ValueError: {'to': 1}"
+
+
 def test_an_action_while_a_node_is_down(browser: Client, node_down: str) -> None:
     names = [named(photo) for photo in (Photo(user_id=TWO, pk=1), Photo.objects.get(user_id=ONE))]
     response = browser.post(url(Photo, "changelist"), chosen("star", *names))
@@ -151,13 +164,57 @@ def test_misplaced_rows_are_marked(browser: Client, misplaced: Photo) -> None:
     # No action takes it, none of them is offered for it.
     assert page.count('name="_selected_action"') == 2
     for place in ({}, {"_shard": SHARD[ONE]}):
-        forged = chosen("star", f"@{SHARD[ONE]}~{misplaced.pk}")
-        response = browser.post(url(Photo, "changelist", **place), forged)
-        assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+        for name in (f"@{SHARD[ONE]}~{misplaced.pk}", f"{TWO}~{misplaced.pk}", str(misplaced.pk)):
+            response = browser.post(url(Photo, "changelist", **place), chosen("star", name))
+            assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+    misplaced.refresh_from_db(using=SHARD[ONE])
+    assert misplaced.stars is None
     everywhere = browser.get(url(Photo, "changelist", q="lost"))
     assert titles(everywhere) == ["lost"]
     assert everywhere.content.decode().count('<strong class="misplaced">') == 1
     assert titles(browser.get(url(Photo, "changelist", _key=TWO))) == ["photo of 2"]
+
+
+@pytest.mark.parametrize("place", [{}, {"_shard": SHARD[ONE]}])
+def test_misplaced_rows_are_not_among_all(
+    browser: Client, misplaced: Photo, place: dict[str, Any]
+) -> None:
+    here = url(Photo, "changelist", **place)
+    response = browser.post(here, chosen("star", "x", select_across=1))
+    found, done = reports(response)
+    assert found == (
+        f"warning: 1 misplaced row on {SHARD[ONE]} (1) is left alone: its key leads to another"
+        " shard."
+    )
+    assert f"{SHARD[ONE]} (2)" in done
+    assert Photo.objects.using(SHARD[ONE]).get(pk=misplaced.pk).stars is None
+    assert set(Photo.objects.using(SHARD[ONE]).exclude(pk=misplaced.pk).values_list("stars")) == {
+        (5,)
+    }
+    # Also where one queryset is all of them.
+    response = browser.post(here, chosen("names_of_all", "x", select_across=1))
+    assert "lost" not in response.content.decode()
+    # What is on the shard where the key leads is among them.
+    assert ("photo of 2" in response.content.decode()) == (not place)
+
+
+def test_all_rows_beside_a_misplaced_one_are_deleted(browser: Client, misplaced: Photo) -> None:
+    here = url(Photo, "changelist", _shard=SHARD[ONE])
+    page = browser.post(here, chosen("delete_selected", "x", select_across=1))
+    browser.post(here, answer(page))
+    assert [str(photo) for photo in Photo.objects.using(SHARD[ONE])] == ["lost"]
+
+
+def test_more_misplaced_rows_than_an_action_can_leave_alone(
+    browser: Client, misplaced: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharded_orm.admin.misplaced.MOST_LEFT", 0)
+    here = url(Photo, "changelist")
+    done, failed = reports(browser.post(here, chosen("star", "x", select_across=1)))
+    assert done == f"warning: Give five stars: 1 row on {SHARD[TWO]} (1)."
+    assert failed.startswith(f"error: Not done on {SHARD[ONE]} on {node(SHARD[ONE])}: ")
+    assert "more than 0 shard keys have rows" in failed
+    assert Photo.objects.get(user_id=ONE).stars is None
 
 
 def test_rows_beside_a_misplaced_one_are_edited(browser: Client, misplaced: Photo) -> None:

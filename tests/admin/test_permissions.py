@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.contenttypes.models import ContentType
 from django.test import Client
 
-from sharded_orm.admin import ShardedModelAdmin
+from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
 from sharded_orm.models import ShardMap
 from tests.admin.conftest import (
     DATABASES,
@@ -260,3 +261,72 @@ def test_a_key_that_is_made_is_made_on_a_permitted_shard(
         [row] = model.objects.scatter()
         assert row._state.db.endswith("_00002")
     assert browser.get(url(Note, "add")).url.endswith("_shard=pins_00002")
+
+
+def test_the_picker_offers_the_shards_that_one_may_look_at(
+    browser: Client, rows: Rows, registered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Some(ShardedModelAdmin):
+        def has_shard_permission(self, request: Any, shard: Any) -> bool:
+            return shard.number in (3, 5)
+
+    registered(Photo, Some)
+    for place in ({}, {"_shard": "nonsense"}, {"_shard": "photos_00003"}):
+        page = browser.get(url(Photo, "changelist", **place)).content.decode()
+        assert re.findall(r'<option value="(photos_\d+)">', page) == [
+            "photos_00003",
+            "photos_00005",
+        ]
+        assert "photos_00004" not in page and "photos_00002" not in page
+    monkeypatch.setattr("sharded_orm.admin.picker.MOST_OFFERED", 15)
+    page = browser.get(url(Photo, "changelist")).content.decode()
+    assert re.findall(r'<option value="(photos_\d+)">', page) == ["photos_00003"]
+
+
+def test_the_rule_of_a_model_admin_holds_for_its_inlines(rows: Rows, registered: Any) -> None:
+    registered(Album, Regional)
+    client = logged_in(
+        user_with(
+            "view_person", "change_person", "add_person",
+            "view_album", "change_album", "add_album", "delete_album",
+        )
+    )  # fmt: skip
+    address = url(Person, "change", str(TWO))
+    assert "album of 2" not in client.get(address).content.decode()
+    form = {"album_id": rows.other_album.pk, "owner": TWO, "title": "forged"}
+    for more in ({}, {"DELETE": "on"}):
+        data = {"username": "two", **inline("albums", {**form, **more}, initial=1)}
+        assert client.post(address, data).status_code == 302
+    data = {"username": "two", **inline("albums", {"owner": TWO, "title": "forged"})}
+    assert client.post(address, data).status_code == 302
+    assert [album.title for album in Album.objects.filter(owner=TWO)] == ["album of 2"]
+    # A key without a shard may be placed on one that is refused.
+    data = {"username": "new", **inline("albums", {"owner": UNPLACED, "title": "forged"})}
+    for other in (url(Person, "change", str(UNPLACED)), url(Person, "add")):
+        assert 'name="albums-0-title"' not in client.get(other).content.decode()
+        client.post(other, data)
+    assert not Album.objects.filter(title="forged").scatter().exists()
+    # On the permitted shard, as ever.
+    assert "album of 1" in client.get(url(Person, "change", str(ONE))).content.decode()
+    form = {"album_id": rows.album.pk, "owner": ONE, "title": "changed"}
+    data = {"username": "one", **inline("albums", form, {"owner": ONE, "title": "n"}, initial=1)}
+    assert client.post(url(Person, "change", str(ONE)), data).status_code == 302
+    assert sorted(a.title for a in Album.objects.filter(owner=ONE)) == ["changed", "n"]
+
+
+def test_an_inline_may_have_a_rule_of_its_own(browser: Client, rows: Rows, registered: Any) -> None:
+    class Photos(ShardedTabularInline):
+        model = Photo
+        fields = ["title"]
+
+        def has_shard_permission(self, request: Any, shard: Any) -> bool:
+            return bool(shard.alias == SHARD[ONE])
+
+    registered(Album, type("Albums", (ShardedModelAdmin,), {"inlines": [Photos]}))
+    for album, key, shown in ((rows.album, ONE, True), (rows.other_album, TWO, False)):
+        for address in (url(Album, "change", named(album)), url(Album, "add", _key=key)):
+            page = browser.get(address).content.decode()
+            assert ('name="photos-0-title"' in page) is shown, address
+    data = {"title": "t", **inline("photos", {"title": "forged"})}
+    assert browser.post(url(Album, "change", named(rows.other_album)), data).status_code == 302
+    assert not Photo.objects.filter(title="forged").scatter().exists()

@@ -178,6 +178,27 @@ def test_autocomplete_over_all_shards(browser: Client, rows: Rows) -> None:
     assert sorted(found) == ["album of 1", "album of 2", "album of 3"]
 
 
+@pytest.mark.parametrize("page", ["3", "99999999999999999999", "0", "-1", "x"])
+def test_autocomplete_over_all_shards_ends(
+    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    monkeypatch.setattr("sharded_orm.admin.paging.LAST_ROW", 40)
+    with CaptureQueriesContext(connections["photos"]) as captured:
+        assert suggested(browser, Photo, "album", term="album", page=page) == 404
+    assert not captured.captured_queries
+
+
+def test_autocomplete_over_all_shards_counts_nothing(browser: Client, rows: Rows) -> None:
+    for number in range(20):
+        Album.objects.create(owner_id=(ONE, TWO)[number % 2], title=f"more albums, {number:02}")
+    with CaptureQueriesContext(connections["photos"]) as captured:
+        first = suggested(browser, Photo, "album", term="album")
+        second = suggested(browser, Photo, "album", term="album", page=2)
+    assert (len(first), len(second)) == (20, 3)
+    assert len({*first, *second}) == 23
+    assert not any("COUNT(" in query["sql"] for query in captured)
+
+
 def test_autocomplete_needs_the_permission(rows: Rows, db: None) -> None:
     assert suggested(login(user_with("view_photo")), Photo, "album", _shard=SHARD[ONE]) == 403
     assert suggested(login(user_with("view_album")), Photo, "album", _shard=SHARD[TWO]) == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.test import Client
@@ -22,8 +23,8 @@ from tests.admin.conftest import (
     named,
     url,
 )
-from tests.admin.site import CommentsOfPhoto
-from tests.photos.models import Album, Comment, Event, Photo, Tag, Visit
+from tests.admin.site import AlbumsOfPerson, CommentsOfPhoto
+from tests.photos.models import Album, Comment, Event, Person, Photo, Tag, Visit
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -140,6 +141,56 @@ def test_the_view_runs_in_a_transaction_of_the_shard_and_of_the_log(
     registered(Event, Looking)
     browser.post(url(Event, "add"), {"account": "a", "number": 1})
     assert len(seen) == 3
-    # Reading opens none.
+
+
+def test_reading_opens_no_transaction(browser: Client, rows: Rows, registered: Any) -> None:
+    seen = []
+
+    class Looking(ShardedModelAdmin):
+        def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+            aliases = ("default", SHARD[ONE], "photos")
+            seen.append([connections[alias].in_atomic_block for alias in aliases])
+            return super().render_change_form(request, context, *args, **kwargs)
+
     registered(Album, Looking)
-    assert browser.get(url(Album, "change", named(rows.album))).status_code == 200
+    for address in (url(Album, "change", named(rows.album)), url(Album, "add", _key=ONE)):
+        assert browser.get(address).status_code == 200
+    assert seen == [[False] * 3] * 2
+    # What is looked at is there when a form with an error is shown again.
+    assert browser.post(url(Album, "change", named(rows.album)), {"title": ""}).status_code == 200
+    assert seen[2] == [True, True, False]
+
+
+class FullLog(admin.ModelAdmin):  # type: ignore[type-arg]
+    inlines = [AlbumsOfPerson]
+
+    def log_addition(self, request: Any, obj: Any, message: Any) -> Any:
+        raise DatabaseError("the log is full")
+
+    log_change = log_addition
+
+
+def test_no_child_is_left_of_a_global_row_that_was_not_added(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    registered(Person, FullLog)
+    data = {"username": "new", **inline("albums", {"title": "orphan"})}
+    with pytest.raises(DatabaseError, match="the log is full"):
+        browser.post(url(Person, "add"), data)
+    assert not Person.objects.filter(username="new").exists()
+    assert not Album.objects.filter(title="orphan").scatter().exists()
+    # Of a row that stays, they are saved, and can be again.
+    data = {"username": "new", **inline("albums", {"title": "kept", "owner": TWO})}
+    with pytest.raises(DatabaseError, match="the log is full"):
+        browser.post(url(Person, "change", str(TWO)), data)
+    assert Person.objects.get(pk=TWO).username == "person2"
+    assert Album.objects.filter(owner=TWO, title="kept").count() == 1
+
+
+def test_a_global_row_is_added_with_its_children(browser: Client, rows: Rows) -> None:
+    data = {"username": "new", **inline("albums", {"title": "a"}, {"title": "b"})}
+    assert browser.post(url(Person, "add"), data).status_code == 302
+    person = Person.objects.get(username="new")
+    assert sorted(album.title for album in Album.objects.filter(owner=person)) == ["a", "b"]
+    message = LogEntry.objects.get().get_change_message()
+    assert message.count("Added album") == 2

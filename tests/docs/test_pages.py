@@ -10,6 +10,7 @@ import pytest
 from django.utils.module_loading import import_string
 
 from sharded_orm import cache_checks, checks, conf, database_checks, exceptions
+from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import inlines
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
@@ -67,7 +68,7 @@ def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
     used = {
         found
-        for module in (cache_checks, checks, database_checks, inlines)
+        for module in (admin_checks, cache_checks, checks, database_checks, inlines)
         for found in ids.findall(inspect.getsource(module))
     }
     assert used == set(ids.findall(read("checks.md")))

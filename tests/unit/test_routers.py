@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import router
 
-from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.routers import standing_on
 from tests.photos.models import Event, Person, Photo
 
@@ -54,3 +54,16 @@ def test_queries_do_not_follow_it() -> None:
 def test_another_alias_is_no_place(alias: str) -> None:
     with standing_on(alias), pytest.raises(ShardKeyRequired):
         router.db_for_write(Photo)
+
+
+def test_a_row_beside_one_of_another_shard_is_refused() -> None:
+    photo = Photo(photo_id=1, user_id=2)
+    photo._state.db, photo._state.adding = "photos_00012", False
+    row = Photo.tags.through(photo=photo, tag_id=1)
+    with standing_on("photos_00003"), pytest.raises(CrossShardRelation, match="photos_00012"):
+        router.db_for_write(type(row), instance=row)
+    with standing_on("photos_00012"):
+        assert router.db_for_write(type(row), instance=row) == "photos_00012"
+    with standing_on("photos_00003"):
+        row = Photo.tags.through(photo_id=1, tag_id=1)
+        assert router.db_for_write(type(row), instance=row) == "photos_00003"

@@ -8,25 +8,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.apps import apps
-from django.contrib import messages
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import (
-    DEADLINE,
     FleetAdmin,
     Step,
+    asked,
     groups_of,
     require_group,
-    without_account,
+    sees_all,
 )
-from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.exceptions import UnknownModel
 from sharded_orm.models import Placement
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.operations.caching import cached_models, forget_key
-from sharded_orm.operations.nodes import Alive, ask_nodes
 from sharded_orm.operations.shards.where import (
     Entry,
     Place,
@@ -71,7 +67,7 @@ class DirectoryPages(FleetAdmin):
 
         One query of the directory, or two; no shard is asked.
         """
-        model, field = _asked(request)
+        model, field = _wanted(request)
         value = request.GET.get("value", "")
         told, error = None, ""
         if model and value:
@@ -85,7 +81,7 @@ class DirectoryPages(FleetAdmin):
             chosen=f"{told.place.model}:{told.place.field}" if told else f"{model}:{field}",
             value=value,
             told=told,
-            error=without_account(error),
+            error=error,
             links=self._links(request, told.place) if told else (),
             may_forget=told is not None and _has_cached(told.place),
             forget_url=self.url("forget"),
@@ -106,12 +102,11 @@ class DirectoryPages(FleetAdmin):
         if (refused := self.require_operator(request)) is not None:
             return refused
         model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
-        asked = {"model": model, "field": field, "value": value}
-        back = f"{self.url('find')}?{urlencode(asked)}"
+        query = urlencode({"model": model, "field": field, "value": value})
+        back = f"{self.url('find')}?{query}"
         outcome = _found(request, model, field, value)
         if isinstance(outcome, str):
-            messages.error(request, without_account(outcome))
-            return HttpResponseRedirect(self.url("find"))
+            return self.refuse(request, outcome, self.url("find"))
         place = outcome.place
         question = f"Forget what is cached of {place.field} {place.key!r} in group {place.group}?"
         confirm = self.confirm(
@@ -120,11 +115,13 @@ class DirectoryPages(FleetAdmin):
         )  # fmt: skip
         if confirm is not None:
             return confirm
+        model_of = sharded_model(place.model).model
         try:
-            labels = forget_key(sharded_model(place.model).model, place.key)
-        except (ShardedOrmError, ImproperlyConfigured, DatabaseError, TypeError, ValueError) as exc:
-            messages.error(request, without_account(str(exc)))
-            return HttpResponseRedirect(back)
+            labels = asked("the cache", lambda: forget_key(model_of, place.key))
+        except (TypeError, ValueError) as exc:  # No key of another model of the group.
+            labels = str(exc)
+        if isinstance(labels, str):
+            return self.refuse(request, labels, back)
         self.note(
             request, place.alias or place.group,
             f"forgot what was cached of {place.field} {place.key!r}: {', '.join(labels) or 'nothing'}",
@@ -132,7 +129,7 @@ class DirectoryPages(FleetAdmin):
         return HttpResponseRedirect(back)
 
 
-def _asked(request: HttpRequest) -> tuple[str, str]:
+def _wanted(request: HttpRequest) -> tuple[str, str]:
     model, field = request.GET.get("model", ""), request.GET.get("field", "")
     if by := request.GET.get("by", ""):
         model, _, field = by.partition(":")
@@ -146,23 +143,19 @@ def _found(request: HttpRequest, model: str, field: str, value: str) -> Told | s
     """
     try:
         options = sharded_model(model)
-    except ShardedOrmError as exc:
-        return str(exc)
+    except UnknownModel as exc:
+        # It lists the models of all groups.
+        return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
 
-    def look(server: str, alive: Alive) -> Told:
+    def look() -> Told:
         place = where(options.model._meta.label, name, value)
         has_directory = isinstance(runtime.strategy(place.group), DirectoryStrategy)
         return Told(place, directory_entry(place), has_directory)
 
     # In a thread, as nodes: the directory may be a server that does not answer.
-    (outcome,) = ask_nodes(["the directory"], look, patience=DEADLINE).values()
-    if isinstance(outcome, ShardedOrmError):
-        return str(outcome)
-    if isinstance(outcome, Exception):
-        return f"The directory does not answer: {outcome}"
-    return outcome
+    return asked("the directory", look)
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -214,12 +207,12 @@ def keys_on(shard: Shard, *, within: float) -> Keys | None:
     if not isinstance(runtime.strategy(shard.group), DirectoryStrategy):
         return None
 
-    def count(server: str, alive: Alive) -> int:
+    def count() -> int:
         rows: Any = Placement.objects.using(runtime.config().directory)
         found: int = rows.filter(group=shard.group, shard=shard.number)[: _COUNTED + 1].count()
         return found
 
-    (outcome,) = ask_nodes(["the directory"], count, patience=within).values()
-    if isinstance(outcome, Exception):
+    number = asked("the directory", count, within=within)
+    if isinstance(number, str):
         return Keys(None)
-    return Keys(min(outcome, _COUNTED), outcome > _COUNTED)
+    return Keys(min(number, _COUNTED), number > _COUNTED)

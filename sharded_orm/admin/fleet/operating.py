@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
-from sharded_orm.admin.fleet.drawing import span
 from sharded_orm.admin.fleet.pages import FleetAdmin, Step, require_group
-from sharded_orm.exceptions import GrowthRefused, TopologyError, TopologyReadOnly
+from sharded_orm.admin.fleet.parts import span
 from sharded_orm.operations import growing
 from sharded_orm.routing.kinds import keys_of
+from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import ShardGroup, ShardRange
 from sharded_orm.topology.transitions import Keys
 
@@ -78,42 +77,38 @@ class RangePages(FleetAdmin):
         name, back = f"{group} {first}-{last}", self.url("range", group, first, last)
         each = _range(group, first, last)
         do = request.POST.get("do")
-        weight = _weight(request.POST.get("weight", ""))
+        weight = _weight(request.POST.get("weight", "")) if do == "weight" else None
         if do not in ("open", "close", "weight") or (do == "weight" and weight is None):
-            messages.error(
+            return self.refuse(
                 request,
                 "A weight is 0 or more; a decimal point is fine."
                 if do == "weight"
                 else f"{do!r} is nothing that can be done to a range.",
+                back,
             )
-            return HttpResponseRedirect(back)
         step = Step(f"{group} {span(first, last)}", back)
         told = {
             "open": "opened for new keys",
             "close": "closed for new keys",
             "weight": f"weight set from {each.weight:g} to {weight if weight is None else f'{weight:g}'}",
         }[do]
-        try:
-            # Where it cannot be written, that is said before anybody confirms anything.
-            if runtime.source().writable:
-                asked = self.confirm(
-                    request, _question(do, name, each, weight), back, step,
-                    consequences=_consequences(do, each, weight),
-                )  # fmt: skip
-                if asked is not None:
-                    return asked
-            if do == "weight":
-                assert weight is not None
-                made = growing.set_weight(group, first, last, weight)
-            else:
-                made = growing.set_open(group, first, last, do == "open")
-        except TopologyReadOnly as exc:
-            return self.page(
-                request, "by_hand", "To be changed by hand", step, told=str(exc), back=back
-            )
-        except (GrowthRefused, TopologyError) as exc:
-            messages.error(request, str(exc))
-            return HttpResponseRedirect(back)
+        # Where it cannot be written, that is said before anybody confirms anything.
+        if runtime.source().writable:
+            question = self.confirm(
+                request, _question(do, name, each, weight), back, step,
+                consequences=_consequences(do, each, weight),
+            )  # fmt: skip
+            if question is not None:
+                return question
+
+        def change() -> Document:
+            if weight is not None:
+                return growing.set_weight(group, first, last, weight)
+            return growing.set_open(group, first, last, do == "open")
+
+        made = self.publish(request, change, back, step)
+        if isinstance(made, HttpResponse):
+            return made
         self.note(request, name, f"{told} (topology version {made.version})")
         return HttpResponseRedirect(back)
 

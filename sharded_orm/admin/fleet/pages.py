@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 
 from sharded_orm import runtime
+from sharded_orm.exceptions import ShardedOrmError, TopologyReadOnly
 from sharded_orm.models.access import may_access
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.nodes import TROUBLE, NoAnswer, ask_one
+from sharded_orm.operations.shards.status import told_by
+from sharded_orm.topology.document import Document
 
 if TYPE_CHECKING:
     _ModelAdmin = ModelAdmin[Any]
@@ -29,17 +33,33 @@ else:
 #: Seconds that a page waits for nodes, whatever their number.
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
+SOURCE: Final = "the source of the topology"
+#: Sentences of one list; a page stays readable whatever is wrong.
+_LISTED = 100
 
+T = TypeVar("T")
 View = Callable[..., HttpResponse]
 
-# 1045: Access denied for user 'site'@'10.0.0.7'; and as PostgreSQL says: for user "site"
-_NAME = r"'(?:[^']|'')*'"
-_ACCOUNT = re.compile(rf'(user )?{_NAME}@{_NAME}|(user|role) "[^"]*"')
+
+def asked(service: str, ask: Callable[[], T], *, within: float = DEADLINE) -> T | str:
+    """What ``ask()`` tells within the time; or in a sentence why it does not, without accounts.
+
+    :param service: what is asked: ``"the directory"``.
+    """
+    try:
+        return ask_one(service, ask, within=within)
+    except (ShardedOrmError, ImproperlyConfigured) as exc:
+        return without_accounts(str(exc))
+    except TROUBLE as exc:
+        who = service[0].upper() + service[1:]
+        return without_accounts(f"{who} does not answer: {told_by(exc)}")
 
 
-def without_account(text: str) -> str:
-    """What a server said, without the account that it names."""
-    return _ACCOUNT.sub("this account", text)
+def listed(sentences: Sequence[str], most: int = _LISTED) -> list[str]:
+    """The first ones, without accounts, and how many more there are."""
+    shown = [without_accounts(one) for one in sentences[:most]]
+    more = len(sentences) - most
+    return [*shown, f"and {more} more"] if more > 0 else shown
 
 
 def address(node: Mapping[str, Any]) -> str:
@@ -53,6 +73,11 @@ def address(node: Mapping[str, Any]) -> str:
 def groups_of(request: HttpRequest) -> list[str]:
     """The groups that the user may look into, in the order of the topology."""
     return [name for name in runtime.topology().groups if may_access(request.user, name)]
+
+
+def sees_all(request: HttpRequest) -> bool:
+    """Whether the user may look into every group: texts that people wrote may name any."""
+    return len(groups_of(request)) == len(runtime.topology().groups)
 
 
 def require_group(request: HttpRequest, group: str) -> None:
@@ -179,23 +204,69 @@ class FleetAdmin(_ModelAdmin):
         return None if request.method == "POST" else HttpResponseNotAllowed(["POST"])
 
     def confirm(
-        self, request: HttpRequest, question: str, back: str, *above: Step, **context: Any
+        self,
+        request: HttpRequest,
+        question: str,
+        back: str,
+        *above: Step,
+        expected: str = "",
+        **context: Any,
     ) -> TemplateResponse | None:
         """A page that asks whether to go on; None once that was confirmed.
 
         It posts all that was posted once more.
+
+        :param expected: what the question was made from; it is asked again once that is another.
         """
-        if request.POST.get("confirmed") == "yes":
+        confirmed = request.POST.get("confirmed") == "yes"
+        if confirmed and request.POST.get("expected", "") == expected:
             return None
         hidden = [
             (name, value)
             for name, value in request.POST.items()
-            if name not in ("csrfmiddlewaretoken", "confirmed")
+            if name not in ("csrfmiddlewaretoken", "confirmed", "expected")
         ]
         return self.page(
             request, "confirm", "Are you sure?", *above,
-            question=question, hidden=hidden, back=back, **context,
+            question=question, hidden=hidden, expected=expected, changed=confirmed, back=back,
+            **context,
         )  # fmt: skip
+
+    def refuse(self, request: HttpRequest, why: str, back: str) -> HttpResponse:
+        """Go ``back``, and say why nothing else was done."""
+        messages.error(request, without_accounts(why))
+        return HttpResponseRedirect(back)
+
+    def publish(
+        self,
+        request: HttpRequest,
+        change: Callable[[], Document],
+        back: str,
+        *above: Step,
+        within: float = DEADLINE,
+    ) -> Document | HttpResponse:
+        """What ``change()`` published; or the answer that says why nothing was.
+
+        :param within: seconds. After them nobody knows whether it was published, and that is said.
+        """
+        try:
+            return ask_one(SOURCE, change, within=within)
+        except TopologyReadOnly as exc:
+            return self.page(
+                request, "by_hand", "To be changed by hand", *above,
+                told=without_accounts(str(exc)), back=back,
+            )  # fmt: skip
+        except NoAnswer as exc:
+            return self.refuse(
+                request,
+                f"{SOURCE.capitalize()} gave {exc}: it is not known whether the change was"
+                " published. Look at the versions of the topology before you repeat it.",
+                back,
+            )
+        except LookupError as exc:
+            return self.refuse(request, str(exc.args[0]) if exc.args else str(exc), back)
+        except TROUBLE as exc:
+            return self.refuse(request, told_by(exc), back)
 
     def note(self, request: HttpRequest, name: str, text: str) -> None:
         """Tell the user, and write it to the log of the admin.

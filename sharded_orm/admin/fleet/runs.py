@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.core.paginator import Paginator
 from django.db import DEFAULT_DB_ALIAS
@@ -11,10 +12,11 @@ from django.db.models import Count, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 
 from sharded_orm import runtime
-from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, without_account
+from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
 from sharded_orm.operations import fleet, growing, journal, lease
+from sharded_orm.operations.accounts import without_accounts
 
 #: As in ``operations.promotion``, which cannot be imported without the driver of MySQL.
 PROMOTION: Final = "promote"
@@ -44,7 +46,7 @@ class RunAdmin(FleetAdmin):
         """All runs, newest first. Three queries of the journal."""
         try:
             with journal.journal_there():
-                page = Paginator(_runs(request).order_by("-pk"), _RUNS).get_page(
+                page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
                     request.GET.get("page")
                 )
                 rows = list(page.object_list)
@@ -58,7 +60,6 @@ class RunAdmin(FleetAdmin):
             "Operations",
             runs=[{**one, "url": self.url("change", one["run"].id)} for one in told],
             page=page,
-            live=any(one["run"].held for one in told),
         )
 
     def run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -80,20 +81,24 @@ class RunAdmin(FleetAdmin):
             "run",
             f"{run.kind} {run.subject}, run {run.id}",
             **told,
-            arguments=[(name, _shown(value)) for name, value in sorted(run.arguments.items())],
+            arguments=[
+                (name, without_accounts(_shown(value)))
+                for name, value in sorted(run.arguments.items())
+            ],
             state=state if state in STATES else "",
             steps=[
                 {
                     "it": step,
                     # A shard of the past, or a node, has no page.
                     "url": shards.url("shard", step.alias) if shards and known(step.alias) else "",
-                    "error": without_account(step.error),
+                    "error": without_accounts(step.error),
                 }
                 for step in page.object_list
             ],
             commands=_commands(run, told["counts"]),
             busy=_busy(pk) if run.held else [],
             page=page,
+            query=urlencode({"state": state}) if state in STATES else "",
             progress_url=self.url("progress", pk) if run.held else "",
         )
 
@@ -114,11 +119,10 @@ class RunAdmin(FleetAdmin):
         )
 
 
-def _runs(request: HttpRequest) -> QuerySet[OperationRun]:
-    """Those whose subject is no group that the user may not look into."""
-    allowed = groups_of(request)
-    hidden = [name for name in runtime.topology().groups if name not in allowed]
-    return lease.with_silence(lease.runs()).exclude(subject__in=hidden)
+def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
+    """All, or those on groups that the user may look into: others may have shards of any group."""
+    runs = lease.with_silence(lease.runs())
+    return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))
 
 
 def _counts(runs: Iterable[int]) -> dict[int, dict[str, int]]:
@@ -130,10 +134,15 @@ def _counts(runs: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _one(request: HttpRequest, pk: int) -> dict[str, Any]:
-    row = _runs(request).filter(pk=pk).first()
+    try:
+        with journal.journal_there():
+            row = visible_runs(request).filter(pk=pk).first()
+            counts = {} if row is None else _counts([pk]).get(pk, {})
+    except JournalMissing as exc:
+        raise Http404(str(exc)) from exc
     if row is None:
         raise Http404(f"There is no run {pk}.")
-    return _told(row, _counts([pk]).get(pk, {}))
+    return _told(row, counts)
 
 
 def _told(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
@@ -141,7 +150,7 @@ def _told(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
     ended, total = sum(counts.get(state, 0) for state in _ENDED), sum(counts.values())
     return {
         "run": run,
-        "error": without_account(run.error),
+        "error": without_accounts(run.error),
         "counts": counts,
         "states": [(state, counts.get(state, 0)) for state in STATES],
         "ended": ended,

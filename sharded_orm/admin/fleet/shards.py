@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
-from sharded_orm.admin.fleet.drawing import RANGES, Addresses, Place, draw, places, span
+from sharded_orm.admin.fleet.drawing import RANGES, draw, places
 from sharded_orm.admin.fleet.operating import RangePages
 from sharded_orm.admin.fleet.pages import (
     DEADLINE,
@@ -24,11 +24,16 @@ from sharded_orm.admin.fleet.pages import (
     View,
     address,
     groups_of,
+    listed,
     require_group,
-    without_account,
 )
+from sharded_orm.admin.fleet.parts import Addresses, Place, span
+from sharded_orm.admin.fleet.runs import visible_runs
 from sharded_orm.backends.sizes import TableSize
+from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
+from sharded_orm.operations import journal
+from sharded_orm.operations.accounts import without_accounts
 from sharded_orm.operations.shards.detail import left_of, look_at, sizes
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
@@ -40,9 +45,11 @@ _SIZED = 1000
 _PER_PAGE = 100
 #: Problems that the map lists; the command lists all.
 _PROBLEMS = 20
+#: Differences of a shard's schema that its page lists.
+_DIFFERENCES = 10
 #: Operations that the page of a shard lists.
 _STEPS = 5
-_OBJECT = re.compile(r"(\w+) (\d+)-(\d+)")
+_OBJECT = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
 
 
 class ShardMapAdmin(RangePages, DirectoryPages):
@@ -87,7 +94,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         sized = sizes(_known(found), within=left_of(DEADLINE, began)) if by != "same" else {}
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
         drawing = draw(topology, shown, found, sized, by, urls)
-        problems = [without_account(problem) for problem in found.problems]
+        problems = found.problems
         return self.page(
             request,
             "map",
@@ -103,7 +110,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             page=page,
             query=urlencode(_given(group=wanted, size=request.GET.get("size", ""))),
             shards=len(shards),
-            problems=problems[:_PROBLEMS],
+            problems=[without_accounts(problem) for problem in problems[:_PROBLEMS]],
             more_problems=max(len(problems) - _PROBLEMS, 0),
             find_url=self.url("find"),
             seconds=f"{time.monotonic() - began:.2f}",
@@ -123,7 +130,9 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         sized = sizes(_known(found), within=left_of(DEADLINE, began))
         states = {one.shard.alias: one for one in found.shards}
         errors = {
-            node.name: without_account(node.error) for node in found.nodes if node.error is not None
+            node.name: without_accounts(node.error)
+            for node in found.nodes
+            if node.error is not None
         }
         return self.page(
             request,
@@ -146,7 +155,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
                 for shard in shards
             ],
             page=page,
-            problems=[without_account(problem) for problem in found.problems],
+            problems=listed(found.problems),
         )
 
     # ##### One shard #####
@@ -169,7 +178,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             shard=shard,
             group=group,
             detail=detail,
-            error=without_account(detail.error or ""),
+            error=without_accounts(detail.error or ""),
+            differences=listed(detail.drift.differences, _DIFFERENCES) if detail.drift else (),
             node_address=address(runtime.topology().nodes[shard.node]),
             range=within,
             ranges=self.ranges(group, shard.number, shard.number),
@@ -185,14 +195,20 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         runs = self.other(request, OperationRun)
         if runs is None:
             return []
-        rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
+        steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
+        steps = steps.filter(run__in=visible_runs(request).values("pk"))
+        try:
+            with journal.journal_there():
+                rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
+        except JournalMissing:
+            return []
         return [
             {
                 "it": row,
                 "url": runs.url("change", row.run_id),
-                "error": without_account(row.error),
+                "error": without_accounts(row.error),
             }
-            for row in rows.select_related("run").order_by("-run_id")[:_STEPS]
+            for row in rows
         ]
 
     def _models(

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 
 from sharded_orm import runtime
-from sharded_orm.admin.fleet.pages import DEADLINE, FleetAdmin, View, without_account
+from sharded_orm.admin.fleet.pages import DEADLINE, FleetAdmin, View, asked, groups_of, listed
+from sharded_orm.models.fields.tickets import TicketField
+from sharded_orm.models.options import shard_options
 from sharded_orm.operations import tickets
-from sharded_orm.operations.nodes import Alive, ask_nodes
+from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.tickets.rows import declared
 from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
 #: Sequences of one page.
 _PER_PAGE = 100
 # Of all numbers; less is not told exactly.
 _SMALL = 0.001
-#: What a server is called that did not tell.
-_WHO = "the ticket servers"
 
 
 class TicketAdmin(FleetAdmin):
@@ -31,41 +31,53 @@ class TicketAdmin(FleetAdmin):
 
     def tickets_view(self, request: HttpRequest) -> HttpResponse:
         """Asks each server for all its sequences."""
-        told, error = _status()
+        outcome = _status()
+        told, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
+        hidden = _hidden(request)
         names = sorted(
-            {one.name for server in told.servers for one in server.sequences} if told else ()
+            {one.name for server in told.servers for one in server.sequences} - hidden
+            if told
+            else ()
         )
+        problems = [
+            one
+            for one in (told.problems if told else ())
+            if not any(repr(name) in one for name in hidden)
+        ]
         page = Paginator(names, _PER_PAGE).get_page(request.GET.get("page"))
         return self.page(
             request,
             "tickets",
             "Tickets",
             servers=[
-                {"it": server, "error": without_account(server.error or "")}
+                {"it": server, "error": without_accounts(server.error or "")}
                 for server in (told.servers if told else ())
             ],
             sequences=_rows(told, page.object_list) if told else [],
-            problems=[without_account(problem) for problem in (told.problems if told else ())],
-            error=without_account(error),
+            problems=listed(problems),
+            error=error,
             page=page,
         )
 
 
-def _status() -> tuple[TicketStatus | None, str]:
+def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
-        return None, ""
+        return ""
+    # They are asked one after the other; something is left for what follows.
+    patience = 0.8 * DEADLINE / servers
+    return asked("one of the ticket servers", lambda: tickets.status(patience=patience))
 
-    def look(name: str, alive: Alive) -> TicketStatus:
-        # They are asked one after the other; something is left for what follows.
-        return tickets.status(patience=0.8 * DEADLINE / servers)
 
-    (outcome,) = ask_nodes([_WHO], look, patience=DEADLINE).values()
-    if isinstance(outcome, ImproperlyConfigured):
-        return None, str(outcome)
-    if isinstance(outcome, Exception):
-        return None, f"{_WHO.capitalize()} do not answer: {outcome}"
-    return outcome, ""
+def _hidden(request: HttpRequest) -> set[str]:
+    """The sequences that only models of groups draw from which the user may not look into."""
+    allowed = {*groups_of(request), None}
+    return {name for name, fields in declared().items() if allowed.isdisjoint(map(_group, fields))}
+
+
+def _group(field: TicketField) -> str | None:
+    options = shard_options(field.model)
+    return None if options is None else options.group
 
 
 def _rows(told: TicketStatus, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -85,7 +97,7 @@ def _rows(told: TicketStatus, names: Iterable[str]) -> list[dict[str, Any]]:
                     "down": server.error is not None,
                     "it": one,
                     "used": _share(one.used) if one else "",
-                    "problem": without_account(one.problem or "") if one else "",
+                    "problem": without_accounts(one.problem or "") if one else "",
                 }
                 for server in told.servers
                 for one in [by_name[name].get(server.alias)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sharded_orm import runtime
 from sharded_orm.backends.sessions import OpenSessions
 from sharded_orm.backends.sizes import ShardSize, TableSize
-from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
@@ -63,7 +63,7 @@ def look_at(shard: Shard, *, within: float) -> ShardDetail:
         if node == shard.node:
             with node_connection(node) as wrapper:
                 own = _OfNode(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
-        schemas.read([one for one in alike if one.shard.node == node], _unheard)
+        schemas.read([one for one in alike if one.shard.node == node], unheard)
         return schemas, own
 
     nodes = {shard.node, *(one.shard.node for one in alike)}
@@ -87,10 +87,6 @@ def left_of(within: float, began: float) -> float:
 class _OfNode:
     tables: tuple[TableSize, ...] | None = None
     sessions: OpenSessions | None = None
-
-
-def _unheard() -> None:
-    return
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:

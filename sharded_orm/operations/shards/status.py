@@ -15,7 +15,7 @@ from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.planner import Options, Planner
 from sharded_orm.operations.migrate.records import Records
-from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
 from sharded_orm.operations.selection import numbers_text
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard, ShardGroup, server_of
@@ -127,8 +127,7 @@ def status(
 
     def look(node: str, alive: Alive) -> tuple[GroupOnNode, ...]:
         with node_connection(node) as wrapper:
-            # Who waits for the whole is not told of its parts.
-            heard = alive if within is None else _unheard
+            heard = alive if within is None else unheard
             return _look(wrapper, node, by_node[node], heard, pending, unexpected, sizes=sizes)
 
     patience = timeout if within is None else within
@@ -144,10 +143,6 @@ def status(
             for node, outcome in found.items()
         )
     )
-
-
-def _unheard() -> None:
-    return
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:

@@ -7,6 +7,9 @@
     const part = name => page.querySelector(`[data-fleet="${name}"]`);
 
     function show(told) {
+        const state = part('state');
+        state.textContent = told.state;
+        state.className = `fleet-state ${told.state.replaceAll(' ', '-')}`;
         for (const [state, count] of Object.entries(told.counts)) {
             const shown = part(`count-${state}`);
             if (shown !== null) {
@@ -42,6 +45,11 @@
         if (!document.hidden) {
             try {
                 const answer = await fetch(page.dataset.fleetProgress, {credentials: 'same-origin'});
+                if (answer.redirected || (answer.status >= 400 && answer.status < 500)) {
+                    // The session has ended, or the run is gone: the page leads to the login, or says so.
+                    window.location.reload();
+                    return;
+                }
                 const told = await answer.json();
                 show(told);
                 if (!told.live) {

@@ -104,6 +104,119 @@ def test_a_photo_that_is_added_has_its_old_address(boss: Client, dunes: Photo) -
     assert photo.title in boss.get(photo.get_absolute_url()).content.decode()
 
 
+# -- What is stored beside -----------------------------------------------------------
+
+
+@pytest.fixture
+def sent(boss: Client, django_capture_on_commit_callbacks: Any) -> Any:
+    """Posts to a page of a row, and goes on to what follows the shard's commit."""
+
+    def post(row: Any, name: str, data: dict[str, Any], query: str = "") -> None:
+        alias = row._state.db
+        with django_capture_on_commit_callbacks(using=alias, execute=True):
+            response = boss.post(page(row, name) + query, data)
+        assert response.status_code == 302, response.context["errors"]
+
+    return post
+
+
+def forms(prefix: str, *given: dict[str, Any], initial: int = 0) -> dict[str, Any]:
+    data = {f"{prefix}-TOTAL_FORMS": len(given), f"{prefix}-INITIAL_FORMS": initial}
+    for number, form in enumerate(given):
+        data |= {f"{prefix}-{number}-{name}": value for name, value in form.items()}
+    return data
+
+
+def day(name: str) -> dict[str, str]:
+    return {f"{name}_0": "2026-01-01", f"{name}_1": "10:00:00"}
+
+
+def form_of(photo: Photo, *given: dict[str, Any], initial: int = 0) -> dict[str, Any]:
+    """The page of a photo, with these comments."""
+    tag = photo.tags.get()
+    tags = forms("tags", {"tag_id": tag.pk, "photo": photo.pk, "text": "sand"}, initial=1)
+    own = {"title": photo.title, "album": photo.album_id, **day("posted_at")}
+    return own | tags | forms("comments", *given, initial=initial)
+
+
+def copies() -> dict[int, tuple[int, str]]:
+    """Id -> author and text of all copies, which are on their authors' shards."""
+    found = WrittenComment.objects.uncached().scatter()
+    assert all(copy._state.db == copy._shard_options().locate(copy).alias for copy in found)
+    return {copy.pk: (copy.author_id, copy.text) for copy in found}
+
+
+@pytest.fixture
+def comment(dunes: Photo, apart: Any) -> Comment:
+    """Of somebody on another shard than the photo."""
+    made = Comment(owner=dunes.owner, photo=dunes, author=apart, text="Where?")
+    comments.write(made)
+    return made
+
+
+def test_comments_below_a_photo_reach_their_authors(
+    sent: Any, dunes: Photo, comment: Comment, apart: Any, bela: Any
+) -> None:
+    def stored(author: Any, **more: Any) -> dict[str, Any]:
+        own = {"comment_id": comment.pk, "photo": dunes.pk, "author": author.pk}
+        return own | {"text": "There!", **day("posted_at"), **more}
+
+    new = {"photo": dunes.pk, "author": apart.pk, "text": "New", **day("posted_at")}
+    sent(dunes, "change", form_of(dunes, stored(apart), new, initial=1))
+    [added] = Comment.objects.filter(owner=dunes.owner, text="New")
+    assert copies() == {comment.pk: (apart.pk, "There!"), added.pk: (apart.pk, "New")}
+    # Another author, and another shard perhaps.
+    gone = {"comment_id": added.pk, "photo": dunes.pk, "author": apart.pk, "text": "New"}
+    gone |= {"DELETE": "on", **day("posted_at")}
+    sent(dunes, "change", form_of(dunes, stored(bela), gone, initial=2))
+    assert copies() == {comment.pk: (bela.pk, "There!")}
+    assert list(comments.check()) == []
+
+
+def test_a_comment_s_own_page_reaches_its_author(
+    sent: Any, dunes: Photo, comment: Comment, apart: Any, bela: Any
+) -> None:
+    data = {"photo": dunes.pk, "author": bela.pk, "text": "Moved", **day("posted_at")}
+    sent(comment, "change", data)
+    assert copies() == {comment.pk: (bela.pk, "Moved")}
+    sent(comment, "add", data | {"text": "New"}, f"?_key={dunes.owner_id}")
+    assert sorted(copies().values()) == [(bela.pk, "Moved"), (bela.pk, "New")]
+    sent(comment, "delete", {"post": "yes"})
+    assert list(copies().values()) == [(bela.pk, "New")]
+    assert list(comments.check()) == []
+
+
+@pytest.mark.parametrize("by", ["photo", "album", "action on photos", "action on comments"])
+def test_what_is_deleted_is_gone_elsewhere(
+    sent: Any, dunes: Photo, elsewhere: Photo, comment: Comment, by: str
+) -> None:
+    comments.write(
+        kept := Comment(owner=elsewhere.owner, photo=elsewhere, author=dunes.owner, text="Mine")
+    )
+    if by.startswith("action"):
+        row: Any = comment if by.endswith("comments") else dunes
+        names = {"_selected_action": object_id(row), "action": "delete_selected", "post": "yes"}
+        sent(row, "changelist", names, f"?_shard={row._state.db}")
+    else:
+        sent(dunes if by == "photo" else dunes.album, "delete", {"post": "yes"})
+    assert set(copies()) == {kept.pk}
+    assert list(comments.check()) == []
+    left = set(PhotoOwner.objects.values_list("pk", flat=True))
+    assert left == ({dunes.pk, elsewhere.pk} if by.endswith("comments") else {elsewhere.pk})
+
+
+def test_photos_below_an_album_have_their_old_addresses(sent: Any, dunes: Photo) -> None:
+    album = dunes.album
+    old = {"photo_id": dunes.pk, "album": album.pk, "title": dunes.title, **day("posted_at")}
+    new = {"album": album.pk, "title": "New", **day("posted_at")}
+    data = {"title": album.title, **day("created_at")}
+    sent(album, "change", data | forms("photos", old, new, initial=1))
+    photo = Photo.objects.get(owner=dunes.owner, title="New")
+    assert PhotoOwner.objects.get(pk=photo.pk).owner == dunes.owner
+    sent(album, "change", data | forms("photos", old | {"DELETE": "on"}, initial=1))
+    assert [entry.pk for entry in PhotoOwner.objects.all()] == [photo.pk]
+
+
 def test_what_is_changed_is_seen_on_the_site(boss: Client, dunes: Photo) -> None:
     """Though the site has it from the cache."""
     album = Album.objects.get(owner=dunes.owner)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 from django.test import Client
 
 from sharded_orm import runtime
@@ -148,9 +148,56 @@ def test_deleting_what_is_not_ones_own(
     # Of a photo of her own, but it is not there.
     other = f"{lake.get_absolute_url()}comments/{comment.pk}/delete/"
     assert as_bela.post(other, form).status_code == 404
-    assert browser.post(path).headers["Location"] == f"/login/?next={path}"
+    # To the photo: nobody can be sent to an address that takes forms only.
+    assert browser.post(path).headers["Location"] == f"/login/?next={dunes.get_absolute_url()}"
     assert as_bela.get(path).status_code == 405
     assert Comment.objects.filter(owner=ada).exists()
+
+
+def test_comment_on_a_photo_that_is_deleted_meanwhile(
+    as_bela: Client, ada: Any, bela: Any, dunes: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dunes.get_absolute_url()
+    form = {"text": "Late", "csrfmiddlewaretoken": token(as_bela, path)}
+    write = comments.write
+
+    def late(comment: Comment) -> None:
+        Photo.objects.filter(owner=ada, pk=dunes.pk).delete()
+        with transaction.atomic(using="photos"):
+            write(comment)
+            # As its commit does outside of a test, on databases that leave it to that.
+            connections[str(dunes.shard_alias)].check_constraints()
+
+    monkeypatch.setattr(comments, "write", late)
+    assert as_bela.post(path, form).status_code == 404
+    assert not Comment.objects.filter(owner=ada).exists()
+    assert copies(bela) == []
+
+
+def test_comment_that_cannot_be_stored_is_no_missing_photo(
+    as_bela: Client, dunes: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dunes.get_absolute_url()
+    form = {"text": "Hi", "csrfmiddlewaretoken": token(as_bela, path)}
+
+    def taken(comment: Comment) -> None:
+        raise IntegrityError("an id twice")
+
+    monkeypatch.setattr(comments, "write", taken)
+    with pytest.raises(IntegrityError):
+        as_bela.post(path, form)
+
+
+def test_whose_account_is_closed_is_linked_nowhere(
+    browser: Client, ada: Any, bela: Any, dunes: Photo, lake: Photo
+) -> None:
+    written(dunes, bela, "First!")
+    written(lake, ada, "Second.")
+    type(bela).objects.filter(pk=bela.pk).update(is_active=False)
+    for page in (dunes.get_absolute_url(), "/photos/ada/comments/"):
+        shown = browser.get(page).content.decode()
+        assert "First!" in shown or "Second." in shown
+        assert "/photos/bela/" not in shown
 
 
 # -- What only one side knows, and its repair

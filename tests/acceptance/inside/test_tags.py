@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from testproject.photos.models import Photo
+from testproject.photos.models import Photo, PhotoTag
 from testproject.photos.publishing import publish
-from testproject.photos.tags import InvalidTags, parse
+from testproject.photos.tags import parse
+from testproject.photos.words import InvalidTags
 from tests.acceptance.inside.pages import most_statements, titles
 
 pytestmark = pytest.mark.django_db(
@@ -92,6 +94,27 @@ def test_a_photo_that_is_deleted_takes_its_tags_along(
 ) -> None:
     tagged["Bay"].delete()
     assert titles(browser.get("/tags/sand/")) == ["Shore", "Dunes"]
+
+
+@pytest.mark.parametrize(
+    ("entered", "stored"), [("#Low  Tide", "low tide"), ("a/b", None), ("-", None), ("Fog", None)]
+)
+def test_a_tag_of_the_admin_is_like_others(
+    browser: Client, ada: Any, tagged: dict[str, Photo], entered: str, stored: str | None
+) -> None:
+    browser.force_login(get_user_model().objects.create_superuser("root"))
+    moor = tagged["Moor"]
+    form = {"photo": str(moor.pk), "text": entered, "_save": "1"}
+    answer = browser.post(f"/admin/photos/phototag/add/?_key={ada.pk}", form)
+    tags = {tag.text for tag in PhotoTag.objects.filter(owner=ada, photo=moor)}
+    if stored is None:
+        assert answer.context["adminform"].errors
+        assert tags == {"fog"}
+    else:
+        assert answer.status_code == 302
+        assert tags == {"fog", stored}
+    for page in (moor.get_absolute_url(), "/photos/ada/", "/tags/"):
+        assert browser.get(page).status_code == 200
 
 
 @pytest.mark.parametrize(

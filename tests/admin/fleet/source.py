@@ -11,7 +11,14 @@ from tests.integration.promotion.source import WritableFile
 
 
 class FileWithHistory(WritableFile):
+    """Another trouble: ``slow``, for which the source answers once the trouble is gone."""
+
+    def _wait(self) -> None:
+        while self.trouble() == "slow" and not self._ended.wait(0.01):
+            pass
+
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
+        self._wait()
         before = self._path.read_text()
         super().publish(document, expected=expected, comment=comment)
         self._of(expected).write_text(before)
@@ -29,6 +36,7 @@ class FileWithHistory(WritableFile):
         return sorted(found, key=lambda one: -one.version)[:limit]
 
     def revision(self, version: int) -> Document:
+        self._wait()
         path = self._of(version)
         if not path.exists():
             raise LookupError(f"{self.describe()} keeps no version {version!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from sharded_orm import conf
 from sharded_orm.exceptions import InvalidConfiguration
-from tests.admin.fleet.site import FIND, MAP, RUNS, TOPOLOGY, Site, serving
+from tests.admin.fleet.site import FIND, MAP, RUNS, TICKETS, TOPOLOGY, Site, serving
 from tests.integration.shards.conftest import Fleet
 
 FLEET = ("view_shardmap", "change_shardmap", "view_operationrun", "view_topologyversion")
@@ -18,10 +19,35 @@ FLEET = ("view_shardmap", "change_shardmap", "view_operationrun", "view_topology
 
 @pytest.fixture(scope="module")
 def restricted(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("restricted") / "fleet"
-    shutil.copytree(sqlite_template, folder)
-    with serving(Fleet(folder), FLEET_SETTING='{"ADMIN": {"GROUP_PERMISSIONS": true}}') as made:
+    folder = tmp_path_factory.mktemp("restricted")
+    shutil.copytree(sqlite_template, folder / "fleet")
+    with serving(
+        Fleet(folder / "fleet"),
+        FLEET_SETTING='{"ADMIN": {"GROUP_PERMISSIONS": true}}',
+        FLEET_TOPOLOGY=str(folder / "topology.json"),
+    ) as made:
+        made.run(
+            "from django.core.management import call_command; call_command('tickets', 'create')"
+        )
         yield made
+
+
+CHANGE = """
+from sharded_orm.operations import topology
+def edit(document):
+    content = document.content()
+    for group in {groups!r}:
+        content["groups"][group]["RANGES"][0]["weight"] = {weight}
+    return type(document).from_content(content)
+result = topology.change(edit, {comment!r}).version
+"""
+
+
+def change(site: Site, weight: int, *groups: str, comment: str = "") -> int:
+    """Publish a weight; returns the version that it makes."""
+    code = CHANGE.replace("{groups!r}", repr(groups)).replace("{comment!r}", repr(comment))
+    made: int = site.run(code.replace("{weight}", str(weight)))
+    return made
 
 
 def test_a_group_that_is_not_permitted_is_not_seen(restricted: Site) -> None:
@@ -52,6 +78,87 @@ def test_a_user_without_any_group_sees_an_empty_map(restricted: Site) -> None:
     assert "There are no shards that you may look at." in page.text
 
 
+def test_nobody_goes_back_in_a_group_that_is_not_permitted(restricted: Site) -> None:
+    user = restricted.user("limited", "access_photos", *FLEET, "change_topologyversion")
+    change(restricted, 2, "photos")
+    version = change(restricted, 3, "photos", "pins", comment="the plan for pins")
+    weight = (
+        "from sharded_orm import runtime\n"
+        "result = runtime.topology().groups['pins'].ranges[0].weight"
+    )
+    given = {"confirmed": "yes", "expected": str(version)}
+    for posted in ({}, given):
+        answer = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **posted)
+        assert answer.status == 302
+        assert "differs in groups that you may not look into" in answer.messages[0]
+    assert restricted.run(weight) == 3
+    for path in (TOPOLOGY, f"{TOPOLOGY}{version}/change/"):
+        text = restricted.get(path, user).text
+        assert "pins" not in text and "plan" not in text
+        assert "the plan for pins" in restricted.get(path).text
+    # Where only groups differ that the user may look into, it is done.
+    version = change(restricted, 4, "photos")
+    given["expected"] = str(version)
+    done = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **given)
+    assert f"version {version + 1}" in done.messages[0]
+
+
+def test_a_group_that_this_process_refuses_is_told_to_superusers(restricted: Site) -> None:
+    path = Path(
+        restricted.run(
+            "from django.conf import settings\n"
+            "result = settings.SHARDED_ORM['TOPOLOGY']['OPTIONS']['PATH']"
+        )
+    )
+    kept = path.read_text()
+    content = json.loads(kept)
+    content["version"] += 1
+    ranges = [{"range": [0, 0], "primary": "nowhere"}]
+    content["groups"]["fresh"] = {"STRATEGY": "modulo", "RANGES": ranges}
+    path.write_text(json.dumps(content))
+    try:
+        assert "group 'fresh': new" in restricted.get(TOPOLOGY).text
+        user = restricted.user("limited", "access_photos", *FLEET)
+        assert "fresh" not in restricted.get(TOPOLOGY, user).text
+    finally:
+        path.write_text(kept)
+
+
+def test_what_is_about_several_groups_is_not_shown(restricted: Site) -> None:
+    pk = restricted.run(
+        "from sharded_orm.models import OperationRun, OperationStep\n"
+        "run = OperationRun.objects.create(kind='promote', subject='fleet', state='failed',"
+        " arguments={'node': 'one', 'ranges': [['pins', 0, 1]]})\n"
+        "for alias in ('photos_00003', 'pins_00000'):\n"
+        "    OperationStep.objects.create(run=run, alias=alias, state='failed', error='x')\n"
+        "result = run.pk"
+    )
+    user = restricted.user("limited", "access_photos", *FLEET)
+    assert f"promote fleet, run {pk}" in restricted.get(RUNS).text
+    assert "promote" not in restricted.get(RUNS, user).text
+    assert restricted.get(f"{RUNS}{pk}/change/", user).status == 404
+    assert restricted.get(f"{RUNS}{pk}/progress/", user).status == 404
+    shard = f"{MAP}shard/photos_00003/"
+    assert "promote fleet" in restricted.get(shard).text
+    page = restricted.get(shard, user).text
+    assert "promote fleet" not in page and "migrate photos" in page
+    told = restricted.get(f"{FIND}?model=Nope&value=1", user).text
+    assert "There is no sharded model 'Nope'." in told and "Event" not in told
+
+
+def test_sequences_of_a_group_that_is_not_permitted(restricted: Site) -> None:
+    restricted.run(
+        "from django.db import connections\n"
+        "with connections['tickets_1'].cursor() as cursor:\n"
+        "    cursor.execute(\"DELETE FROM sharded_orm_sequence WHERE name = 'photos'\")"
+    )
+    told = restricted.get(TICKETS).text
+    assert "photos" in told and "has no sequence 'photos'" in told
+    user = restricted.user("limited", "access_events", *FLEET, "view_ticketsequence")
+    page = restricted.get(TICKETS, user).text
+    assert "tickets_1 State answers" in page and "photos" not in page
+
+
 def test_superusers_see_all(restricted: Site) -> None:
     assert len(restricted.get(MAP).cells("current")) == 18
 
@@ -68,6 +175,26 @@ def test_permissions_are_made_once(restricted: Site) -> None:
         f"shardmap access_{name}: Can access shards of {name}"
         for name in ("archive", "events", "photos", "pins", "visits")
     ]
+
+
+def test_no_permission_is_made_where_a_router_forbids_it(restricted: Site) -> None:
+    found = restricted.run(
+        "from django.apps import apps\n"
+        "from django.contrib.auth.models import Permission\n"
+        "from django.test import override_settings\n"
+        "from sharded_orm.models.access import after_migrate\n"
+        "class Elsewhere:\n"
+        "    def allow_migrate(self, db, app_label, **hints):\n"
+        "        return False if app_label == 'auth' else None\n"
+        "pins = Permission.objects.filter(codename='access_pins')\n"
+        "pins.delete()\n"
+        "with override_settings(DATABASE_ROUTERS=[Elsewhere()]):\n"
+        "    after_migrate(apps.get_app_config('sharded_orm'))\n"
+        "result = [pins.exists()]\n"
+        "after_migrate(apps.get_app_config('sharded_orm'))\n"
+        "result.append(pins.exists())"
+    )
+    assert found == [False, True]
 
 
 def test_without_the_setting_there_are_none(site: Site) -> None:

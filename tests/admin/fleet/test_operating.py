@@ -102,7 +102,7 @@ def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
     earlier = f"{TOPOLOGY}{version - 1}/rollback/"
     asked = writable.post(earlier)
     assert "range [0, 3]: weight 2.0 becomes None" in asked.text
-    done = writable.post(earlier, **YES)
+    done = writable.post(earlier, expected=str(version), **YES)
     assert done.messages == [
         f"version {version + 1}: content of version {version - 1} published once more"
     ]
@@ -110,6 +110,64 @@ def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
     log = logged(writable)[-1]
     assert log.endswith(f"/topologyversion/{version + 1}/change/")
     assert writable.get(f"{TOPOLOGY}{version + 1}/change/").status == 200
+
+
+def test_going_back_does_not_undo_what_came_in_between(writable: Site) -> None:
+    here = "from sharded_orm import runtime; result = runtime.document().version"
+    weights = (
+        "from sharded_orm import runtime\n"
+        "result = [one.weight for one in runtime.topology().groups['photos'].ranges]"
+    )
+    writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="5", **YES)
+    version = writable.run(here)
+    earlier = f"{TOPOLOGY}{version - 1}/rollback/"
+    asked = writable.post(earlier)
+    assert f'name="expected" value="{version}"' in asked.body
+    # While the question is on the screen, a colleague publishes.
+    writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="6", **YES)
+    again = writable.post(earlier, expected=str(version), **YES)
+    assert again.status == 200
+    assert "It has changed since you were asked." in again.text
+    assert "weight 6.0 becomes" in again.text
+    assert writable.run(weights)[0] == 6
+    done = writable.post(earlier, expected=str(version + 1), **YES)
+    assert f"version {version + 2}: content of" in done.messages[0]
+    # Between the last look and publishing it is the source that refuses.
+    refused = writable.run(
+        "from sharded_orm.exceptions import TopologyConflict\n"
+        "from sharded_orm.operations import topology\n"
+        "try:\n"
+        f"    topology.rollback({version}, expected={version})\n"
+        "except TopologyConflict as exc:\n"
+        "    result = str(exc)"
+    )
+    assert f"holds version {version + 2} by now, not {version}" in refused
+
+
+def test_numbers_that_are_too_long_name_nothing(writable: Site) -> None:
+    many = "9" * 4400
+    for path in (
+        f"{MAP}photos%200-{many}/change/",
+        f"{MAP}photos%200-{many[:4000]}/change/",
+        f"{TOPOLOGY}{many}/change/",
+        f"{TOPOLOGY}{many[:30]}/change/",
+        f"{MAP}range/photos/0-{many[:4000]}/",
+        f"{ADMIN}/operationrun/{many[:30]}/change/",
+    ):
+        assert writable.get(path).status == 404, path[:60]
+    assert writable.post(f"{TOPOLOGY}{many[:30]}/rollback/", **YES).status == 404
+    assert writable.get(f"{TOPOLOGY}diff/?from=1&to={many[:30]}").messages == [
+        "Choose two versions to compare."
+    ]
+
+
+def test_objects_without_rows_are_looked_for_in_vain(writable: Site) -> None:
+    for model in ("shardmap", "topologyversion"):
+        number = writable.run(
+            "from django.contrib.contenttypes.models import ContentType\n"
+            f"result = ContentType.objects.get(model={model!r}).pk"
+        )
+        assert writable.get(f"/admin/r/{number}/1/").status == 404
 
 
 def test_versions_that_are_not_kept(writable: Site) -> None:
@@ -136,6 +194,33 @@ def test_a_source_that_does_not_answer_is_told(writable: Site) -> None:
         assert writable.get(MAP).status == 200
     finally:
         trouble.unlink()
+
+
+def test_a_source_that_hangs_keeps_nobody(writable: Site) -> None:
+    path = writable.run(
+        "from django.conf import settings\n"
+        "result = settings.SHARDED_ORM['TOPOLOGY']['OPTIONS']['PATH']"
+    )
+    version = writable.run("from sharded_orm import runtime; result = runtime.document().version")
+    trouble = Path(path).with_suffix(".trouble")
+    trouble.write_text("slow")
+    try:
+        page = writable.get(f"{TOPOLOGY}diff/?from=1&to=2")
+        assert "no answer within 3 seconds" in page.text
+        assert page.seconds < 4
+        answer = writable.post(SET, do="weight", weight="7", **YES)
+        assert answer.status == 302
+        assert "it is not known whether the change was published" in answer.messages[0]
+        assert answer.seconds < 4
+    finally:
+        trouble.unlink()
+    # Here it was, after all.
+    writable.run(
+        "import threading\n"
+        "for one in threading.enumerate():\n"
+        "    if one.name.startswith('service '): one.join(60)"
+    )
+    assert f"Holds version {version + 1}" in writable.get(TOPOLOGY).text
 
 
 def test_what_is_cached_of_a_key_is_forgotten(writable: Site) -> None:

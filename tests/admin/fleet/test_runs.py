@@ -102,6 +102,58 @@ def test_steps_are_paged_and_failures_have_a_cause_and_a_command(site: Site, run
     assert "photos_00001" in site.get(f"{RUNS}{run}/change/?page=99").text
 
 
+def test_the_pages_of_one_state_stay_with_it(site: Site, run: int) -> None:
+    site.run(END)
+    pending = site.get(f"{RUNS}{run}/change/?state=pending")
+    assert "1 of 3" in pending.text
+    (following,) = (link for link in pending.links if "page=2" in link)
+    assert following == "?state=pending&page=2"
+    last = site.get(f"{RUNS}{run}/change/?state=pending&page=3")
+    assert last.body.count('<th scope="row">') == 97
+    assert "photos_00001" not in last.text
+
+
+def test_without_the_journal_there_are_no_runs(site: Site) -> None:
+    tables = ("sharded_orm_script", "sharded_orm_step", "sharded_orm_run")
+    rename = (
+        "from django.db import connection\n"
+        "with connection.cursor() as cursor:\n"
+        "    for table in {tables!r}:\n"
+        "        cursor.execute(f'ALTER TABLE {before} RENAME TO {after}')"
+    )
+    there = rename.replace("{tables!r}", repr(tables))
+    site.run(there.replace("{before}", "{table}").replace("{after}", "away_{table}"))
+    try:
+        assert "manage.py migrate sharded_orm" in site.get(RUNS).text
+        assert site.get(f"{RUNS}1/change/").status == 404
+        assert site.get(f"{RUNS}1/progress/").status == 404
+        shard = site.get("/admin/sharded_orm/shardmap/shard/photos_00003/")
+        assert shard.status == 200
+        assert "Operations on this shard" not in shard.text
+    finally:
+        site.run(there.replace("{before}", "away_{table}").replace("{after}", "{table}"))
+    assert site.get(f"{RUNS}1/change/").status == 200
+
+
+def test_numbers_of_runs_are_as_commands_want_them(site: Site) -> None:
+    site.run(
+        "from django.conf import settings\n"
+        "from sharded_orm.models import OperationRun\n"
+        "settings.USE_THOUSAND_SEPARATOR = True\n"
+        "OperationRun.objects.create(pk=4095, kind='migrate', subject='photos', state='done')"
+    )
+    try:
+        assert "run 4095" in site.get(RUNS).text
+        assert "4,095" not in site.get(f"{RUNS}4095/change/").text
+    finally:
+        site.run(
+            "from django.conf import settings\n"
+            "from sharded_orm.models import OperationRun\n"
+            "settings.USE_THOUSAND_SEPARATOR = False\n"
+            "OperationRun.objects.filter(pk=4095).delete()"
+        )
+
+
 def test_an_unclear_shard_has_the_command_that_settles_it(site: Site) -> None:
     pk = site.run(
         "from sharded_orm.models import OperationRun, OperationStep\n"

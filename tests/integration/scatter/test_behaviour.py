@@ -66,9 +66,7 @@ def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetch(queryset) == expected
 
 
-def test_two_phases_of_a_page_behind_many_rows(
-    rows: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
     monkeypatch.setattr(two_phase, "MOST", 5)
     for queryset, asked in (

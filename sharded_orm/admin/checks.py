@@ -1,0 +1,117 @@
+"""System checks of model admins; of inlines there is one in :mod:`sharded_orm.admin.inlines`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.contrib.admin.checks import ModelAdminChecks
+from django.contrib.admin.options import InlineModelAdmin
+from django.contrib.admin.sites import all_sites
+from django.contrib.admin.utils import flatten, flatten_fieldsets
+from django.core import checks
+
+from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.crossing import crossing
+from sharded_orm.admin.inlines import ShardedInlineMixin
+from sharded_orm.models.options import shard_options
+
+
+@checks.register(checks.Tags.admin)
+def check_sites(sites: Iterable[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Whether sharded models are registered with the classes that were made for them.
+
+    :param sites: those to check; by default every admin site of the process.
+    """
+    found: list[checks.CheckMessage] = []
+    for site in all_sites if sites is None else sites:
+        for model_admin in site._registry.values():
+            found += _of_django(model_admin)
+    return found
+
+
+def _of_django(model_admin: Any) -> Iterator[checks.CheckMessage]:
+    if shard_options(model_admin.model) is not None and not isinstance(model_admin, ShardedBase):
+        yield checks.Error(
+            f"{model_admin.model._meta.label} is sharded, and its model admin asks no shard: every"
+            " page would be an error.",
+            hint="Derive it from sharded_orm.admin.ShardedModelAdmin.",
+            obj=type(model_admin),
+            id="sharded_orm.E072",
+        )
+    for inline in model_admin.inlines:
+        if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
+            continue  # Django's own check says so.
+        model = getattr(inline, "model", None)
+        if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
+            continue
+        yield checks.Error(
+            f"{model._meta.label} is sharded, and its inline {inline.__name__} asks no shard.",
+            hint="Derive it from sharded_orm.admin.ShardedTabularInline or ShardedStackedInline.",
+            obj=type(model_admin),
+            id="sharded_orm.E071",
+        )
+
+
+class ShardedModelAdminChecks(ModelAdminChecks):
+    """Django's, and what a shard cannot do."""
+
+    def check(self, admin_obj: Any, **kwargs: Any) -> list[Any]:
+        return [*super().check(admin_obj, **kwargs), *_foreign(admin_obj)]
+
+    def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]:
+        found: list[Any] = super()._check_ordering_item(obj, field_name, label)  # type: ignore[misc]  # not in the stubs
+        expression = getattr(field_name, "expression", field_name)
+        path = getattr(expression, "name", expression)
+        if isinstance(path, str):
+            found += _leaving(obj, path.removeprefix("-"), label)
+        return found
+
+    def _check_date_hierarchy(self, obj: Any) -> list[Any]:
+        found: list[Any] = super()._check_date_hierarchy(obj)  # type: ignore[misc]  # not in the stubs
+        return [*found, *_leaving(obj, obj.date_hierarchy or "", "date_hierarchy")]
+
+
+def _leaving(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
+    if crossing(obj.model, path) is None:
+        return
+    yield checks.Error(
+        f"The value of {label!r} refers to {path!r}, which is in the global database: no shard can"
+        " join it.",
+        hint="Use a field of the row, or of a related row of its group.",
+        obj=type(obj),
+        id="sharded_orm.E073",
+    )
+
+
+def _foreign(obj: Any) -> Iterator[checks.CheckMessage]:
+    """Foreign keys into another group, whose rows no page could look for."""
+    mine = shard_options(obj.model)
+    field: Any
+    for field in obj.opts.fields:
+        theirs = shard_options(field.related_model) if field.is_relation else None
+        if theirs is None or mine is None or theirs.group == mine.group or field is mine.key:
+            continue
+        # An id that carries its shard is enough to show its row.
+        shown = not theirs.tells(field.target_field) and (
+            field.name in obj.list_display or field.name in obj.readonly_fields
+        )
+        if not shown and not _in_form(obj, field):
+            continue
+        yield checks.Warning(
+            f"{field.name!r} is a foreign key into group {theirs.group!r}: this page would look for"
+            " its rows and not know on which shard.",
+            hint=f"Leave {field.name!r} out of the form by exclude, and show {field.attname!r}.",
+            obj=type(obj),
+            id="sharded_orm.W074",
+        )
+
+
+def _in_form(obj: Any, field: Any) -> bool:
+    """Whether the form has ``field``, as far as attributes say; methods may say otherwise."""
+    told: Any = obj.fields or (obj.fieldsets and flatten_fieldsets(obj.fieldsets))
+    if told:
+        named = field.name in flatten(told)
+    else:
+        named = field.editable and field.name not in (obj.exclude or ())
+    return named and field.name not in obj.readonly_fields

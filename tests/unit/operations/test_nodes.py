@@ -1,0 +1,57 @@
+"""Asking side by side, with an end to waiting."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError
+
+from sharded_orm.operations.nodes import MOST, NoAnswer, ask_nodes, ask_one
+
+
+def test_many_who_ask_at_once_are_all_answered() -> None:
+    readers = MOST + 5
+    together = threading.Barrier(readers)
+
+    def read(number: int) -> object:
+        return ask_nodes(["busy"], lambda node, alive: together.wait(30), patience=30)["busy"]
+
+    with ThreadPoolExecutor(readers) as pool:
+        found = list(pool.map(read, range(readers)))
+    assert sorted(found) == list(range(readers))  # type: ignore[type-var]  # numbers, or it fails
+
+
+def test_what_hangs_is_not_asked_for_ever() -> None:
+    released = threading.Event()
+    begun = []
+
+    def hang() -> int:
+        begun.append(threading.current_thread())
+        released.wait(60)
+        return 1
+
+    try:
+        for _ in range(MOST):
+            with pytest.raises(NoAnswer, match=r"no answer within 0\.001 seconds"):
+                ask_one("the hanging", hang, within=0.001)
+        with pytest.raises(
+            OperationalError, match="20 earlier questions have no answer yet"
+        ) as told:
+            ask_one("the hanging", hang, within=10)
+        # Then it has not even begun.
+        assert not isinstance(told.value, NoAnswer)
+        # A node may have the name of a service.
+        assert ask_nodes(["the hanging"], lambda node, alive: 2, patience=10) == {"the hanging": 2}
+    finally:
+        released.set()
+    for thread in begun:
+        thread.join(60)
+    assert ask_one("the hanging", hang, within=10) == 1
+    assert len(begun) == MOST + 1
+
+
+def test_what_was_asked_raises() -> None:
+    with pytest.raises(LookupError, match="no such"):
+        ask_one("somebody", lambda: {}["no such"], within=10)
