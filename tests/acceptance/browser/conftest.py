@@ -7,6 +7,7 @@ What is seen is kept in ``test-artifacts/browser/BACKEND/TEST/``, or below
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -62,7 +63,9 @@ def visitor(
     request: pytest.FixtureRequest, chrome: webdriver.Chrome, site: Site
 ) -> Iterator[Browser]:
     """A browser on the site, not logged in, unless an earlier test did. Scripts may not fail."""
-    name = request.node.originalname.removeprefix("test_")
+    # A folder for each set of parameters; the backend has one above.
+    name = re.sub(rf"\[{site.backend}-?|\]", " ", request.node.name.removeprefix("test_"))
+    name = re.sub(r"\W+", "-", name.strip())
     folder = ARTIFACTS / "browser" / site.backend / name
     shutil.rmtree(folder, ignore_errors=True)
     browser = Browser(chrome, site.address, folder)

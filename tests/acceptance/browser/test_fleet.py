@@ -47,6 +47,20 @@ def test_a_shard(browser: Browser) -> None:
     assert browser.all(LINK)
 
 
+def test_fleet_on_a_phone(browser: Browser) -> None:
+    with browser.phone():
+        for name, link in {"map": "", "tickets": "Tickets", "topology": "Topology"}.items():
+            browser.open(MAP)
+            if link:
+                browser.follow(".fleet-pages a", link)
+            browser.picture(name)
+            assert browser.too_wide() <= 0, name
+        browser.open(MAP)
+        browser.follow(".fleet-range figcaption a")
+        browser.picture("range")
+        assert browser.too_wide() <= 0
+
+
 def test_find_a_key(browser: Browser) -> None:
     browser.open(PHOTOS)
     key, alias = key_of_first(browser), browser.texts(SHARD)[0]
