@@ -109,7 +109,8 @@ class ActionsMixin(ShardedBase):
         form.fields["action"].choices = self.get_action_choices(request)
         if not form.is_valid():
             return None
-        func, _name, description = self.get_actions(request)[form.cleaned_data["action"]]  # type: ignore[misc]  # one of its choices
+        offered: Any = self.get_actions(request)
+        func, _name, description = offered[form.cleaned_data["action"]]
         opts = self.opts
         names = {
             "verbose_name": opts.verbose_name,

@@ -105,10 +105,11 @@ class AddingMixin(PickersMixin, ShardedBase):
     def relates_inside_group(self, request: HttpRequest) -> bool:
         """Whether the form of a new row refers to other rows of the group, or has inlines of it."""
         group = self.shard_options.group
+        fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
         relations = [
             field.related_model
-            for field in (*self.opts.fields, *self.opts.many_to_many)
-            if field.is_relation and field.editable and not field.remote_field.parent_link  # type: ignore[union-attr]  # a relation
+            for field in fields
+            if field.is_relation and field.editable and not field.remote_field.parent_link
         ]
         relations += [inline.model for inline in self.get_inlines(request, None)]
         found = [shard_options(model) for model in relations if isinstance(model, type)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.contrib import admin
+from django.contrib.admin.options import csrf_protect_m
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import DatabaseError
 from django.http import Http404, HttpRequest
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
     _ModelAdmin = admin.ModelAdmin
+
+View = TypeVar("View", bound=Callable[..., Any])
+#: Django's decorator of the views of a model admin, which the stubs have without a type.
+csrf_protected: Callable[[View], View] = csrf_protect_m
 
 
 def options_of(model: type[Any]) -> ShardOptions:
@@ -88,7 +94,9 @@ class ShardedBase(_ModelAdmin):
         if home is None:
             return  # Shards that do not answer are left out.
         try:
-            pages.count  # noqa: B018  # remembered; the view asks for it next
+            # The view's first question, asked here, where its failure can be answered. The
+            # paginator remembers the number.
+            _ = pages.count
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.models import LogEntry
-from django.contrib.admin.options import IS_POPUP_VAR, csrf_protect_m
+from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, router, transaction
@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from sharded_orm.admin import paging
-from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.base import ShardedBase, csrf_protected
 from sharded_orm.admin.elsewhere import no_answer, no_rows
 from sharded_orm.admin.focus import Focus
 from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
@@ -41,7 +41,7 @@ class ChangeListMixin(ShardedBase):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[Any]:
         return ShardedChangeList
 
-    @csrf_protect_m  # type: ignore[untyped-decorator]  # Django's
+    @csrf_protected
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:

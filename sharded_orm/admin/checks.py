@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.checks import ModelAdminChecks
 from django.contrib.admin.options import InlineModelAdmin
@@ -53,14 +53,25 @@ def _of_django(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
 
 
-class ShardedModelAdminChecks(ModelAdminChecks):
+if TYPE_CHECKING:
+
+    class _Checks(ModelAdminChecks):
+        """With the methods for one option each, which the stubs leave out."""
+
+        def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...
+        def _check_date_hierarchy(self, obj: Any) -> list[Any]: ...
+else:
+    _Checks = ModelAdminChecks
+
+
+class ShardedModelAdminChecks(_Checks):
     """Django's, and what a shard cannot do."""
 
     def check(self, admin_obj: Any, **kwargs: Any) -> list[Any]:
         return [*super().check(admin_obj, **kwargs), *_foreign(admin_obj)]
 
     def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]:
-        found: list[Any] = super()._check_ordering_item(obj, field_name, label)  # type: ignore[misc]  # not in the stubs
+        found = super()._check_ordering_item(obj, field_name, label)
         expression = getattr(field_name, "expression", field_name)
         path = getattr(expression, "name", expression)
         if isinstance(path, str):
@@ -68,7 +79,7 @@ class ShardedModelAdminChecks(ModelAdminChecks):
         return found
 
     def _check_date_hierarchy(self, obj: Any) -> list[Any]:
-        found: list[Any] = super()._check_date_hierarchy(obj)  # type: ignore[misc]  # not in the stubs
+        found = super()._check_date_hierarchy(obj)
         return [*found, *_leaving(obj, obj.date_hierarchy or "", "date_hierarchy")]
 
 

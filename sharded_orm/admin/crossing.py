@@ -67,9 +67,9 @@ class Crossing:
         try:
             condition = build_q_object_from_lookup_parameters(lookups)
             return self.find(self.model._default_manager.filter(condition), request, sought)
-        except Exception as error:
-            # As ChangeList.get_queryset() does: lookups may raise anything. What is wrong with
-            # the pattern of a regex, the database says.
+        except Exception as error:  # As ChangeList.get_queryset(): lookups may raise anything.
+            # What is wrong with the pattern of a regex, the database says. That it is gone itself
+            # is nothing wrong with the lookup.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin import helpers
 from django.contrib.admin.utils import quote
@@ -95,7 +95,8 @@ class ReadonlyField(helpers.AdminReadonlyField):
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
         # Overrides AdminReadonlyField's, which links to a related row by its id.
-        url = change_url(remote_obj, self.model_admin.admin_site.name)  # type: ignore[union-attr]  # always given
+        model_admin: Any = self.model_admin  # Optional in the stubs; a page's always has one.
+        url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 
 
@@ -109,11 +110,17 @@ class _Line(helpers.Fieldline):
                 yield field
 
 
-class _Lines:
+if TYPE_CHECKING:
+    _Lined = helpers.Fieldset
+else:
+    _Lined = object
+
+
+class _Lines(_Lined):
     """Of a fieldset: the lines that Django makes, with our read-only fields."""
 
     def __iter__(self) -> Iterator[Any]:
-        for line in super().__iter__():  # type: ignore[misc]  # a Fieldset's
+        for line in super().__iter__():
             yield _Line(line.form, line.fields, line.readonly_fields, line.model_admin)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.exceptions import DisallowedModelAdminToField
 from django.contrib.admin.models import LogEntry
-from django.contrib.admin.options import IS_POPUP_VAR, TO_FIELD_VAR, csrf_protect_m
+from django.contrib.admin.options import IS_POPUP_VAR, TO_FIELD_VAR
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import DatabaseError, router, transaction
@@ -18,6 +18,7 @@ from django.utils.http import urlencode
 
 from sharded_orm.admin import display
 from sharded_orm.admin.adding import AddingMixin
+from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
 from sharded_orm.admin.elsewhere import no_answer
 from sharded_orm.admin.focus import KEY_VAR, SHARD_VAR, Focus, locate, narrow
@@ -105,7 +106,7 @@ class EditingMixin(AddingMixin):
 
     # -- Add and change --------------------------------------------------------
 
-    @csrf_protect_m  # type: ignore[untyped-decorator]  # not in the stubs
+    @csrf_protected
     def changeform_view(
         self,
         request: HttpRequest,

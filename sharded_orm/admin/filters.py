@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.filters import (
     AllValuesFieldListFilter,
@@ -65,8 +65,9 @@ def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
     path = field.name if isinstance(field, Field) else str(field)
     found: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
     if cls is None:
-        registered: Any = FieldListFilter._field_list_filters  # type: ignore[attr-defined]  # not in the stubs
-        cls = next((c for test, c in registered if test(found)), None)
+        # FieldListFilter.create() goes through the same list, and makes the filter at once.
+        registry: Any = FieldListFilter
+        cls = next((c for test, c in registry._field_list_filters if test(found)), None)
     return found, path, cls
 
 
@@ -111,7 +112,13 @@ def uncounted() -> defaultdict[str, str]:
     return defaultdict(lambda: "-")
 
 
-class _EvaluatedChoices:
+if TYPE_CHECKING:
+    _Related = RelatedOnlyFieldListFilter
+else:
+    _Related = object
+
+
+class _EvaluatedChoices(_Related):
     """Reads the related keys first: the rows they lead to may be in another database."""
 
     field_path: str
@@ -128,7 +135,7 @@ class _EvaluatedChoices:
             self.note = (
                 f"The filter by {field.verbose_name} offers {crossing.MOST_FOUND} of its choices."
             )
-        ordering = self.field_admin_ordering(field, request, model_admin)  # type: ignore[attr-defined]  # of the filter
+        ordering = self.field_admin_ordering(field, request, model_admin)
         return field.get_choices(
             include_blank=False, limit_choices_to={"pk__in": keys}, ordering=ordering
         )

@@ -23,9 +23,15 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
-    _ModelForm = forms.ModelForm[Any]
-    _ModelFormSet = BaseModelFormSet[Any, Any]
-    _InlineFormSet = BaseInlineFormSet[Any, Any, Any]
+    # With what the stubs leave out of Django's classes, because it is not public.
+    class _ModelForm(forms.ModelForm[Any]):
+        def _get_validation_exclusions(self) -> set[str]: ...
+
+    class _ModelFormSet(BaseModelFormSet[Any, Any]):
+        _pk_field: Any
+
+    class _InlineFormSet(BaseInlineFormSet[Any, Any, Any]):
+        def _construct_form(self, i: int, **kwargs: Any) -> Any: ...
 else:
     _ModelForm = forms.ModelForm
     _ModelFormSet = BaseModelFormSet
@@ -101,7 +107,7 @@ class KeepsKey(_ModelForm):
     def _get_validation_exclusions(self) -> set[str]:
         # Overrides BaseModelForm's. Django skips a constraint if one of its fields is not in
         # the form; the key is not, and belongs to most constraints of a sharded model.
-        excluded: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]  # not in the stubs
+        excluded = super()._get_validation_exclusions()
         if self._kept is not None:
             excluded.discard(self._key.name)
         return excluded
@@ -159,7 +165,7 @@ class OnShardFormSet(_ModelFormSet):
         # Overrides BaseModelFormSet.add_fields: a row that is gone, or was never there, is
         # looked up on no shard in particular.
         super().add_fields(form, index)
-        field = form.fields.get(self._pk_field.name)  # type: ignore[attr-defined]  # not in the stubs
+        field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
             rows: Any = field.queryset
             field.queryset = rows.none()
@@ -227,7 +233,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         return found
 
     def _construct_form(self, i: int, **kwargs: Any) -> Any:
-        form = super()._construct_form(i, **kwargs)  # type: ignore[misc]  # not in the stubs
+        form = super()._construct_form(i, **kwargs)
         self._give_key(form.instance)
         return form
 

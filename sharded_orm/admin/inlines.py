@@ -32,7 +32,7 @@ else:
 
 
 class ShardedInlineChecks(InlineModelAdminChecks):
-    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # as Django's own
+    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # Django's checks of inlines narrow it so, too
         found = super().check(inline_obj, **kwargs)
         return found or self._check_shard(inline_obj)
 
@@ -124,7 +124,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             above = shard_options(self.parent_model)
             return None if above is None else focus_of(request, above).home
         # The parent is global, and its key leads to the shard.
-        key = None if options.key is None else options.key.target_field.attname  # type: ignore[attr-defined]  # a foreign key, see the check
+        foreign: Any = options.key  # A foreign key to the parent; E070 refuses any other.
+        key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
 
     def get_view_on_site_url(self, obj: Any = None) -> str | None:
@@ -166,7 +167,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # as Django's own
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's inlines have one argument more than its model admins
         return super().has_add_permission(request, obj) and self._may(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

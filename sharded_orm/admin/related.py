@@ -17,8 +17,13 @@ from sharded_orm.models.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:
     _Admin = BaseModelAdmin[Any]
-    _Several = ModelMultipleChoiceField[Any]
+    _Completing = widgets.AutocompleteMixin
+
+    class _Several(ModelMultipleChoiceField[Any]):
+        # Not public, so the stubs leave it out.
+        def _check_values(self, value: Any) -> Any: ...
 else:
+    _Completing = object
     _Several = ModelMultipleChoiceField
     _Admin = BaseModelAdmin
 
@@ -48,18 +53,16 @@ class RawIds(widgets.ManyToManyRawIdWidget):
         return {**super().url_parameters(), **self.place}
 
 
-class _Autocomplete:
+class _Autocomplete(_Completing):
     place: dict[str, str] = {}
 
     def get_url(self) -> str:
-        url: str = super().get_url()  # type: ignore[misc]  # of AutocompleteMixin
-        return f"{url}?{urlencode(self.place)}"
+        return f"{super().get_url()}?{urlencode(self.place)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         # Overrides AutocompleteMixin's, which looks for all that was sent.
-        field: Any = self.field  # type: ignore[attr-defined]  # of AutocompleteMixin
-        known = [one for one in value if can_be_referred(field, one)]
-        return super().optgroups(name, known, attr)  # type: ignore[misc]  # of AutocompleteMixin
+        known = [one for one in value if can_be_referred(self.field, one)]
+        return super().optgroups(name, known, attr)
 
 
 class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
@@ -80,7 +83,7 @@ class SeveralRows(_Several):
             if stored_value(rows.model._meta.pk, one) is None:
                 code = "invalid_pk_value"
                 raise ValidationError(self.error_messages[code], code=code, params={"pk": one})
-        return super()._check_values(value)  # type: ignore[misc]  # not in the stubs
+        return super()._check_values(value)
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
