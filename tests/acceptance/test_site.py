@@ -19,6 +19,10 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
         (tmp_path / f"{module}.py").write_text("raise ImportError\n")
     project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)})
     assert "no issues" in project.manage("check")
+    for command in ("shards", "topology", "migrate_shards", "tickets", "cache_stats"):
+        assert command in project.manage(command, "--help")
+    assert "node_1" in project.manage("shards", "status")
+    assert "MySQLdb" not in project.manage("shards", "promote", "node_1", fails=True)
 
 
 def test_pages(project: Project) -> None:

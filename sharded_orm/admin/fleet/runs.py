@@ -17,9 +17,8 @@ from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
 from sharded_orm.operations import fleet, growing, journal, lease
 from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.promotion.running import KIND as PROMOTION
 
-#: As in ``operations.promotion``, which cannot be imported without the driver of MySQL.
-PROMOTION: Final = "promote"
 #: Runs, and steps, of one page.
 _RUNS, _STEPS = 50, 100
 #: Shards that are named as those that are worked on now.

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from django.db.backends.mysql.base import DatabaseWrapper
-
 from sharded_orm.topology.aliases import complete
 
 #: Privileges by which an account writes through ``read_only``. SUPER does up to MariaDB 10.10.
@@ -89,6 +87,10 @@ class Server:
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        # Here and not above: it needs the driver, and the commands that come by this module are
+        # those of every project.
+        from django.db.backends.mysql.base import DatabaseWrapper
+
         self.name = name
         own = {
             **complete(settings),
