@@ -19,20 +19,13 @@ from tests.admin import site as urls
 from tests.admin.site import site
 from tests.photos.models import Album, Comment, Person, Photo, Tag
 
-DATABASES = [
-    "default",
-    "directory",
-    "tickets_1",
-    "tickets_2",
-    "photos",
-    "events",
-    "archive",
-    "pins",
-    "visits",
-]
-ONE, TWO, NEAR, UNPLACED = 1, 2, 3, 404
-#: ONE and NEAR share a shard; TWO's is on the other node.
-SHARD = {ONE: "photos_00003", NEAR: "photos_00003", TWO: "photos_00012"}
+# Where the rows are, for the tests to take from here: ONE and NEAR share a shard.
+from tests.queries.conftest import DATABASES as DATABASES
+from tests.queries.conftest import NEAR as NEAR
+from tests.queries.conftest import ONE as ONE
+from tests.queries.conftest import SHARD as SHARD
+from tests.queries.conftest import TWO as TWO
+from tests.queries.conftest import UNPLACED as UNPLACED
 
 
 @pytest.fixture
