@@ -68,8 +68,8 @@ def delete_selected(
     return found
 
 
-# A function has no such attribute for the type checker; Django marks actions in the same way.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # see above
+# Read by ActionsMixin.
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # on a function, as Django marks actions
 
 
 class DeletingMixin(EditingMixin):
