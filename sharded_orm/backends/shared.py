@@ -126,6 +126,14 @@ class ShardAliasMixin(EndingMixin):
         """
         raise NotImplementedError
 
+    def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+        """``known`` with the ``tables`` as they are now, and such as are new or gone; a table that is
+        new may have no definition. Cheaper than :meth:`schema_snapshot`: one round trip.
+
+        :raises django.db.Error: one of ``tables`` does not exist.
+        """
+        return self.schema_snapshot()
+
     def build_schema(self, definitions: SchemaSnapshot) -> None:
         """Make what is missing of ``definitions`` in this alias's schema, which must exist.
 

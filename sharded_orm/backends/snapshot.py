@@ -33,20 +33,34 @@ class SchemaSnapshot:
         tells it, without the next number of a table. What has names of its own beside those of
         tables is named with its kind (``trigger x``).
     :param defaults: character set and collation of new tables, where schemas have such.
+    :param counters: name of a table -> the next number that it gives, where the server tells.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
     defaults: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hex. The order of tables, columns and keys does not matter."""
         digest = hashlib.sha256(self.defaults.encode())
         for name in sorted(self.definitions):
-            head, elements, tail = _split(self.definitions[name])
-            for part in (name, head, *sorted(elements), tail):
+            head, elements, tail = _in_any_order(self.definitions[name])
+            for part in (name, head, *elements, tail):
                 digest.update(b"\0" + part.encode())
         return digest.hexdigest()
+
+    def looks_like(self, other: SchemaSnapshot) -> bool:
+        """Whether the fingerprints are equal; most often without making them."""
+        return (
+            self.defaults == other.defaults
+            and self.definitions.keys() == other.definitions.keys()
+            and not self._redefined(other)
+        )
+
+    def _redefined(self, other: SchemaSnapshot) -> list[str]:
+        theirs = other.definitions
+        return [name for name, mine in self.definitions.items() if not _same(mine, theirs[name])]
 
     @cached_property
     def is_transactional(self) -> bool:
@@ -58,9 +72,17 @@ class SchemaSnapshot:
     def is_empty(self) -> bool:
         return not self.definitions
 
+    def changed_tables(self, other: SchemaSnapshot) -> list[str] | None:
+        """The tables that are defined in another way in ``other``; None if that is not all that
+        is different."""
+        if self.definitions.keys() != other.definitions.keys() or self.defaults != other.defaults:
+            return None
+        changed = self._redefined(other)
+        return changed if all(_IS_TABLE.match(other.definitions[n]) for n in changed) else None
+
     def differences(self, other: SchemaSnapshot) -> list[str]:
         """What is different here from ``other``, in sentences; empty if the fingerprints are equal."""
-        if self.fingerprint == other.fingerprint:
+        if self.looks_like(other):
             return []
         found = []
         if self.defaults != other.defaults:
@@ -101,6 +123,15 @@ def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
 
 def format_digest(count: int, digest: int) -> str:
     return f"{count}-{digest:016x}"
+
+
+def _same(mine: str, theirs: str) -> bool:
+    return mine == theirs or _in_any_order(mine) == _in_any_order(theirs)
+
+
+def _in_any_order(definition: str) -> tuple[str, list[str], str]:
+    head, elements, tail = _split(definition)
+    return head, sorted(elements), tail
 
 
 def _changes(mine: str, theirs: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ A table's counter starts at the first id of its shard and type. ``CREATE TABLE â
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -39,15 +39,20 @@ def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict
     return found
 
 
-def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
+def after_migrate(
+    sender: AppConfig, using: str, counted: Mapping[str, int] | None = None, **kwargs: Any
+) -> None:
     """Receiver of ``post_migrate``: set the counters of the shard ``using``.
 
-    Costs nothing for an app without packed ids; else a list of the tables, and per table
-    with packed ids one query (MySQL, MariaDB: two when it has to be set).
+    :param counted: table -> its next number, as ``migrate_shards`` has just read it.
+
+    Costs nothing for an app without packed ids, or whose tables all are counted far enough; else
+    a list of the tables, and per table with packed ids one query (MySQL, MariaDB: two when it has
+    to be set).
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}
-    if not firsts:
+    if all((counted or {}).get(table, 0) >= first for table, first in firsts.items()):
         return
     connection = connections[using]
     with connection.cursor() as cursor:

@@ -170,6 +170,12 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors, self.connection.any_session() as session:
             return snapshot.read(session, self.settings_dict["NAME"])
 
+    def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.any_session() as session:
+            return snapshot.glance(session, self.settings_dict["NAME"], known, tables)
+
     def build_schema(self, definitions: SchemaSnapshot) -> None:
         self.ensure_connection()
         assert self.connection is not None

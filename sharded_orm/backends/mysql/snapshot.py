@@ -30,15 +30,16 @@ _RECORDS = "django_migrations"
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
 # The next number is no part of a table's definition; nor is who made a view or a trigger.
-_AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=\d+ ?")
+_AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
 _FOREIGN_KEY = re.compile(r"\n  CONSTRAINT `((?:[^`]|``)*)` FOREIGN KEY \(([^)]*)\)")
 _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
+_TABLES = "SHOW FULL TABLES"
 _LIST = (
     "SELECT @@character_set_database, @@collation_database",
-    "SHOW FULL TABLES",
+    _TABLES,
     # A trigger is in the schema of its table; by trigger_schema, MariaDB would look into every schema
     # of the server.
     "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()",
@@ -47,6 +48,8 @@ _LIST = (
 )
 # Which column of SHOW CREATE … holds the statement.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
+# What is not among the tables.
+_NAMELESS = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
 # Tables refer to functions, views to both.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
@@ -58,15 +61,14 @@ def read(session: Session, schema: str) -> SchemaSnapshot:
     kinds = [(_text(kind), _text(name)) for kind, name in routines]
     kinds += [("TRIGGER", _text(name)) for (name,) in triggers]
     kinds += [(_table_kind(_text(kind)), _text(name)) for name, kind in tables]
-    found = {}
+    found: dict[str, str] = {}
+    counters: dict[str, int] = {}
     if kinds:
-        results = session.rows_in(
-            schema, *(f"SHOW CREATE {kind} {_quoted(name)}" for kind, name in kinds)
-        )
+        results = session.rows_in(schema, *(_show_create(*one) for one in kinds))
         for (kind, name), rows in zip(kinds, results, strict=True):
             definition = _text(rows[0][_STATEMENT_COLUMN.get(kind, 1)])
             if kind == "TABLE":
-                definition = _AUTO_INCREMENT.sub(r"\1", definition, count=1)
+                definition = _without_counter(name, definition, counters)
             elif kind != "SEQUENCE":
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
@@ -75,7 +77,33 @@ def read(session: Session, schema: str) -> SchemaSnapshot:
                 head, keyword, rest = definition.partition(kind)
                 definition = head + keyword + _CONDITION.sub("", rest, count=1)
             found[f"{kind.lower()} {name}" if own_names else name] = definition
-    return SchemaSnapshot(found, f"{character_set} {collation}")
+    return SchemaSnapshot(found, f"{character_set} {collation}", counters)
+
+
+def glance(
+    session: Session, schema: str, known: SchemaSnapshot, tables: Sequence[str]
+) -> SchemaSnapshot:
+    """``known`` with the ``tables`` as they are now, and whatever else there is or is no more."""
+    listed, *results = session.rows_in(
+        schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
+    )
+    counters = dict(known.counters)
+    found = {name: text for name, text in known.definitions.items() if kind_of(text) in _NAMELESS}
+    for name, _ in listed:
+        found[_text(name)] = known.definitions.get(_text(name), "")
+    for name, rows in zip(tables, results, strict=True):
+        found[name] = _without_counter(name, _text(rows[0][1]), counters)
+    return SchemaSnapshot(found, known.defaults, counters)
+
+
+def _show_create(kind: str, name: str) -> str:
+    return f"SHOW CREATE {kind} {_quoted(name)}"
+
+
+def _without_counter(name: str, definition: str, counters: dict[str, int]) -> str:
+    if told := _AUTO_INCREMENT.search(definition):
+        counters[name] = int(told[2])
+    return _AUTO_INCREMENT.sub(r"\1", definition, count=1)
 
 
 def build(session: Session, schema: str, snapshot: SchemaSnapshot) -> None:

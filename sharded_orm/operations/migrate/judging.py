@@ -12,13 +12,14 @@ from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import OperationUnclear
 from sharded_orm.operations.migrate.position import Position
 from sharded_orm.operations.migrate.records import Records
-from sharded_orm.operations.migrate.script import Script, Statement
+from sharded_orm.operations.migrate.script import Script
 
 
 class Judge:
     """Answers for one shard, while nothing else can be under way there.
 
-    Every answer is whether the thing took effect; :exc:`OperationUnclear` if that cannot be told.
+    Every answer is whether the thing took effect, or how much of it; :exc:`OperationUnclear` if that
+    cannot be told.
 
     :param now: the schema as it is.
     """
@@ -28,26 +29,29 @@ class Judge:
         self._now = now
         self._records = records
 
-    def statement(self, position: Position, script: Script, statement: Statement) -> bool:
-        """Of a script."""
+    def statements(self, position: Position, script: Script) -> int:
+        """How many of a script took effect, of a migration that is not recorded."""
+        covered = script.statements[position.index : position.index + position.count]
+        statements = [statement for statement in covered if not statement.records]
+        if not statements:
+            return 0
         if position.settled:
-            return position.settled == "done"
-        if statement.records:
-            assert position.migration is not None
-            return (position.migration in self._records.applied()) is not position.backwards
-        if statement.effect is Effect.ROWS:
-            return self._by_marker(position, statement.label, statement.sql)
-        before, after = script.fingerprint_before(position.index), statement.after
+            return len(statements) if position.settled == "done" else 0
+        label, sql = statements[0].label, "; ".join(statement.sql for statement in statements)
+        if statements[0].effect is Effect.ROWS:
+            return int(self._by_marker(position, label, sql))
+        before = script.fingerprint_before(position.index)
+        seen = [before, *(statement.after for statement in statements)]
         now = self._now.fingerprint
-        if before == after:
-            if now == before and is_repeatable(statement.sql):
-                return False
-        elif now in (before, after):
-            return now == after
+        if seen == [before, before]:
+            if now == before and is_repeatable(sql):
+                return 0
+        elif now in seen:
+            return seen.index(now)
         raise self._unclear(
-            position, statement.label, statement.sql,
+            position, label, sql,
             "the schema is neither as it was before the statement nor as it is after it"
-            if now not in (before, after)
+            if now not in seen
             else "the statement leaves nothing in the schema by which it could be told",
         )  # fmt: skip
 

@@ -82,8 +82,8 @@ class Migrator:
             replay.fake()
         else:
             replay.run()
-        place.end()
-        _tell(emit_post_migrate_signal, place, plan, after=True)
+        with place.ending():
+            _tell(emit_post_migrate_signal, place, plan, after=True, counted=replay.counted)
 
     def _finish(self, place: Place, schema: SchemaSnapshot) -> SchemaSnapshot:
         """What an earlier process left that does not depend on the plan."""
@@ -99,6 +99,6 @@ class Migrator:
         return place.snapshot()
 
 
-def _tell(emit: Any, place: Place, plan: Plan, *, after: bool) -> None:
+def _tell(emit: Any, place: Place, plan: Plan, *, after: bool, **more: Any) -> None:
     # As the migrate command does, but never interactive: nobody is there to be asked.
-    emit(0, False, place.alias, apps=plan.models(after=after), plan=plan.told())
+    emit(0, False, place.alias, apps=plan.models(after=after), plan=plan.told(), **more)

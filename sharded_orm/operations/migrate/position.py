@@ -13,7 +13,7 @@ class What(Enum):
     """The thing that is done next, or was under way when its process ended."""
 
     STATEMENT = "statement"
-    """Statement ``index`` of ``script``."""
+    """``count`` statements of ``script`` from ``index`` on; see :meth:`Script.stretch`."""
     OWN = "own"
     """An operation that runs on each shard; of raw SQL its statement ``index``."""
     BUILD = "build"
@@ -26,7 +26,7 @@ class What(Enum):
     """The schema was not as ``script`` promises; in the middle of a migration, which goes on
     with ``operation``, or between two."""
     END = "end"
-    """What comes after the last migration: ``post_migrate``."""
+    """What comes after the last migration, ``post_migrate``, where nothing else tells of it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Position:
     outline: str = ""
     script: str = ""
     index: int = 0
+    count: int = 1
     before: str = ""
     marker: str = ""
     reverts: bool = True

@@ -63,6 +63,9 @@ class Records:
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
         """Migrations are applied now, or not any more; in one transaction, without markers."""
+        if not backwards and not self._marked:
+            self._insert(list(keys))  # One statement is a transaction.
+            return
         with transaction.atomic(using=self._alias):
             if backwards:
                 for app, name in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,8 @@ class Replay:
         # None when it may have changed since it was read.
         self._schema = schema
         self._editor: Any = None
+        #: The next numbers of the tables, as far as they are known: see ``SchemaSnapshot``.
+        self.counted: Mapping[str, int] = {}
 
     def run(self) -> None:
         """All units of the plan, after what an earlier process left in the middle."""
@@ -61,14 +64,14 @@ class Replay:
         """Units whose SQL is recorded; returns how many."""
         key, script = self._script(number, 0)
         if self._schema is not None and self._schema.is_empty and script.records:
-            build(self._place, script, self._place.step.run.id, key)
+            self.counted = build(self._place, script, self._place.step.run.id, key).counters
         else:
+            before = self._schema
             for _, statements in script.by_migration():
                 unit = self._unit_of(statements[0][1])
                 with self._editing(unit):
-                    for index, statement in statements:
-                        self._statement(script, key, self._place.step.run.id, index, statement)
-            self._compare(script, key, self._place.step.run.id)
+                    self._statements(script, key, self._place.step.run.id, statements)
+            self._compare(script, key, self._place.step.run.id, before=before)
         self._schema = script.promise
         return script.units
 
@@ -85,9 +88,10 @@ class Replay:
                     operation += 1
                     continue
                 key, script = self._script(number, operation)
-                for index, statement in enumerate(script.statements):
-                    self._statement(script, key, self._place.step.run.id, index, statement)
-                self._compare(script, key, self._place.step.run.id, unit)
+                before = self._schema
+                statements = enumerate(script.statements)
+                self._statements(script, key, self._place.step.run.id, statements)
+                self._compare(script, key, self._place.step.run.id, unit, before)
                 if script.units:
                     return  # Its tables were there, so that it was recorded only.
                 self._schema = script.promise
@@ -105,8 +109,18 @@ class Replay:
             self._place.step.run, self._place.connection, segment, self._schema
         )
 
-    def _compare(self, script: Script, key: str, run: int, unit: Unit | None = None) -> None:
-        """:param unit: the one of which ``script`` is a part, unless it is recorded by it."""
+    def _compare(
+        self,
+        script: Script,
+        key: str,
+        run: int,
+        unit: Unit | None = None,
+        before: SchemaSnapshot | None = None,
+    ) -> None:
+        """
+        :param unit: the one of which ``script`` is a part, unless it is recorded by it.
+        :param before: what the shard looked like when ``script`` began, if that was seen.
+        """
         if self._editor is not None and self._editor.atomic_migration:
             return
         position = Position(What.COMPARE, run, script=key)
@@ -115,9 +129,10 @@ class Replay:
                 position, migration=unit.key, backwards=unit.backwards,
                 operation=script.operations, outline=unit.outline(script.operations),
             )  # fmt: skip
-        compare(self._place, script, position)
+        self.counted = compare(self._place, script, position, before).counters
 
     def _run_own(self, number: int, operation: int) -> None:
+        self.counted = {}
         own = self._own(number, operation)
         own.run()
         self._schema = own.schema
@@ -138,45 +153,57 @@ class Replay:
     def _editing(self, unit: Unit) -> _Editing:
         return _Editing(self, unit)
 
-    def _statement(
-        self, script: Script, key: str, run: int, index: int, statement: Statement
+    def _statements(
+        self, script: Script, key: str, run: int, numbered: Iterable[tuple[int, Statement]]
     ) -> None:
+        """Statements of one migration; the journal is told once of each stretch."""
         place = self._place
-        if self._editor.atomic_migration:
-            if statement.records:
-                place.records.record(statement.records, backwards=self._plan.backwards)
-            else:
-                self._execute(statement)
-            return
-        place.check()
-        unit = self._unit_of(statement)
+        stretch = range(0)
+        for index, statement in numbered:
+            if self._editor.atomic_migration:
+                self._run(statement, "")
+                continue
+            place.check()
+            if index not in stretch:
+                stretch = script.stretch(index)
+                self._begin(script, key, run, stretch)
+            assert place.position is not None
+            with place.doing(statement.label):
+                self._run(statement, place.position.marker)
+
+    def _begin(self, script: Script, key: str, run: int, stretch: range) -> None:
+        place = self._place
+        first = script.statements[stretch.start]
+        unit = self._unit_of(first)
         end = script.operations if not script.units else len(unit.operations)
-        marks = statement.effect is Effect.ROWS and not statement.records
-        marker = place.next_marker() if marks else ""
+        marks = first.effect is Effect.ROWS and not first.records
         place.at(
             Position(
                 What.STATEMENT,
                 run,
-                migration=statement.migration,
+                migration=first.migration,
                 backwards=self._plan.backwards,
                 operation=end,
                 outline=unit.outline(end),
                 script=key,
-                index=index,
-                marker=marker,
+                index=stretch.start,
+                count=len(stretch),
+                marker=place.next_marker() if marks else "",
                 reverts=script.promise.is_transactional,
             ),
-            statement.label,
+            first.label,
         )
-        with place.doing():
-            if statement.records:
-                place.records.record(statement.records, backwards=self._plan.backwards)
-            elif marks:
-                with transaction.atomic(using=place.alias):
-                    place.records.mark(marker)
-                    self._execute(statement)
-            else:
+
+    def _run(self, statement: Statement, marker: str) -> None:
+        place = self._place
+        if statement.records:
+            place.records.record(statement.records, backwards=self._plan.backwards)
+        elif marker:
+            with transaction.atomic(using=place.alias):
+                place.records.mark(marker)
                 self._execute(statement)
+        else:
+            self._execute(statement)
 
     def _execute(self, statement: Statement) -> None:
         with self._place.connection.cursor() as cursor:
@@ -219,11 +246,13 @@ class Replay:
             return 0, 0
         script = self._rehearsals.script(position.run, position.script)
         assert script is not None, "scripts are kept as long as a step needs them"
-        statement = script.statements[position.index]
-        if is_recorded and not statement.records:
+        end = position.index + position.count
+        if not is_recorded:
+            done = self._judge().statements(position, script)
+            return self._go_on(script, position, position.index + done)
+        if not (script.statements[end - 1].records and self._place.was_killed):
             return 0, 0  # Somebody else has recorded it, say by "migrate --fake".
-        done = is_recorded or self._judge().statement(position, script, statement)
-        return self._go_on(script, position, position.index + done)
+        return self._go_on(script, position, end)
 
     def _begins_with(self, position: Position) -> bool:
         """Whether the plan begins with the migration that the shard is in the middle of."""
@@ -247,7 +276,7 @@ class Replay:
             assert script is not None, "scripts are kept as long as a step needs them"
             index, statement = dict(script.by_migration())[position.migration][0]
             is_first = (position.index, statement.operation) == (index, 0)
-            return is_first and not self._judge().statement(position, script, statement)
+            return is_first and not self._judge().statements(position, script)
         return False
 
     def _judge(self) -> Judge:
@@ -269,8 +298,7 @@ class Replay:
             if last.records and last.outline != unit.outline(len(unit.operations)):
                 return units, 0
             with self._editing(unit):
-                for index, statement in rest:
-                    self._statement(script, position.script, position.run, index, statement)
+                self._statements(script, position.script, position.run, rest)
             units += bool(last.records)
         self._compare(script, position.script, position.run, next(iter(self._plan.units), None))
         self._schema = script.promise
@@ -327,28 +355,40 @@ class _Editing:
         self._editor.__exit__(*exc)
 
 
-def build(place: Place, script: Script, run: int, key: str) -> None:
-    """Make the tables of a shard that has none, as they are at the end of ``script``.
+def build(place: Place, script: Script, run: int, key: str) -> SchemaSnapshot:
+    """Make the tables of a shard that has none, as they are at the end of ``script``; returns them.
 
     May be repeated when it was interrupted.
     """
     position = Position(What.BUILD, run, script=key)
     place.at(position, "Make all tables")
     place.connection.build_schema(script.promise)
-    compare(place, script, position)
+    found = compare(place, script, position)
     place.records.record(script.records, backwards=False)
+    return found
 
 
-def compare(place: Place, script: Script, position: Position) -> None:
-    """Whether the schema is as ``script`` promises.
+def compare(
+    place: Place, script: Script, position: Position, before: SchemaSnapshot | None = None
+) -> SchemaSnapshot:
+    """See that the schema is as ``script`` promises; returns it.
 
     :param position: where to go on once it is.
-    :raises SchemaDiffers: it is not; the next attempt compares again.
+    :param before: what it was when ``script`` began. If only some tables are to look otherwise, these
+        are looked at, and which other ones there are.
+    :raises SchemaDiffers: it is not as promised; the next attempt compares again.
     """
-    differences = place.snapshot().differences(script.promise)
+    tables = before.changed_tables(script.promise) if before is not None else None
+    if before is not None and tables is not None:
+        found = place.glance(before, tables)
+        if found.looks_like(script.promise):
+            return found
+    found = place.snapshot()
+    differences = found.differences(script.promise)
     if differences:
         place.at(position, "Compare the schema")
         raise SchemaDiffers(
             f"{place.alias} is not as its migrations make it: {'; '.join(differences)}. Somebody"
             " changed it meanwhile, or a server does not do what another one did."
         )
+    return found

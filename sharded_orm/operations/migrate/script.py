@@ -106,6 +106,29 @@ class Script:
         """All that it records."""
         return [key for statement in self.statements for key in statement.records]
 
+    def stretch(self, index: int) -> range:
+        """The statements from ``index`` on of which it can be seen how many took effect.
+
+        Those of one operation that each leave another schema; and the record, after the last of
+        a migration, which is there or not.
+        """
+        first = self.statements[index]
+        end, seen = index + 1, {self.fingerprint_before(index)}
+        while not first.records and end < len(self.statements):
+            last, following = self.statements[end - 1], self.statements[end]
+            if following.migration != first.migration:
+                break
+            if following.records:
+                end += 1
+                break
+            seen.add(last.after)
+            is_seen = len(seen) == end - index + 1 and following.after not in seen
+            both_change = first.effect is following.effect is Effect.SCHEMA
+            if not (is_seen and both_change and following.operation == first.operation):
+                break
+            end += 1
+        return range(index, end)
+
     def fingerprint_before(self, index: int) -> str | None:
         """Of the schema when statement ``index`` is to be run."""
         for statement in reversed(self.statements[:index]):

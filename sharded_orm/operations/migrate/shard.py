@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.migrations.recorder import MigrationRecorder
 
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import OperationStopped
-from sharded_orm.operations.journal import Step
+from sharded_orm.operations.journal import RUNNING, Step
 from sharded_orm.operations.migrate.position import Position, What
 from sharded_orm.operations.migrate.records import TABLE, Records, marker
 from sharded_orm.topology.model import Shard
 
+END_LABEL = "Tell of the end"
 # Seconds of one wait for the lock of a shard; between them it is asked whether to go on.
 _WAIT = 1.0
 
@@ -35,6 +36,8 @@ class Place:
         self.position = Position.from_json(step.position) if step.position else None
         self.records = Records(shard.alias, marked=self.position is not None)
         self._stopping = stopping
+        #: Whether a process broke off here, rather than end with an error or by request.
+        self.was_killed = step.state == RUNNING
         self._serial = self.position.serial if self.position else 0
         self._locked: Any = None
 
@@ -71,6 +74,13 @@ class Place:
     def snapshot(self) -> SchemaSnapshot:
         return self.connection.schema_snapshot()
 
+    def glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+        """See ``schema_glance``; all of it where it fails."""
+        try:
+            return self.connection.schema_glance(known, tables)
+        except Error:
+            return self.snapshot()
+
     def with_records(self, schema: SchemaSnapshot) -> SchemaSnapshot:
         """``schema`` of the shard, which has a table for records from now on."""
         if TABLE in schema.definitions:
@@ -92,21 +102,24 @@ class Place:
             position=self.position.to_json(),
         )
 
-    def note(self, **changes: Any) -> None:
+    def note(self, label: str = "", **changes: Any) -> None:
         """Add to the position, about what is under way."""
         assert self.position is not None
         self.position = replace(self.position, **changes)
-        self.step.at(position=self.position.to_json())
+        self.step.at(operation=label or None, position=self.position.to_json())
 
     @contextmanager
-    def doing(self) -> Iterator[None]:
+    def doing(self, label: str = "") -> Iterator[None]:
         """Around what :meth:`at` has told of: an error is no interruption, unless it took the
-        session, whose statement may be under way still."""
+        session, whose statement may be under way still.
+
+        :param label: what is done, where :meth:`at` has told of more.
+        """
         try:
             yield
         except Exception:
             if self._has_session:
-                self.note(raised=True)
+                self.note(label, raised=True)
             raise
         assert self.position is not None
         if self.position.what is What.OWN and not (self.position.marker and self.position.reverts):
@@ -118,5 +131,14 @@ class Place:
         """Whether it is the one that was locked, and lives."""
         return self._locked is self.connection.connection and self.connection.is_usable()
 
-    def end(self) -> None:
-        self.at(Position(What.END, self.step.run.id), "Tell of the end")
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around what comes after the last migration. A kill there is told by the position of that."""
+        end = Position(What.END, self.step.run.id)
+        if self.position is None:
+            self.at(end, END_LABEL)
+        try:
+            yield
+        except Exception:
+            self.at(end, END_LABEL)
+            raise

@@ -177,13 +177,25 @@ def _position_too_late() -> None:
             at(self, position, label)
 
     @contextmanager
-    def done(self: Any) -> Any:
-        with doing(self):
+    def done(self: Any, *label: str) -> Any:
+        with doing(self, *label):
             yield
         if told := kept.pop(id(self), None):
             at(self, *told)
 
     Place.at, Place.doing = later, done  # type: ignore[method-assign]
+
+
+def _whole_stretches() -> None:
+    """Of what the journal was told at once all is done, or nothing."""
+    from sharded_orm.operations.migrate.judging import Judge
+
+    statements = Judge.statements
+
+    def whole(self: Any, position: Any, script: Any) -> int:
+        return position.count if statements(self, position, script) else 0
+
+    Judge.statements = whole  # type: ignore[method-assign]
 
 
 def _no_marker() -> None:
@@ -227,7 +239,7 @@ def _never_unclear() -> None:
 
         return guessed
 
-    for name in ("statement", "raw", "operation"):
+    for name in ("statements", "raw", "operation"):
         setattr(Judge, name, guess(getattr(Judge, name)))
 
 
@@ -241,6 +253,7 @@ def _from_the_beginning() -> None:
 ABLATIONS: dict[str, Callable[[], None]] = {
     "no position": _no_position,
     "position too late": _position_too_late,
+    "whole stretches": _whole_stretches,
     "no marker": _no_marker,
     "marker alone": _marker_alone,
     "no lock": _no_lock,

@@ -284,6 +284,11 @@ AFTER_A_CHANGE = {
     "sqlite": Moment(1, parts=["shop_00000 CREATE TABLE", '"old" bigint']),
     "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `mark`"]),
 }
+# The same, of the first of two statements of one operation.
+IN_A_STRETCH = {
+    "sqlite": Moment(1, parts=["shop_00000 DROP TABLE"], nth=5),
+    "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `extra`"]),
+}
 BEFORE_ROWS = Moment(0, parts=["shop_00000", "'sql c'"])
 AFTER_ROWS = Moment(2, parts=["shop_00000", "'sql c'"])  # and after their commit
 
@@ -293,6 +298,7 @@ AFTER_ROWS = Moment(2, parts=["shop_00000", "'sql c'"])  # and after their commi
     [
         ("no position", AFTER_A_CHANGE),
         ("position too late", AFTER_A_CHANGE),
+        ("whole stretches", IN_A_STRETCH),
         ("from the beginning", AFTER_ROWS),
         ("no marker", AFTER_ROWS),
         ("marker alone", BEFORE_ROWS),

@@ -9,10 +9,8 @@ import MySQLdb
 import pytest
 from django.db import connections
 
-from sharded_orm.backends.mysql import node as node_module
 from sharded_orm.backends.mysql.base import DatabaseWrapper
 from sharded_orm.backends.mysql.node import NodePool
-from sharded_orm.backends.mysql.session import Session, connect
 from tests.services.mariadb import Address
 
 COUNT = 4
@@ -114,26 +112,3 @@ def node(mariadb: Address, django_db_blocker: Any) -> Iterator[Node]:
         node.pool.dispose()
         yield node
         node.tear_down()
-
-
-@pytest.fixture
-def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements that were sent since the fixture was made, one entry per packet.
-
-    Only of sessions that are opened from then on: ask for it before ``node``.
-    """
-    sent: list[str] = []
-
-    def counting(params: dict[str, Any]) -> Session:
-        session = connect(params)
-        query = session.query
-
-        def counted(statement: bytes) -> None:
-            sent.append(statement.decode())
-            query(statement)
-
-        session.query = counted
-        return session
-
-    monkeypatch.setattr(node_module, "connect", counting)
-    return sent

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db.models.signals import post_migrate
 
 from sharded_orm.exceptions import (
     OperationStopped,
@@ -13,6 +14,7 @@ from sharded_orm.exceptions import (
     RehearsalFailed,
     SchemaDiffers,
 )
+from sharded_orm.models import OperationStep
 from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
 from sharded_orm.operations.migrate.own import OwnOperation
@@ -20,7 +22,7 @@ from sharded_orm.operations.migrate.records import Records
 from sharded_orm.operations.migrate.replay import Replay
 from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken
-from tests.integration.migrate.engine.fleets import Fleet, Migrations
+from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 from tests.integration.migrate.engine.test_equality import PLACE, SQUASHED
 from tests.integration.migrate.engine.test_own_operations import COLUMN, INSERT, is_clean, names
 
@@ -228,3 +230,82 @@ def test_a_function_within_a_transaction_of_the_global_database(
     failing.error = None
     with pytest.raises(OperationUnclear, match="commits by itself"):
         fleet.migrate(1)
+
+
+def test_killed_between_the_record_and_the_comparison(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared later: the journal has told of the record together with the last operation."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+    record = Records.record
+
+    def with_a_guest(records: Records, *args: Any, **kwargs: Any) -> None:
+        record(records, *args, **kwargs)
+        fleet.execute(1, "CREATE TABLE guest (id int)")
+        raise Broken  # As a kill does: the journal hears nothing of it.
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "record", with_a_guest)
+        with pytest.raises(Broken):
+            fleet.migrate(1, target=("fleet", None))
+    assert ("fleet", "0002_place") in fleet.applied(1)
+    for _ in range(2):
+        with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):
+            fleet.migrate(1)
+    fleet.execute(1, "DROP TABLE guest")
+    fleet.migrate(1)
+
+
+def test_what_a_person_has_recorded_is_not_compared(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed, and somebody has made the tables by hand, in another way."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+
+    def broken(replay: Replay, statement: Any) -> None:
+        raise ValueError("no")
+
+    with monkeypatch.context() as patch, fleet.run() as run:
+        patch.setattr(Replay, "_execute", broken)
+        run.steps([fleet.shard(1).alias])
+        step = run.step(fleet.shard(1).alias)
+        with pytest.raises(ValueError, match="no") as told:
+            Migrator(fleet.group, Options(), journal.Scripts()).migrate(
+                fleet.shard(1), step, stopping=NEVER
+            )
+        step.failed(told.value)
+    fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN place varchar(99) NULL")
+    fleet.slowly(1, "fleet", fake=True)
+    fleet.migrate(1)
+    assert fleet.applied(1).count(("fleet", "0002_place")) == 1
+
+
+def test_a_receiver_of_the_end_fails(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal says so, and the next attempt calls it again, but nothing else."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+    failing = True
+
+    def hear(sender: Any, using: str, **kwargs: Any) -> None:
+        if failing and using == fleet.shard(1).alias:
+            raise ValueError("no")
+
+    post_migrate.connect(hear)
+    try:
+        with pytest.raises(ValueError, match="no"):
+            fleet.migrate(1)
+        (step,) = OperationStep.objects.using("default").filter(alias=fleet.shard(1).alias)
+        assert step.operation == "Tell of the end"
+        with pytest.raises(ValueError, match="no"):
+            fleet.migrate(1)
+        failing = False
+        with monkeypatch.context() as patch:
+            patch.setattr(Replay, "_execute", None)
+            fleet.migrate(1)
+    finally:
+        post_migrate.disconnect(hear)
+    assert fleet.applied(1).count(("fleet", "0002_place")) == 1

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.db import OperationalError, connections
-from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.backends.mysql.session import Session
 from sharded_orm.backends.snapshot import applied_digest
 from tests.integration.migrate.engine.fleets import Fleet
 
@@ -81,21 +77,40 @@ def test_digests_of_what_is_applied(fleet: Fleet) -> None:
 
 
 @pytest.mark.mysql_settings
-def test_a_snapshot_takes_two_packets(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_takes_two_packets_and_a_glance_one(packets: list[str], fleet: Fleet) -> None:
+    fleet.create(1)
+    fleet.slowly(1)
+    connection = fleet.connection(1)
+    # Of the sessions that are opened from now on packets are counted.
+    connection.node_pool.dispose()
+    connection.schema_snapshot()
+    packets.clear()
+    known = connection.schema_snapshot()
+    assert (len(known.definitions), len(packets)) == (7, 2)
+    assert connection.schema_glance(known, ["fleet_photo"]) == known
+    assert len(packets) == 3
+
+
+def test_what_a_glance_sees(fleet: Fleet) -> None:
+    """Tables that are new or gone, and changes of those that were asked for."""
     fleet.create(1)
     fleet.slowly(1)
     connection = connections[fleet.shard(1).alias]
-    packets: list[str] = []
-    rows_in = Session.rows_in
-
-    def counted(session: Session, schema: str, *statements: str) -> Any:
-        packets.append("; ".join(statements))
-        return rows_in(session, schema, *statements)
-
-    monkeypatch.setattr(Session, "rows_in", counted)
-    with CaptureQueriesContext(connection) as others:
-        assert len(connection.schema_snapshot().definitions) == 7
-    assert (len(packets), len(others)) == (2, 0)
+    known = connection.schema_snapshot()
+    fleet.execute(1, "CREATE TABLE guest (id integer)")
+    guest = connection.schema_glance(known, ["fleet_photo"])
+    assert guest != known
+    assert "guest" in guest.definitions
+    fleet.execute(1, "DROP TABLE guest")
+    fleet.execute(1, "CREATE VIEW seen AS SELECT 1 AS one")
+    assert "seen" in connection.schema_glance(known, []).definitions
+    known = connection.schema_snapshot()
+    fleet.execute(1, "ALTER TABLE fleet_photo ADD COLUMN extra integer")
+    changed = connection.schema_glance(known, ["fleet_photo"])
+    assert "extra" in changed.definitions["fleet_photo"]
+    assert changed.changed_tables(known) == ["fleet_photo"]
+    fleet.execute(1, "DROP TABLE fleet_remark")
+    assert "fleet_remark" not in connection.schema_glance(known, []).definitions
 
 
 def test_a_schema_that_does_not_exist(fleet: Fleet) -> None:

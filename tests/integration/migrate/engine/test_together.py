@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,35 @@ def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
     assert sorted(survey.count.values()) == [1, 2, 5]
     assert survey.count[""] == 5
     assert [("fleet", "0028_photo_mood", False)] in survey.plans.values()
+
+
+@pytest.mark.mysql_settings
+def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
+    """Beside its statements: a lock, three looks, and two entries of the journal."""
+    fleet.create(0, 1)
+    for number in (0, 1):
+        fleet.slowly(number, "fleet", "0022")
+    # Of the sessions that are opened from now on packets are counted.
+    fleet.connection(0).node_pool.dispose()
+    fleet.migrate(0, 1, target=("fleet", "0023"))
+    first, second = [number for number, packet in enumerate(packets) if "'done'" in packet][:2]
+    sent = [packet for packet in packets[first + 1 : second + 1] if "SET SESSION" not in packet]
+    expected = [
+        r"USE [^;]*$",
+        r"SELECT GET_LOCK",
+        r"USE .*; SHOW FULL TABLES; .*routines",
+        r"USE .*; SHOW CREATE TABLE .*; SHOW CREATE TABLE",
+        r"SELECT `app`, `name` FROM `django_migrations`",
+        r"(USE .*; )?UPDATE `sharded_orm_step` .*'running'",
+        r"ALTER TABLE .* ADD COLUMN",
+        r"ALTER TABLE .* DROP DEFAULT",
+        r"INSERT INTO `django_migrations`",
+        r"USE [^;]*; SHOW FULL TABLES; SHOW CREATE TABLE `fleet_photo`$",
+        r"(USE .*; )?UPDATE `sharded_orm_step` .*'done'",
+    ]
+    assert len(sent) == len(expected), "\n".join(sent)
+    for packet, pattern in zip(sent, expected, strict=True):
+        assert re.match(pattern, packet, re.DOTALL), (pattern, packet)
 
 
 def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
