@@ -178,14 +178,18 @@ class ShardAliasMixin(EndingMixin):
         raise NotImplementedError
 
     def lock_schema(self, seconds: float) -> bool:
-        """Keep every other session from migrating this schema until :meth:`close`.
+        """Keep every other session from migrating this schema until :meth:`unlock_schema`.
 
-        A statement that goes on in the server when its client is gone keeps the lock as well.
-        Does nothing, and is true, where no server outlives its client.
+        :meth:`close` gives the lock back as well, and ends the session. A statement that goes on in the
+        server when its client is gone keeps the lock. Does nothing, and is true, where no server
+        outlives its client.
 
         :param seconds: to wait for whoever has the lock; False if that was not enough.
         """
         return True
+
+    def unlock_schema(self) -> None:
+        """Give back what :meth:`lock_schema` took, if it took something."""
 
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str

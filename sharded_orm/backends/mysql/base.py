@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from hashlib import md5
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,7 +15,7 @@ from django.utils.functional import cached_property
 
 from sharded_orm.backends import moves
 from sharded_orm.backends.endings import Fate
-from sharded_orm.backends.mysql import identity, sizes, snapshot
+from sharded_orm.backends.mysql import identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -214,16 +213,20 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         return Effect.SCHEMA if kind in (Kind.IMPLICIT, Kind.STATE) else Effect.NOTHING
 
     def lock_schema(self, seconds: float) -> bool:
-        # It ties a session to this alias until close(), which ends the session.
-        with self.cursor() as cursor:
-            cursor.execute("SELECT GET_LOCK(%s, %s)", [self._lock_name, seconds])
-            return bool(cursor.fetchone()[0])
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors:
+            self.connection.tie()
+            with self.connection.any_session() as session:
+                return locks.take(session, self.settings_dict["NAME"], seconds)
 
-    @property
-    def _lock_name(self) -> str:
-        name = f"sharded_orm:{self.settings_dict['NAME']}"
-        # MySQL takes no more.
-        return name if len(name) <= 64 else f"sharded_orm:{md5(name.encode()).hexdigest()}"
+    def unlock_schema(self) -> None:
+        if self.connection is None or not self.connection.tied:
+            return
+        with self.wrap_database_errors:
+            with self.connection.any_session() as session:
+                locks.release(session, self.settings_dict["NAME"])
+            self.connection.untie()
 
     @contextmanager
     def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:

@@ -62,7 +62,7 @@ class VirtualConnection(DriverFace):
     __slots__ = (
         "alias", "autocommitted", "batch", "before_commit", "begun", "checks_off", "inserted_on", "kept", "last", "mode", "open_cursors", "pending",
         "pool", "schema", "session",
-        "strict", "touched", "use",
+        "strict", "tied", "touched", "use",
     )  # fmt: skip
 
     def __init__(self, pool: NodePool, schema: str | None, alias: str = "") -> None:
@@ -79,6 +79,8 @@ class VirtualConnection(DriverFace):
         self.checks_off = False
         #: Several statements are to run on one session.
         self.batch = False
+        #: The session carries something that is lost with it, see tie().
+        self.tied = False
         #: Called before a statement that may commit the transaction by itself.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         #: A transaction is under way on the held session.
@@ -162,7 +164,8 @@ class VirtualConnection(DriverFace):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
-        clean = self.mode <= Mode.HELD and not self.begun and not self.checks_off
+        clean = self.mode <= Mode.HELD and not (self.begun or self.checks_off or self.tied)
+        self.batch = self.tied = False
         self._forget_transaction()
         self.mode = Mode.CLOSED
         if session is not None:
@@ -210,7 +213,9 @@ class VirtualConnection(DriverFace):
         """
         mode = self.mode
         if mode >= Mode.PINNED:
-            return self._held(), []
+            held = self._held()
+            held.schema = None  # The statement may be USE.
+            return held, []
         session = self.session
         if session is None:
             session = self.session = self.pool.lease()
@@ -290,17 +295,34 @@ class VirtualConnection(DriverFace):
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Keep one session over several statements of an autocommit connection."""
+        before = self.batch
+        self._hold()
+        try:
+            yield
+        finally:
+            self.batch = before
+            self.settle()
+
+    def tie(self) -> None:
+        """Keep one session, and what the caller leaves on it, until untie(). Repeatable.
+
+        If it is lost, or not untied before close(), so is what is on it.
+        """
+        self._hold()
+        self.tied = True
+
+    def untie(self) -> None:
+        """Nothing is left on the session: share it again, unless a statement has pinned it."""
+        self.batch = self.tied = False
+        self.settle()
+
+    def _hold(self) -> None:
         if self.mode <= Mode.HELD and self.session is None:
             self.session = self.pool.lease()
             self.session.last = self
             self.last = self.session
         self.batch = True
         self.settle()
-        try:
-            yield
-        finally:
-            self.batch = False
-            self.settle()
 
     def set_checks(self, off: bool) -> None:
         """Foreign key checks were switched on the held session."""
@@ -428,10 +450,10 @@ class VirtualConnection(DriverFace):
         session, self.session = self.session, None
         if session is not None:
             self.pool.discard(session)
-        carried = self.begun or self.checks_off or self.mode is Mode.PINNED
-        if self.mode is Mode.PINNED:
+        carried = self.begun or self.checks_off or self.tied or self.mode is Mode.PINNED
+        if self.tied or self.mode is Mode.PINNED:
             # Not to be healed by a rollback: the state is gone until close().
-            self.begun = False
+            self.begun = self.checks_off = False
         if carried:
             self.mode = Mode.LOST
             logger.warning(

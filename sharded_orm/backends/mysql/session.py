@@ -148,8 +148,9 @@ class Session:
 
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         """The rows of each statement, run one after the other in ``schema``; one packet."""
-        parts = [b"USE `%s`" % schema.replace("`", "``").encode()]
-        parts += [statement.encode(self.raw.encoding) for statement in statements]
+        parts = [statement.encode(self.raw.encoding) for statement in statements]
+        if self.schema != schema:
+            parts.insert(0, b"USE `%s`" % schema.replace("`", "``").encode())
         # See the invariant of the attribute.
         self.schema = None
         found: list[list[tuple[Any, ...]]] = []
@@ -163,7 +164,7 @@ class Session:
                     break
         self.stored = True
         self.schema = schema
-        return found[1:]
+        return found[len(found) - len(statements) :]
 
     def fetch_one(self, statement: bytes) -> tuple[Any, ...]:
         self.query(statement)

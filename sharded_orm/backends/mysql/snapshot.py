@@ -42,8 +42,9 @@ _LIST = (
     _TABLES,
     # A trigger is in the schema of its table; by trigger_schema, MariaDB would look into every schema
     # of the server.
-    "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()",
-    "SELECT routine_type, routine_name FROM information_schema.routines"
+    "SELECT 'TRIGGER', trigger_name FROM information_schema.triggers"
+    " WHERE event_object_schema = DATABASE() UNION ALL"
+    " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
 # Which column of SHOW CREATE … holds the statement.
@@ -56,10 +57,9 @@ _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 def read(session: Session, schema: str) -> SchemaSnapshot:
     """The definitions of ``schema``. Two packets; the second only if anything is there."""
-    defaults, tables, triggers, routines = session.rows_in(schema, *_LIST)
+    defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
-    kinds = [(_text(kind), _text(name)) for kind, name in routines]
-    kinds += [("TRIGGER", _text(name)) for (name,) in triggers]
+    kinds = [(_text(kind), _text(name)) for kind, name in others]
     kinds += [(_table_kind(_text(kind)), _text(name)) for name, kind in tables]
     found: dict[str, str] = {}
     counters: dict[str, int] = {}

@@ -59,8 +59,9 @@ class Migrator:
         place = Place(shard, step, stopping)
         try:
             self._migrate(place)
+            place.connection.unlock_schema()
         finally:
-            # With it goes the lock.
+            # With it goes the lock, and a session that was left in the middle.
             place.connection.close()
 
     def settle(self, step: Step, done: bool) -> None:
