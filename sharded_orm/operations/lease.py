@@ -171,7 +171,12 @@ def _lives(pid: int) -> bool:
         return False
     except OSError:
         pass  # It is another user's.
-    return True
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # After its name: Z for one that has ended, and that nobody has waited for.
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
 
 
 def _who() -> dict[str, Any]:

@@ -100,6 +100,11 @@ def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
             old = None if force else stack.enter_context(operator(plan.node))
         except PromotionRefused as exc:
             found.problems += exc.problems
+            if not force and not answers(plan):
+                found.problems.append(
+                    f"{plan.node!r} does not answer. If it is dead, --force does without it: what"
+                    f" {plan.new!r} has not received is lost"
+                )
             return found
         _of_new(new, found)
         if old is None:
@@ -171,7 +176,7 @@ def _of_link(plan: Plan, new: Server, found: Findings, timeout: float) -> None:
     links = new.links()
     link = next((one for one in links if one.source_id == found.old.server_id), None)
     if link is None:
-        found.problems.append(_no_link(plan, links))
+        found.problems.append(no_link(plan.new, plan.node, links))
         return
     found.link = link
     found.problems += _wrong_with(plan, link)
@@ -211,13 +216,20 @@ def _why(link: Link) -> str:
     return link.error or "it was stopped. START SLAVE, and see that it comes near"
 
 
-def _no_link(plan: Plan, links: Collection[Link]) -> str:
-    known = ", ".join(f"{one.host}:{one.port}" for one in links)
+def no_link(new: str, old: str, links: Collection[Link]) -> str:
+    """Why ``new`` is no replica of ``old``, to judge by its ``links``."""
+    known = ", ".join(map(_told, links))
     return (
-        f"{plan.new!r} does not replicate from {plan.node!r}"
+        f"{new!r} does not replicate from {old!r}"
         + (f", only from {known}" if known else ", nor from any other server")
         + ". RANGES names it as the replica: correct that, or make it one"
     )
+
+
+def _told(link: Link) -> str:
+    # One that never was connected does not know whom it would replicate from.
+    state = f" (not connected: {_why(link)})" if not link.source_id else ""
+    return f"{link.host}:{link.port}{state}"
 
 
 # ##### Without the old primary #####
@@ -247,7 +259,7 @@ def _of_lost_link(topology: Topology, plan: Plan, new: Server, found: Findings) 
     node = topology.nodes[plan.node]
     link = next((one for one in links if _leads_to(one, node)), None)
     if link is None:
-        found.problems.append(_no_link(plan, links))
+        found.problems.append(no_link(plan.new, plan.node, links))
         return
     found.link = link
     found.problems += _wrong_with(plan, link)

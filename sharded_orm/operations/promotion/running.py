@@ -23,11 +23,14 @@ Confirm = Callable[[Plan, Loss], bool]
 def check(node: str, *, to: str | None = None, options: Options | None = None) -> Report:
     """Whether ``node`` could be replaced by its replica now. Changes nothing.
 
-    :raises PromotionRefused: no; lists all reasons.
+    :raises PromotionRefused: no, or another one was broken off; lists all reasons.
     :raises TopologyReadOnly: the topology is not changed by commands.
     :raises TopologyError: its source does not answer.
     """
     options = options or Options()
+    last = journal.last_run(KIND, SUBJECT)
+    if last is not None and last.state == "broken off" and _has_begun(last):
+        raise PromotionRefused([_broken_off(last)])
     plan = _planned(node, to)
     switching.require_writable(plan, forced=options.force)
     found = _examined(plan, options)
@@ -83,9 +86,19 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> Report | None:
         return promotion.abort()
 
 
-def _has_begun(run: journal.Run) -> bool:
+def _has_begun(run: journal.Run | journal.RunStatus) -> bool:
     """Whether anything may have been touched."""
     return bool(run.arguments.get("phase", "checked") != "checked")
+
+
+def _broken_off(run: journal.Run | journal.RunStatus) -> str:
+    node, phase = run.arguments["node"], run.arguments["phase"]
+    force = " --force" if run.arguments["force"] else ""
+    return (
+        f"the promotion that replaces {node!r} was broken off in the phase {phase!r}; finish it with"
+        f" 'manage.py shards promote {node}{force}' or undo it with 'manage.py shards promote {node}"
+        " --abort'"
+    )
 
 
 def _planned(node: str, to: str | None) -> Plan:
@@ -105,15 +118,7 @@ def _resumed(run: journal.Run, node: str, options: Options, tell: Tell) -> Promo
     if not _has_begun(run):
         return None
     if (run.arguments["node"], run.arguments["force"]) != (node, options.force):
-        force = " --force" if run.arguments["force"] else ""
-        begun = f"shards promote {run.arguments['node']}{force}"
-        raise PromotionRefused(
-            [
-                f"another promotion was broken off in the phase {run.arguments['phase']!r}; finish"
-                f" it with 'manage.py {begun}' or undo it with 'manage.py shards promote"
-                f" {run.arguments['node']} --abort'"
-            ]
-        )
+        raise PromotionRefused([_broken_off(run)])
     tell(f"goes on with run {run.id}, which was broken off in the phase {run.arguments['phase']!r}")
     return Promotion(run, options, tell)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -81,6 +82,19 @@ def test_a_run_whose_process_died_on_this_machine_is_taken_over_at_once() -> Non
         OperationRun.objects.filter(pk=run.id).update(pid=dead.pid)
         with migrating() as second:
             assert second.id == run.id
+
+
+def test_a_run_whose_process_nobody_waited_for_is_taken_over_at_once() -> None:
+    """As in a container whose first process does not wait for those that it inherits."""
+    with migrating() as run:
+        dead = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+        assert dead.stdout is not None
+        dead.stdout.read()  # Returns when it has ended.
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        OperationRun.objects.filter(pk=run.id).update(pid=dead.pid)
+        with migrating() as second:
+            assert second.id == run.id
+        dead.wait()
 
 
 def test_a_run_of_another_machine_is_taken_over_when_it_is_silent() -> None:

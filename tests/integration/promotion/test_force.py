@@ -106,3 +106,4 @@ def test_an_unforced_run_of_a_dead_primary_says_what_is_wrong(scene: Scene) -> N
     scene.pair.first.kill()
     done = scene.promote(code=1)
     assert "cannot log in to node 'db1'" in done.err
+    assert "'db1' does not answer. If it is dead, --force does without it" in done.err

@@ -82,6 +82,16 @@ def test_a_published_map_cannot_be_undone(scene: Scene) -> None:
     assert scene.is_promoted()
 
 
+def test_a_check_tells_of_what_was_broken_off(scene: Scene) -> None:
+    scene.promote_and_die("end:fencing")
+    told = scene.promote("--check", code=1).err
+    assert "replaces 'db1' was broken off in the phase 'fencing'" in told
+    assert "'manage.py shards promote db1'" in told
+    assert "'manage.py shards promote db1 --abort'" in told
+    scene.promote("--abort")
+    scene.promote("--check")
+
+
 def test_killed_when_only_the_end_is_left(scene: Scene) -> None:
     scene.promote_and_die("begin:switched")
     assert scene.is_promoted()
