@@ -3,8 +3,8 @@
 Without arguments (or with just ``--long``) it runs ruff, the import contracts, mypy and
 two rounds of pytest: everything on SQLite (tests of the MySQL backend start from there
 as well), then the tests marked ``every_backend`` or ``mysql_settings`` under
-``tests.settings.mysql``. Beside them run the tests of operations, which mostly wait for
-processes that they start. With other arguments it passes them to one pytest.
+``tests.settings.mysql``. Beside them run the tests of operations and tickets, which mostly wait
+for processes that they start. With other arguments it passes them to one pytest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from tests.services.mariadb import ENVIRONMENT, run_to_end, servers, to_environm
 NO_TESTS_COLLECTED = 5
 
 # In a pytest of their own, with servers of their own.
-BESIDE = {"tests of operations": ["migrate", "shards", "topology", "growing", "promotion"]}
+BESIDE = {
+    "tests of operations and tickets": [
+        "migrate", "shards", "topology", "growing", "promotion", "tickets"
+    ]
+}  # fmt: skip
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],

@@ -128,7 +128,8 @@ class ShardAliasMixin(EndingMixin):
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """``known`` with the ``tables`` as they are now, and such as are new or gone; a table that is
-        new may have no definition. Cheaper than :meth:`schema_snapshot`: one round trip.
+        new may have no definition. Cheaper than :meth:`schema_snapshot`: one round trip. Triggers,
+        routines, and definitions and counters of other tables, are those of ``known``.
 
         :raises django.db.Error: one of ``tables`` does not exist.
         """

@@ -44,7 +44,8 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the counters of the shard ``using``.
 
-    :param counted: table -> its next number, as ``migrate_shards`` has just read it.
+    :param counted: table -> a number that its next one is not below, where ``migrate_shards`` has
+        read it since the table was made.
 
     Costs nothing for an app without packed ids, or whose tables all are counted far enough; else
     a list of the tables, and per table with packed ids one query (MySQL, MariaDB: two when it has

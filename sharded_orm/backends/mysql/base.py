@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -223,7 +223,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     def unlock_schema(self) -> None:
         if self.connection is None or not self.connection.tied:
             return
-        with self.wrap_database_errors:
+        # If it fails, close() ends the session, and the lock with it.
+        with suppress(self.Database.Error):
             with self.connection.any_session() as session:
                 locks.release(session, self.settings_dict["NAME"])
             self.connection.untie()
@@ -235,6 +236,11 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors:
             snapshot.make(self.node_pool, schema, definitions.defaults)
         try:
+            made.ensure_connection()
+            assert made.connection is not None
+            # close() ends its session: in the next copy, which has the same name, it would make
+            # tables with the character set of this one.
+            made.connection.tie()
             made.build_schema(definitions)
             yield made
         finally:

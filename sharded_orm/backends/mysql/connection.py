@@ -353,7 +353,8 @@ class VirtualConnection(DriverFace):
 
         One that is tied to this connection stays, as what it carries would be lost.
         """
-        if self.kept and self.mode <= Mode.HELD and not (self.begun or self.checks_off):
+        carries = self.begun or self.checks_off or self.tied
+        if self.kept and self.mode <= Mode.HELD and not carries:
             session, self.session = self.session, None
             if session is not None:
                 self.pool.discard(session)

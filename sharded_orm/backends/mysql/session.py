@@ -49,7 +49,8 @@ class Session:
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
         #: The current schema, None for unknown. Invariant: never wrong. It is set to None
-        #: before anything is sent and named again only after all of it succeeded.
+        #: before anything is sent and named again only after all of it succeeded. By its name:
+        #: of one that was dropped and made anew the session keeps the former character set.
         self.schema: str | None = None
         #: Send prefixes as statements of their own (multi-statements are switched off).
         self.split = split

@@ -38,7 +38,9 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    "SELECT @@character_set_database, @@collation_database",
+    # The variables of the session may be those of a schema that had the same name.
+    "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
+    " WHERE schema_name = DATABASE()",
     _TABLES,
     # A trigger is in the schema of its table; by trigger_schema, MariaDB would look into every schema
     # of the server.
@@ -87,10 +89,12 @@ def glance(
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
     )
-    counters = dict(known.counters)
+    counters = {name: number for name, number in known.counters.items() if name not in tables}
     found = {name: text for name, text in known.definitions.items() if kind_of(text) in _NAMELESS}
-    for name, _ in listed:
-        found[_text(name)] = known.definitions.get(_text(name), "")
+    for told, what in listed:
+        name, kind = _text(told), _table_kind(_text(what)).lower()
+        text = known.definitions.get(name, "")
+        found[name] = text if kind_of(text) == kind else ""
     for name, rows in zip(tables, results, strict=True):
         found[name] = _without_counter(name, _text(rows[0][1]), counters)
     return SchemaSnapshot(found, known.defaults, counters)

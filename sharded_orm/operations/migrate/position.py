@@ -23,10 +23,12 @@ class What(Enum):
     RECORD = "record"
     """The migration is recorded, after an operation that ran on the shard."""
     COMPARE = "compare"
-    """The schema was not as ``script`` promises; in the middle of a migration, which goes on
-    with ``operation``, or between two."""
+    """The schema was not as ``script`` promises: in the middle of a migration, which goes on
+    with ``operation``; before the record of the last one, which is statement ``index``; or after
+    one that was in a transaction."""
     END = "end"
-    """What comes after the last migration, ``post_migrate``, where nothing else tells of it."""
+    """What comes after the last migration: ``post_migrate``. Told where nothing else tells that the
+    shard has come so far, and when it fails."""
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,13 @@ class Replay:
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counted = build(self._place, script, self._place.step.run.id, key).counters
         else:
-            before = self._schema
+            before, run = self._schema, self._place.step.run.id
             for _, statements in script.by_migration():
                 unit = self._unit_of(statements[0][1])
                 with self._editing(unit):
-                    self._statements(script, key, self._place.step.run.id, statements)
-            self._compare(script, key, self._place.step.run.id, before=before)
+                    self._statements(script, key, run, statements, before)
+            if self._is_atomic(unit):
+                self._compare(script, key, run, before=before)
         self._schema = script.promise
         return script.units
 
@@ -90,8 +91,9 @@ class Replay:
                 key, script = self._script(number, operation)
                 before = self._schema
                 statements = enumerate(script.statements)
-                self._statements(script, key, self._place.step.run.id, statements)
-                self._compare(script, key, self._place.step.run.id, unit, before)
+                self._statements(script, key, self._place.step.run.id, statements, before)
+                if not script.units:
+                    self._compare(script, key, self._place.step.run.id, unit, before)
                 if script.units:
                     return  # Its tables were there, so that it was recorded only.
                 self._schema = script.promise
@@ -118,18 +120,29 @@ class Replay:
         before: SchemaSnapshot | None = None,
     ) -> None:
         """
-        :param unit: the one of which ``script`` is a part, unless it is recorded by it.
+        :param unit: the one that is gone on with afterwards, or at least recorded.
         :param before: what the shard looked like when ``script`` began, if that was seen.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
-        position = Position(What.COMPARE, run, script=key)
-        if unit is not None and not script.units:
+        position = Position(What.COMPARE, run, script=key, index=len(script.statements) - 1)
+        if unit is not None:
+            end = self._end(script, unit)
             position = replace(
                 position, migration=unit.key, backwards=unit.backwards,
-                operation=script.operations, outline=unit.outline(script.operations),
+                operation=end, outline=unit.outline(end),
             )  # fmt: skip
         self.counted = compare(self._place, script, position, before).counters
+
+    def _is_atomic(self, unit: Unit) -> bool:
+        """Whether one transaction holds the whole migration."""
+        # As BaseDatabaseSchemaEditor.__init__() decides.
+        return unit.migration.atomic and self._place.connection.features.can_rollback_ddl
+
+    @staticmethod
+    def _end(script: Script, unit: Unit) -> int:
+        """The number of the operation of ``unit`` at which ``script`` ends."""
+        return len(unit.operations) if script.units else script.operations
 
     def _run_own(self, number: int, operation: int) -> None:
         self.counted = {}
@@ -154,7 +167,12 @@ class Replay:
         return _Editing(self, unit)
 
     def _statements(
-        self, script: Script, key: str, run: int, numbered: Iterable[tuple[int, Statement]]
+        self,
+        script: Script,
+        key: str,
+        run: int,
+        numbered: Iterable[tuple[int, Statement]],
+        before: SchemaSnapshot | None = None,
     ) -> None:
         """Statements of one migration; the journal is told once of each stretch."""
         place = self._place
@@ -164,6 +182,9 @@ class Replay:
                 self._run(statement, "")
                 continue
             place.check()
+            if statement.records and index == len(script.statements) - 1:
+                # What is recorded has been compared, whatever happens after it.
+                self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
                 self._begin(script, key, run, stretch)
@@ -175,7 +196,7 @@ class Replay:
         place = self._place
         first = script.statements[stretch.start]
         unit = self._unit_of(first)
-        end = script.operations if not script.units else len(unit.operations)
+        end = self._end(script, unit)
         marks = first.effect is Effect.ROWS and not first.records
         place.at(
             Position(
@@ -235,7 +256,7 @@ class Replay:
             unit = self._interrupted(position)
             if unit is None:
                 return 0, 0
-            if position.what in (What.RECORD, What.COMPARE):
+            if position.what is What.RECORD:
                 return 0, position.operation
             if position.what is What.OWN:
                 with self._editing(unit):
@@ -246,11 +267,15 @@ class Replay:
             return 0, 0
         script = self._rehearsals.script(position.run, position.script)
         assert script is not None, "scripts are kept as long as a step needs them"
+        if position.what is What.COMPARE:
+            if not script.units:
+                return 0, position.operation
+            return self._go_on(script, position, position.index)
         end = position.index + position.count
         if not is_recorded:
             done = self._judge().statements(position, script)
             return self._go_on(script, position, position.index + done)
-        if not (script.statements[end - 1].records and self._place.was_killed):
+        if position.raised or position.settled or not script.statements[end - 1].records:
             return 0, 0  # Somebody else has recorded it, say by "migrate --fake".
         return self._go_on(script, position, end)
 
@@ -287,6 +312,7 @@ class Replay:
     def _go_on(self, script: Script, position: Position, start: int) -> tuple[int, int]:
         """The statements of a script from ``start``, as far as the plan agrees with it."""
         units = 0
+        unit: Unit | None = None
         for key, statements in script.by_migration():
             rest = [(index, statement) for index, statement in statements if index >= start]
             if not rest:
@@ -300,7 +326,12 @@ class Replay:
             with self._editing(unit):
                 self._statements(script, position.script, position.run, rest)
             units += bool(last.records)
-        self._compare(script, position.script, position.run, next(iter(self._plan.units), None))
+        if script.units and unit is None:
+            return 0, 0  # Nothing was left but what comes after it.
+        if not script.units:
+            self._compare(script, position.script, position.run, next(iter(self._plan.units), None))
+        elif unit is not None and self._is_atomic(unit):
+            self._compare(script, position.script, position.run)
         self._schema = script.promise
         return units, script.operations
 
@@ -374,11 +405,11 @@ def compare(
     """See that the schema is as ``script`` promises; returns it.
 
     :param position: where to go on once it is.
-    :param before: what it was when ``script`` began. If only some tables are to look otherwise, these
-        are looked at, and which other ones there are.
+    :param before: what it was when ``script`` began. If all that does is to alter tables, these are
+        looked at, and which other ones there are.
     :raises SchemaDiffers: it is not as promised; the next attempt compares again.
     """
-    tables = before.changed_tables(script.promise) if before is not None else None
+    tables = script.altered_tables(before) if before is not None else None
     if before is not None and tables is not None:
         found = place.glance(before, tables)
         if found.looks_like(script.promise):

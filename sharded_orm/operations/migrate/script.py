@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
+from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import Key
 
+# What leaves all tables where they are, under their names.
+_ALTERS = re.compile(
+    r"\s*(?:ALTER TABLE\b(?!.*\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b))"
+    r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
+    re.IGNORECASE | re.DOTALL,
+)
 # What Django's editors pass to a driver as parameters, but JSON does not have.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
@@ -118,16 +125,35 @@ class Script:
             last, following = self.statements[end - 1], self.statements[end]
             if following.migration != first.migration:
                 break
-            if following.records:
-                end += 1
-                break
             seen.add(last.after)
+            if following.records:
+                end += self._is_told_apart(first, index)
+                break
             is_seen = len(seen) == end - index + 1 and following.after not in seen
             both_change = first.effect is following.effect is Effect.SCHEMA
             if not (is_seen and both_change and following.operation == first.operation):
                 break
             end += 1
         return range(index, end)
+
+    def _is_told_apart(self, statement: Statement, index: int) -> bool:
+        """Whether it can be seen that it took effect, or it may be run again."""
+        if statement.effect is Effect.ROWS:
+            return self.promise.is_transactional
+        return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
+
+    def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
+        """The tables of ``before`` that it names; None unless all it does is to alter tables."""
+        told = [statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA]
+        changed = before.changed_tables(self.promise)
+        if changed is None or not all(map(_ALTERS.match, told)):
+            return None
+        named = [
+            name
+            for name, definition in before.definitions.items()
+            if kind_of(definition) == "table" and any(name in sql for sql in told)
+        ]
+        return named if set(changed) <= set(named) else None
 
     def fingerprint_before(self, index: int) -> str | None:
         """Of the schema when statement ``index`` is to be run."""

@@ -13,7 +13,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import OperationStopped
-from sharded_orm.operations.journal import RUNNING, Step
+from sharded_orm.operations.journal import Step
 from sharded_orm.operations.migrate.position import Position, What
 from sharded_orm.operations.migrate.records import TABLE, Records, marker
 from sharded_orm.topology.model import Shard
@@ -36,8 +36,6 @@ class Place:
         self.position = Position.from_json(step.position) if step.position else None
         self.records = Records(shard.alias, marked=self.position is not None)
         self._stopping = stopping
-        #: Whether a process broke off here, rather than end with an error or by request.
-        self.was_killed = step.state == RUNNING
         self._serial = self.position.serial if self.position else 0
         self._locked: Any = None
 
@@ -133,9 +131,13 @@ class Place:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Around what comes after the last migration. A kill there is told by the position of that."""
+        """Around what comes after the last migration.
+
+        A position that tells of something that is recorded needs no other after it: to go on from
+        there is to come here.
+        """
         end = Position(What.END, self.step.run.id)
-        if self.position is None:
+        if self.position is None or self.position.what is What.COMPARE:
             self.at(end, END_LABEL)
         try:
             yield

@@ -26,6 +26,7 @@ def check(node: str, *, to: str | None = None, options: Options | None = None) -
     :raises PromotionRefused: no, or another one was broken off; lists all reasons.
     :raises TopologyReadOnly: the topology is not changed by commands.
     :raises TopologyError: its source does not answer.
+    :raises JournalMissing: the global database is not migrated.
     """
     options = options or Options()
     last = journal.last_run(KIND, SUBJECT)

@@ -79,6 +79,16 @@ def test_it_is_not_taken_twice(node: Node) -> None:
     other.close()
 
 
+def test_a_cache_that_gives_the_session_up_does_not_take_the_lock(node: Node) -> None:
+    assert node[0].lock_schema(0)
+    locked = holder(node)
+    with transaction.atomic(using="t_0"):
+        node.run(0, UPDATE, ["x", 1])
+        node[0].keep_session()
+    node[0].discard_session()
+    assert node.session_of(0) == locked == holder(node)
+
+
 @pytest.mark.parametrize("within", ["nothing", "transaction", "checks"])
 def test_nothing_runs_without_the_lock_that_was_lost(node: Node, within: str) -> None:
     """Whoever locked it sees an error, or another connection."""

@@ -145,6 +145,7 @@ class Migration(migrations.Migration):
 """
 _NEXT = """
 from django.db import migrations, models
+from sharded_orm.models import PackedIDField
 from tests.integration.migrate.engine import failing
 
 class Migration(migrations.Migration):

@@ -232,29 +232,117 @@ def test_a_function_within_a_transaction_of_the_global_database(
         fleet.migrate(1)
 
 
-def test_killed_between_the_record_and_the_comparison(
+def attempt(fleet: Fleet, stopping: Any = NEVER) -> str:
+    """Migrate shard 1 as the command does, which tells the journal of every end; that."""
+    with fleet.run() as run:
+        run.steps([fleet.shard(1).alias])
+        step = run.step(fleet.shard(1).alias)
+        migrator = Migrator(fleet.group, Options(("fleet", None)), journal.Scripts())
+        try:
+            migrator.migrate(fleet.shard(1), step, stopping=stopping)
+        except OperationStopped:
+            step.stopped()
+        except Exception as exc:
+            step.failed(exc)
+        else:
+            step.done()
+    return f"{step.state} {step.error}".strip()
+
+
+def test_nothing_is_recorded_that_was_not_compared(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is compared later: the journal has told of the record together with the last operation."""
     first(fleet)
     migrations.add("0002_place", PLACE)
+    migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
+    execute = Replay._execute
+
+    def with_a_guest(replay: Replay, statement: Any) -> None:
+        execute(replay, statement)
+        if "more" in statement.sql:
+            fleet.execute(1, "CREATE TABLE guest (id int)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replay, "_execute", with_a_guest)
+        for _ in range(3):
+            assert "table 'guest' is not expected" in attempt(fleet)
+    assert ("fleet", "0002_place") in fleet.applied(1)
+    assert ("fleet", "0003_more") not in fleet.applied(1)
+    fleet.execute(1, "DROP TABLE guest")
+    with monkeypatch.context() as patch:
+        patch.setattr(Replay, "_execute", None)
+        assert attempt(fleet) == "done"
+    assert fleet.applied(1).count(("fleet", "0003_more")) == 1
+
+
+def test_stopped_between_two_migrations_of_a_script(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second goes on with the script, at the end of which is the comparison."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+    migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
     record = Records.record
+    recorded: list[int] = []
 
     def with_a_guest(records: Records, *args: Any, **kwargs: Any) -> None:
         record(records, *args, **kwargs)
-        fleet.execute(1, "CREATE TABLE guest (id int)")
-        raise Broken  # As a kill does: the journal hears nothing of it.
+        if not recorded:
+            fleet.execute(1, "CREATE TABLE guest (id int)")
+        recorded.append(1)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Records, "record", with_a_guest)
-        with pytest.raises(Broken):
-            fleet.migrate(1, target=("fleet", None))
-    assert ("fleet", "0002_place") in fleet.applied(1)
-    for _ in range(2):
-        with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):
-            fleet.migrate(1)
+    monkeypatch.setattr(Records, "record", with_a_guest)
+    assert attempt(fleet, stopping=lambda: bool(recorded)) == "stopped"
+    assert attempt(fleet, stopping=lambda: True) == "stopped"
+    assert ("fleet", "0003_more") not in fleet.applied(1)
+    assert "table 'guest' is not expected" in attempt(fleet)
     fleet.execute(1, "DROP TABLE guest")
-    fleet.migrate(1)
+    assert attempt(fleet) == "done"
+    assert fleet.applied(1).count(("fleet", "0003_more")) == 1
+
+
+def test_killed_when_a_receiver_of_the_end_has_made_something(
+    fleet: Fleet, migrations: Migrations
+) -> None:
+    """What was recorded is not compared again; the receiver is called again."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+    heard: list[int] = []
+
+    def hear(sender: Any, using: str, **kwargs: Any) -> None:
+        if using == fleet.shard(1).alias and sender.label == "fleet":
+            heard.append(1)
+            if len(heard) == 1:
+                fleet.execute(1, "CREATE VIEW mine AS SELECT 1 AS one")
+                raise Broken
+
+    post_migrate.connect(hear)
+    try:
+        with pytest.raises(Broken):
+            attempt(fleet)
+        assert attempt(fleet) == "done"
+    finally:
+        post_migrate.disconnect(hear)
+    assert len(heard) == 2
+
+
+@pytest.mark.mysql_settings
+def test_a_session_that_dies_when_all_is_done(fleet: Fleet, migrations: Migrations) -> None:
+    """The lock is gone with it: nothing is left to be done on the shard."""
+    first(fleet)
+    migrations.add("0002_place", PLACE)
+
+    def hear(sender: Any, using: str, **kwargs: Any) -> None:
+        if using == fleet.shard(1).alias and sender.label == "fleet":
+            ((session,),) = fleet.execute(1, "SELECT CONNECTION_ID()")
+            with fleet.connection(1).node_cursor() as cursor:
+                cursor.execute(f"KILL {session}")
+
+    post_migrate.connect(hear)
+    try:
+        assert attempt(fleet) == "done"
+    finally:
+        post_migrate.disconnect(hear)
 
 
 def test_what_a_person_has_recorded_is_not_compared(
@@ -267,18 +355,12 @@ def test_what_a_person_has_recorded_is_not_compared(
     def broken(replay: Replay, statement: Any) -> None:
         raise ValueError("no")
 
-    with monkeypatch.context() as patch, fleet.run() as run:
+    with monkeypatch.context() as patch:
         patch.setattr(Replay, "_execute", broken)
-        run.steps([fleet.shard(1).alias])
-        step = run.step(fleet.shard(1).alias)
-        with pytest.raises(ValueError, match="no") as told:
-            Migrator(fleet.group, Options(), journal.Scripts()).migrate(
-                fleet.shard(1), step, stopping=NEVER
-            )
-        step.failed(told.value)
+        assert attempt(fleet) == "failed ValueError: no"
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN place varchar(99) NULL")
     fleet.slowly(1, "fleet", fake=True)
-    fleet.migrate(1)
+    assert attempt(fleet) == "done"
     assert fleet.applied(1).count(("fleet", "0002_place")) == 1
 
 

@@ -17,7 +17,7 @@ from sharded_orm.exceptions import InvalidMigrationTarget, OperationStopped
 from sharded_orm.models import OperationScript
 from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
-from tests.integration.migrate.engine.fleets import NEVER, Fleet
+from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 
 pytestmark = pytest.mark.every_backend
 
@@ -83,7 +83,7 @@ def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
     sent = [packet for packet in packets[first + 1 : second + 1] if "SET SESSION" not in packet]
     expected = [
         r"USE .*; SELECT GET_LOCK",
-        r"SELECT .*; SHOW FULL TABLES; .*routines",
+        r"SELECT default_.*; SHOW FULL TABLES; .*routines",
         r"SHOW CREATE TABLE .*; SHOW CREATE TABLE",
         r"SELECT `app`, `name` FROM `django_migrations`",
         r"(USE .*; )?UPDATE `sharded_orm_step` .*'running'",
@@ -144,6 +144,42 @@ def test_ids_of_new_tables_begin_at_those_of_the_shard(fleet: Fleet) -> None:
     field: Any = Receipt._meta.pk
     fleet.execute(2, "INSERT INTO fleet_receipt (user_id) VALUES (1)")
     assert made.get().pk in field.counted_on(fleet.shard(2))
+
+
+RECEIPT = """migrations.CreateModel("Receipt", [
+    ("id", PackedIDField(primary_key=True, type_id=3)), ("user_id", models.BigIntegerField()){more}
+])"""
+
+
+@pytest.mark.mysql_settings
+@pytest.mark.parametrize("more", ["", ', ("x", models.IntegerField(null=True))'])
+def test_ids_of_tables_that_are_made_anew(fleet: Fleet, migrations: Migrations, more: str) -> None:
+    """What was read of a table says nothing of another one that has its name now."""
+    fleet.create(1)
+    fleet.slowly(1, "fleet")
+    target = ("fleet", None)
+    migrations.add("0002_receipt", RECEIPT.format(more=""))
+    fleet.migrate(1, target=target)
+    migrations.add("0003_again", 'migrations.DeleteModel("Receipt")', RECEIPT.format(more=more))
+    fleet.migrate(1, target=target)
+    ((_, told),) = fleet.execute(1, "SHOW CREATE TABLE fleet_receipt")
+    assert "AUTO_INCREMENT=" in told
+
+
+@pytest.mark.mysql_settings
+def test_shards_whose_schemas_have_other_defaults(fleet: Fleet, migrations: Migrations) -> None:
+    """One after the other, on a session that has stood in the copy of the other one."""
+    fleet.create(4, 5)
+    schema = fleet.connection(5).settings_dict["NAME"]
+    fleet.execute(5, f"ALTER DATABASE `{schema}` COLLATE utf8mb4_unicode_ci")
+    for number in (4, 5):
+        fleet.slowly(number, "fleet")
+    place = 'migrations.AddField("album", "place", models.CharField(max_length=9, null=True))'
+    migrations.add("0002_place", place)
+    fleet.connection(4).node_pool.dispose()
+    fleet.migrate(4, 5, target=("fleet", None))
+    for number in (4, 5):
+        assert ("fleet", "0002_place") in fleet.applied(number)
 
 
 def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
