@@ -58,7 +58,7 @@ def run_by_shard(
                 messages.ERROR,
             )
             break
-        except Exception as error:
+        except Exception as error:  # Logged and reported as this shard's; the others go on.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

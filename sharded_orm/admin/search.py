@@ -72,4 +72,5 @@ class _Searched:
 
 def _as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
     searched: Any = _Searched(queryset.model, fields)
-    return ModelAdmin.get_search_results(searched, None, queryset, word)  # type: ignore[arg-type]  # it hands the request to get_search_fields() only
+    request: Any = None  # It is handed to get_search_fields(), and to nothing else.
+    return ModelAdmin.get_search_results(searched, request, queryset, word)

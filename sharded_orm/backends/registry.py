@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
@@ -52,7 +52,7 @@ class ShardRegistry:
         connection of its own, like ``connection.copy()``.
         """
         alias = wrapper.alias
-        current = getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one
+        current = _known(alias)
         if current is not None and current is not wrapper:
             return
         connections[alias] = wrapper
@@ -88,7 +88,7 @@ class ShardRegistry:
         self.active.pop(id(wrapper), None)
         if self.wrappers.get(alias) is wrapper:
             del self.wrappers[alias]
-        if getattr(connections._connections, alias, None) is wrapper:  # type: ignore[attr-defined]  # private: the public look-up would make one
+        if _known(alias) is wrapper:
             del connections[alias]
 
     def close_obsolete(self) -> None:
@@ -114,3 +114,8 @@ class ShardRegistry:
                 wrapper.close_if_unusable_or_obsolete()
             else:
                 self.opened(wrapper)
+
+
+def _known(alias: str) -> Any:
+    """The thread's wrapper of ``alias``; None where ``connections[alias]`` would make one."""
+    return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one

@@ -388,8 +388,8 @@ class ShardAliasMixin(EndingMixin):
         try:
             for level in group.levels[len(self._mirrored) :]:
                 durable, from_testcase = group.block_options(level)
-                block = Atomic(self.alias, savepoint=True, durable=durable)
-                block._from_testcase = from_testcase  # type: ignore[attr-defined]  # not in the stubs
+                block: Any = Atomic(self.alias, savepoint=True, durable=durable)
+                block._from_testcase = from_testcase
                 self._unlogged = from_testcase
                 block.__enter__()
                 self._mirrored.append(block)

@@ -52,15 +52,7 @@ class SchemaSnapshot:
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
         """Whether the fingerprints are equal; most often without making them."""
-        return (
-            self.defaults == other.defaults
-            and self.definitions.keys() == other.definitions.keys()
-            and not self._redefined(other)
-        )
-
-    def _redefined(self, other: SchemaSnapshot) -> list[str]:
-        theirs = other.definitions
-        return [name for name, mine in self.definitions.items() if not _same(mine, theirs[name])]
+        return self.changed_tables(other) == []
 
     @cached_property
     def is_transactional(self) -> bool:
@@ -75,10 +67,11 @@ class SchemaSnapshot:
     def changed_tables(self, other: SchemaSnapshot) -> list[str] | None:
         """The tables that are defined in another way in ``other``; None if that is not all that
         is different."""
-        if self.definitions.keys() != other.definitions.keys() or self.defaults != other.defaults:
+        theirs = other.definitions
+        if self.definitions.keys() != theirs.keys() or self.defaults != other.defaults:
             return None
-        changed = self._redefined(other)
-        return changed if all(_IS_TABLE.match(other.definitions[n]) for n in changed) else None
+        changed = [name for name, mine in self.definitions.items() if not _same(mine, theirs[name])]
+        return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
         """What is different here from ``other``, in sentences; empty if the fingerprints are equal."""

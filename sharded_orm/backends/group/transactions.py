@@ -176,7 +176,9 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Each shard is rolled back, whatever another one raises.
+            except Exception as exc:  # Each shard is rolled back; the first error is raised below.
+                if first is not None:
+                    logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
         if first is not None:
             raise first

@@ -164,7 +164,7 @@ class VirtualConnection(DriverFace):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
-        clean = self.mode <= Mode.HELD and not (self.begun or self.checks_off or self.tied)
+        clean = self.mode <= Mode.HELD and not self._carries
         self.batch = self.tied = False
         self._forget_transaction()
         self.mode = Mode.CLOSED
@@ -353,13 +353,17 @@ class VirtualConnection(DriverFace):
 
         One that is tied to this connection stays, as what it carries would be lost.
         """
-        carries = self.begun or self.checks_off or self.tied
-        if self.kept and self.mode <= Mode.HELD and not carries:
+        if self.kept and self.mode <= Mode.HELD and not self._carries:
             session, self.session = self.session, None
             if session is not None:
                 self.pool.discard(session)
 
     # --- inside -------------------------------------------------------------------------
+
+    @property
+    def _carries(self) -> bool:
+        """Whether the session has something that would be lost with it."""
+        return self.begun or self.checks_off or self.tied
 
     @contextmanager
     def any_session(self) -> Iterator[Session]:
@@ -451,7 +455,7 @@ class VirtualConnection(DriverFace):
         session, self.session = self.session, None
         if session is not None:
             self.pool.discard(session)
-        carried = self.begun or self.checks_off or self.tied or self.mode is Mode.PINNED
+        carried = self._carries or self.mode is Mode.PINNED
         if self.tied or self.mode is Mode.PINNED:
             # Not to be healed by a rollback: the state is gone until close().
             self.begun = self.checks_off = False

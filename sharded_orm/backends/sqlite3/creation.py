@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from django.db.backends.sqlite3 import creation as stock
 
@@ -19,4 +21,5 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
         made = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(made):
             settings["TEST"]["NAME"] = None
-        return str(super()._get_test_db_name())  # type: ignore[misc]  # not in its stubs
+        creation: Any = super()  # The stubs leave the method out.
+        return str(creation._get_test_db_name())

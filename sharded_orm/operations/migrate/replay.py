@@ -92,10 +92,9 @@ class Replay:
                 before = self._schema
                 statements = enumerate(script.statements)
                 self._statements(script, key, self._place.step.run.id, statements, before)
-                if not script.units:
-                    self._compare(script, key, self._place.step.run.id, unit, before)
                 if script.units:
                     return  # Its tables were there, so that it was recorded only.
+                self._compare(script, key, self._place.step.run.id, unit, before)
                 self._schema = script.promise
                 if is_own:
                     self._run_own(number, operation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +251,21 @@ def attempt(fleet: Fleet, stopping: Any = NEVER) -> str:
     return f"{step.state} {step.error}".strip()
 
 
+@contextmanager
+def heard_at_the_end(fleet: Fleet, hear: Callable[[], None]) -> Iterator[None]:
+    """``hear`` is called for shard 1 when it is through."""
+
+    def receiver(sender: Any, using: str, **kwargs: Any) -> None:
+        if using == fleet.shard(1).alias and sender.label == "fleet":
+            hear()
+
+    post_migrate.connect(receiver)
+    try:
+        yield
+    finally:
+        post_migrate.disconnect(receiver)
+
+
 def test_nothing_is_recorded_that_was_not_compared(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,20 +326,16 @@ def test_killed_when_a_receiver_of_the_end_has_made_something(
     migrations.add("0002_place", PLACE)
     heard: list[int] = []
 
-    def hear(sender: Any, using: str, **kwargs: Any) -> None:
-        if using == fleet.shard(1).alias and sender.label == "fleet":
-            heard.append(1)
-            if len(heard) == 1:
-                fleet.execute(1, "CREATE VIEW mine AS SELECT 1 AS one")
-                raise Broken
+    def hear() -> None:
+        heard.append(1)
+        if len(heard) == 1:
+            fleet.execute(1, "CREATE VIEW mine AS SELECT 1 AS one")
+            raise Broken
 
-    post_migrate.connect(hear)
-    try:
+    with heard_at_the_end(fleet, hear):
         with pytest.raises(Broken):
             attempt(fleet)
         assert attempt(fleet) == "done"
-    finally:
-        post_migrate.disconnect(hear)
     assert len(heard) == 2
 
 
@@ -332,17 +345,13 @@ def test_a_session_that_dies_when_all_is_done(fleet: Fleet, migrations: Migratio
     first(fleet)
     migrations.add("0002_place", PLACE)
 
-    def hear(sender: Any, using: str, **kwargs: Any) -> None:
-        if using == fleet.shard(1).alias and sender.label == "fleet":
-            ((session,),) = fleet.execute(1, "SELECT CONNECTION_ID()")
-            with fleet.connection(1).node_cursor() as cursor:
-                cursor.execute(f"KILL {session}")
+    def hear() -> None:
+        ((session,),) = fleet.execute(1, "SELECT CONNECTION_ID()")
+        with fleet.connection(1).node_cursor() as cursor:
+            cursor.execute(f"KILL {session}")
 
-    post_migrate.connect(hear)
-    try:
+    with heard_at_the_end(fleet, hear):
         assert attempt(fleet) == "done"
-    finally:
-        post_migrate.disconnect(hear)
 
 
 def test_what_a_person_has_recorded_is_not_compared(
@@ -372,12 +381,11 @@ def test_a_receiver_of_the_end_fails(
     migrations.add("0002_place", PLACE)
     failing = True
 
-    def hear(sender: Any, using: str, **kwargs: Any) -> None:
-        if failing and using == fleet.shard(1).alias:
+    def hear() -> None:
+        if failing:
             raise ValueError("no")
 
-    post_migrate.connect(hear)
-    try:
+    with heard_at_the_end(fleet, hear):
         with pytest.raises(ValueError, match="no"):
             fleet.migrate(1)
         (step,) = OperationStep.objects.using("default").filter(alias=fleet.shard(1).alias)
@@ -388,6 +396,4 @@ def test_a_receiver_of_the_end_fails(
         with monkeypatch.context() as patch:
             patch.setattr(Replay, "_execute", None)
             fleet.migrate(1)
-    finally:
-        post_migrate.disconnect(hear)
     assert fleet.applied(1).count(("fleet", "0002_place")) == 1
