@@ -21,6 +21,7 @@ INSTALLED_APPS = [
     "tests.photos",
     "tests.samples",
     "tests.cached",
+    "tests.twins",
 ]
 
 # What the admin needs.
