@@ -14,6 +14,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
 from sharded_orm.models.options import ShardOptions, describe, shard_key_required
 from sharded_orm.models.routed import RoutedQuerySet
+from sharded_orm.models.routes import colocation, colocation_on
 from sharded_orm.models.statements import check_insert, check_update, check_values
 
 
@@ -91,14 +92,14 @@ class WritingQuerySet(RoutedQuerySet):
         if self._pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
-            check_insert(self._options, str(self._db), objs)
+            check_insert(colocation_on(self._options, str(self._db)), objs)
             self._fill_ids(objs)
             return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
         by_shard = _by_shard(options, objs)
         for number, rows in by_shard.items():
-            check_insert(options, runtime.shard(options.group, number).alias, rows)
+            check_insert(colocation(options, frozenset({number})), rows)
         self._fill_ids(objs)
         for number, rows in sorted(by_shard.items()):
             alias = runtime.shard(options.group, number).alias
@@ -185,7 +186,7 @@ class WritingQuerySet(RoutedQuerySet):
                 obj._refuse_other_shard(alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            check_update(self._options, alias, rows, fields)
+            check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
             for alias, rows in sorted(by_shard.items())
@@ -197,7 +198,7 @@ class WritingQuerySet(RoutedQuerySet):
             return super().update(**kwargs)  # Refuses it.
         where = self._destination()
         if not self._is_named():
-            check_values(self._options, self.query, self._numbers(where), kwargs.values())
+            check_values(self._colocation(where), self.query, kwargs.values())
         if isinstance(where, str):
             return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
