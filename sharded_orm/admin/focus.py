@@ -166,8 +166,12 @@ def read_key(options: ShardOptions, text: str) -> Any:
 
 def locate(options: ShardOptions, key: Any) -> Shard | None:
     """The shard of a key; None while it has none. Raises :exc:`InvalidFocus`."""
+    strategy = runtime.strategy(options.group)
     try:
-        return runtime.locate(options.group, key)
+        shard = runtime.locate(options.group, key)
+        if shard is None and not strategy.places:
+            raise strategy.refusal(key)
+        return shard
     except RoutingError as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
 
