@@ -243,7 +243,15 @@ class AdminError(ShardedOrmError):
 
 
 class InvalidFocus(AdminError, LookupError):
-    """A shard, or a value of the shard key, that does not exist or cannot."""
+    """A shard, or a value of the shard key, that does not exist or cannot.
+
+    The message does not tell where a key is. :attr:`home` is the alias of its shard, if it has
+    one, for those who may look there.
+    """
+
+    def __init__(self, message: str, *, home: str | None = None) -> None:
+        self.home = home
+        super().__init__(message)
 
 
 class InvalidObjectID(AdminError, LookupError):

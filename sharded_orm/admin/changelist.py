@@ -54,7 +54,7 @@ class ChangeListMixin(ShardedBase):
         try:
             focus = self.focus(request)
         except InvalidFocus as exc:
-            return no_rows(self, request, str(exc))
+            return no_rows(self, request, self.reason(request, exc))
         try:
             with self._at(request, focus):
                 response = super().changelist_view(request, extra_context)
@@ -66,7 +66,9 @@ class ChangeListMixin(ShardedBase):
             if request.method != "POST":
                 raise
             # A row was moved since the page was shown, or relates to one that was.
-            self.message_user(request, f"Nothing was saved: {exc}", messages.ERROR)
+            self.message_user(
+                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
+            )
             return HttpResponseRedirect(request.get_full_path())
         except ScatterError as exc:
             return no_shard_answers(self, request, focus, exc)
