@@ -13,12 +13,11 @@ from contextlib import contextmanager
 import pytest
 
 from tests.integration.mysql import walk
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address, MariaDBServer, to_environment
 
 # An ordinary alias, a shard, and the alias of a group.
 ALIASES = ("default", "photos_00000", "photos")
-# Far more than it takes: it ends as soon as the process does.
-PATIENCE = 600
 
 
 @contextmanager
