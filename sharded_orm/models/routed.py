@@ -151,7 +151,9 @@ class RoutedQuerySet(CachedQuerySet):
         """Allow this query to ask every shard of its group.
 
         :param partial: give the rows of the shards that answer instead of raising
-            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not.
+            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not. A table or
+            column that a shard has not is left out like this only if another shard answers: if
+            none does, the query may be wrong, and :exc:`ScatterError` is raised all the same.
         """
         clone = self._chain()
         clone._scatters, clone._partial = True, partial

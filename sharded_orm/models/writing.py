@@ -66,8 +66,10 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _alias_of(self, given: dict[str, Any]) -> str:
-        options = self._options
-        names = (options.key.name, options.key.attname) if options.key is not None else ()
+        options, names = self._options, list[str]()
+        if options.key is not None:
+            names += [options.key.name, options.key.attname]
+            names += ["pk"] if options.key.primary_key else []
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
             return options.place(probe).alias

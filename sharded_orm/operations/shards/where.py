@@ -52,7 +52,7 @@ def where(label: str, name: str, text: str) -> Place:
         whose values carry the shard.
     :raises UnknownModel: there is no such model, or it is not sharded.
     :raises ShardKeyRequired: ``name`` does not tell the shard.
-    :raises InvalidShardKey: ``text`` cannot be such a key.
+    :raises InvalidShardKey: ``text`` cannot be such a key, or no row can have it.
     """
     options = sharded_model(label)
     field = _field(options, name)
@@ -65,6 +65,8 @@ def where(label: str, name: str, text: str) -> Place:
         ) from exc
     strategy, group = runtime.strategy(options.group), runtime.group(options.group)
     number = strategy.locate(key)
+    if number is None and not strategy.places:
+        raise strategy.refusal(key)
     told = Place(
         options.model._meta.label,
         field.attname,

@@ -19,6 +19,7 @@ import MySQLdb
 from MySQLdb.cursors import DictCursor
 
 from tests.integration.promotion.source import replace_file
+from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import Pair, execute, wait_until_equal
 from tests.services.zookeeper import ZooKeeperServer
@@ -39,7 +40,6 @@ try:
 except Entry.DoesNotExist:
     answer = "is not there"
 """
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 ALL_MOVES = ["photos 0-1", "photos 2-3", "visits 0-0"]
 
 
@@ -84,7 +84,7 @@ class Scene:
             "default": {
                 "ENGINE": "django.db.backends.sqlite3",
                 "NAME": str(self.folder / "default.sqlite3"),
-                "OPTIONS": {"timeout": 30},
+                "OPTIONS": {"timeout": PATIENCE},
             }
         }
         self.setting = {

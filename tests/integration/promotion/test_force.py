@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.integration.promotion.scene import LOOK_UP_7, Scene
+from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute, wait_until_equal
 
@@ -35,7 +36,7 @@ def test_what_has_arrived_and_waits_is_executed_first(scene: Scene) -> None:
         scene.pair.first.kill()
         process = scene.start("shards", "promote", "db1", "--force", "--no-input")
         scene.wait_for_run("waiting")
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert scene.rows("second") == set(range(1, 21))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.promotion.scene import Scene
+from tests.patience import PATIENCE
 from tests.services.replication import execute, wait_until_equal
 
 PHASES = ("fencing", "waiting", "stopping", "unfencing", "switching")
@@ -122,7 +123,7 @@ def test_a_process_that_was_silent_for_too_long_publishes_nothing(scene: Scene) 
     scene.promote("--abort")
     assert scene.is_as_before()
     os.kill(first.pid, signal.SIGCONT)
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 1
     assert "taken over by another process" in err
     assert scene.is_as_before()
@@ -200,7 +201,7 @@ def test_two_operators(scene: Scene) -> None:
         scene.wait_for_run()
         second = scene.promote(code=1)
     assert "held by" in second.err
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, err
     assert scene.is_promoted()
 

@@ -25,6 +25,7 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import Session
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR
+from tests.patience import PATIENCE
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
 
@@ -36,7 +37,7 @@ pytestmark = [
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
     """Change the catalog of one server behind the generator's back."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
 
@@ -61,7 +62,7 @@ def _noted(method: Callable[..., Any], name: str, asked: list[str]) -> Callable[
 
 
 def _session_of(server: TicketServer) -> Session:
-    with server.session(time.monotonic() + 30) as lent:
+    with server.session(time.monotonic() + PATIENCE) as lent:
         return lent.ask(lambda session: session)
 
 
@@ -109,7 +110,7 @@ def test_threads_never_get_the_same_id(generator: TicketGenerator, sequence: str
     barrier = threading.Barrier(4)
 
     def draw() -> None:
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         mine = [generator.next(sequence) for _ in range(50)]
         mine.extend(generator.take(sequence, 50))
         drawn.extend(mine)
@@ -118,7 +119,7 @@ def test_threads_never_get_the_same_id(generator: TicketGenerator, sequence: str
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(drawn) == len(set(drawn)) == 400
 
 
@@ -138,7 +139,7 @@ def test_blocks_are_shared_by_threads_and_ask_once(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
     assert sorted(drawn) == list(range(3, 3 + 2 * 96, 2))
     assert asked == []
     generator.close()

@@ -23,6 +23,7 @@ from sharded_orm.ids.tickets.session import Session
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.test_marks import down, put_back
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -104,7 +105,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
 
     def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
         if not hasattr(waited, "for_all"):
-            waited.for_all = everybody.wait(30)
+            waited.for_all = everybody.wait(PATIENCE)
         return probe(self, name, count, began)
 
     monkeypatch.setattr(TicketServer, "probe", probe_together)
@@ -119,7 +120,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert len(failed) == 8
     assert sorted(asked) == sorted(PAIR)
 
@@ -283,7 +284,7 @@ def test_an_error_out_of_nowhere_leaves_no_answer_behind(
         taken.append(kind_take(self, *args))
         raise RuntimeError("soft time limit")
 
-    with server.session(time.monotonic() + 30) as lent:
+    with server.session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     kind_take = kind.take
     with monkeypatch.context() as patch:

@@ -16,6 +16,7 @@ from sharded_orm.ids.tickets.pool import SessionPool
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import SequenceRow, Session
 from tests.integration.tickets.conftest import PAIR
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -25,7 +26,7 @@ pytestmark = [
 
 
 def row_of(server: TicketServer, sequence: str) -> SequenceRow:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         row = lent.ask(lambda session: session.read(sequence, deadline))
     assert row is not None
@@ -34,7 +35,7 @@ def row_of(server: TicketServer, sequence: str) -> SequenceRow:
 
 def put_back(server: TicketServer, sequence: str, value: int) -> None:
     """As if the server had come back from a backup."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     sql = "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s"
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, [value, sequence], deadline))
@@ -138,22 +139,22 @@ def test_answers_out_of_order_are_no_alarm(
         ids = take(self, *args)
         if threading.current_thread() is slow:
             drawn.set()
-            assert overtaken.wait(30)
+            assert overtaken.wait(PATIENCE)
         return ids
 
     monkeypatch.setattr(kind, "take", late)
     got: list[int] = []
     slow = threading.Thread(target=lambda: got.extend(server.take(sequence, 1)))
     slow.start()
-    assert drawn.wait(30)
+    assert drawn.wait(PATIENCE)
     later = server.take(sequence, 1)
     overtaken.set()
-    slow.join(30)
+    slow.join(PATIENCE)
     assert got[0] < later[0]
     assert server.cause() is None and server.cause(sequence) is None
     assert server.mark(sequence) == later[0]
 
 
 def _a_session(server: TicketServer) -> Session:
-    with server.session(time.monotonic() + 30) as lent:
+    with server.session(time.monotonic() + PATIENCE) as lent:
         return lent.ask(lambda session: session)

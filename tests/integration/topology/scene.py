@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[3]
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 SHARDS = 4
 T = TypeVar("T")
 

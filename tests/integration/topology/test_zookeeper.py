@@ -14,6 +14,7 @@ from kazoo.security import make_digest_acl_credential
 
 from tests.integration.topology.conftest import scene_with_zookeeper
 from tests.integration.topology.scene import Scene, document, wait_for
+from tests.patience import PATIENCE
 from tests.services.proxy import Proxy
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -186,7 +187,7 @@ def test_without_a_copy_and_without_servers_nothing_starts(
     zk_scene.source["OPTIONS"].update(HOSTS="127.0.0.1:1", WAIT=0.2)
     zk_scene.save()
     process = zk_scene.start("check")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "TopologyUnavailable: ZooKeeper at 127.0.0.1:1" in err
     assert "There is no last good copy" in err
@@ -248,7 +249,7 @@ def test_two_who_push_at_once_do_not_overwrite_each_other(zk_scene: Scene) -> No
         zk_scene.write({**document(1), "nodes": {"two": {"CONN_MAX_AGE": 5}}}, "b.json"),
     ]
     pushers = [zk_scene.start("topology", "push", file, "--wait", "0") for file in files]
-    ends = [(*pusher.communicate(timeout=60), pusher.returncode) for pusher in pushers]
+    ends = [(*pusher.communicate(timeout=PATIENCE), pusher.returncode) for pusher in pushers]
     assert sorted(end[2] for end in ends) == [0, 1], ends
     (loser,) = (end for end in ends if end[2])
     assert "by now" in loser[1] or "at this moment" in loser[1]
@@ -374,7 +375,7 @@ def test_pull_edit_push_history_rollback_watch(zk_scene: Scene) -> None:
     zk_scene.topology("rollback", "1", "--comment", "two was a mistake")
     assert json.loads(watcher.stdout.readline())["version"] == 3
     watcher.send_signal(signal.SIGINT)
-    _, err = watcher.communicate(timeout=60)
+    _, err = watcher.communicate(timeout=PATIENCE)
     assert watcher.returncode == 0, err
     entries = zk_scene.topology("history", "--json").json
     assert [(e["version"], e["comment"]) for e in entries] == [

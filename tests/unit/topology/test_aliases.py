@@ -14,6 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.topology.aliases import ShardedDatabases, sharded_databases
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
+from tests.patience import PATIENCE
 
 SHARDS = 4096
 DEFAULT = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
@@ -88,5 +89,5 @@ def test_two_threads_may_be_the_first(
 
     monkeypatch.setattr(runtime, "group_settings", meanwhile)
     assert list(many) == ["default", "fleet"]
-    other.join(30)
+    other.join(PATIENCE)
     assert seen == [["default", "fleet"]]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[4]
 
 SETTINGS = """
@@ -79,7 +81,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert bool(done.returncode) is fails, done.stdout
         return done.stdout

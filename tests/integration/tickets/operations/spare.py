@@ -17,6 +17,7 @@ from sharded_orm import runtime
 from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
+from tests.patience import PATIENCE
 from tests.photos.models import Photo
 
 #: An alias that tests may use for a third server.
@@ -82,7 +83,7 @@ def run(alias: str, sql: str, params: Sequence[Any] = ()) -> None:
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
     """Change the database of one server behind the generator's back."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
 
