@@ -11,7 +11,8 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from typing import Any
 from sharded_orm.exceptions import InvalidTopology
 
 FORMAT = 1
+# Settings of a driver are three or four deep. What is much deeper is a mistake, and would end
+# whatever walks through it.
+_MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
 # Of a node and, at any depth, of its OPTIONS: what an account is known by.
 _SECRET = re.compile(
@@ -52,8 +56,8 @@ class Document:
         def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             made = dict(pairs)
             if len(made) < len(pairs):
-                names = [key for key, _ in pairs]
-                twice.extend(f"key {key!r} stands twice" for key in made if names.count(key) > 1)
+                times = Counter(key for key, _ in pairs)
+                twice.extend(f"key {key!r} stands twice" for key in made if times[key] > 1)
             return made
 
         try:
@@ -76,7 +80,7 @@ class Document:
             return cls.from_json(raw)
         try:
             content = tomllib.loads(raw.decode())
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise InvalidTopology([f"it is not TOML: {exc}"]) from exc
         return cls.from_content(content)
 
@@ -88,6 +92,9 @@ class Document:
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
+        # Before anything else, which would stumble over it.
+        if (problem := _unfit(content)) is not None:
+            raise InvalidTopology([problem])
         found = [
             f"unknown key {key!r}; valid keys are {sorted(_KEYS)!r}"
             for key in content
@@ -186,6 +193,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+def _unfit(value: Any, depth: int = 0) -> str | None:
+    """Why no process could walk through ``value``, or write it down; None if each can."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"it holds text that UTF-8 cannot encode, {value!r}"
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = [*value, *value.values()]
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    if parts and depth >= _MAX_DEPTH:
+        return f"it is nested more than {_MAX_DEPTH} deep"
+    return next((found for part in parts if (found := _unfit(part, depth + 1))), None)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -13,7 +13,14 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl_credential
 
 from tests.integration.topology.conftest import scene_with_zookeeper
-from tests.integration.topology.scene import Scene, document, wait_for
+from tests.integration.topology.scene import (
+    BREAK,
+    MEND,
+    Scene,
+    document,
+    untakeable,
+    wait_for,
+)
 from tests.services.proxy import Proxy
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -107,6 +114,47 @@ def test_what_is_no_document_is_refused_and_replaced(zk_scene: Scene, client: Ka
         assert site.ask("place()") == "one"
         zk_scene.push(document(1, "two"))
         site.wait_version(2)
+
+
+def test_whatever_it_holds_the_next_one_is_followed(zk_scene: Scene, client: KazooClient) -> None:
+    zk_scene.push(document(1))
+    with zk_scene.site() as site:
+        version = 1
+        for problem, text in untakeable(50).items():
+            client.set(path(zk_scene), text.encode())
+            site.wait_log(problem)
+            assert site.ask("version()") == version
+            version += 1
+            client.set(path(zk_scene), json.dumps(document(version, "two")).encode())
+            site.wait_version(version)
+            assert site.ask("place()") == "two"
+        site.run(BREAK)
+        client.set(path(zk_scene), json.dumps(document(version + 1)).encode())
+        site.wait_log("it cannot be used: ZeroDivisionError: a mistake of ours")
+        assert (site.ask("version()"), site.ask("place()")) == (version, "two")
+        site.run(MEND)
+        client.set(path(zk_scene), json.dumps(document(version + 2)).encode())
+        site.wait_version(version + 2)
+        assert "Exception in thread" not in site.log
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_following(zk_scene: Scene) -> None:
+    zk_scene.push(document(1))
+    with zk_scene.site() as site:
+        site.run(
+            "source = runtime.source()\n"
+            "def fail(client):\n"
+            "    del source._announce\n"
+            "    raise ZeroDivisionError('a mistake of ours')\n"
+            "source._announce = fail\n"
+        )
+        zk_scene.push(document(1, "two"))
+        site.wait_version(2)
+        site.wait_log("a mistake of ours")
+        # It tells its version when it has recovered.
+        wait_for(lambda: zk_scene.told_version(site.process.pid) == 2, "version 2 was told")
+        zk_scene.push(document(2))
+        site.wait_version(3)
 
 
 def test_an_older_version_is_refused(zk_scene: Scene, client: KazooClient) -> None:

@@ -61,6 +61,14 @@ def test_neither_is_other_json(value: Any) -> None:
         ('{"format": 1, "version": 1, "nodes": []}', "nodes must be an object, not list"),
         ('{"format": 1, "version": 1, "groups": {"a": 3}}', "group 'a' must be an object, not int"),
         ("[" * 100_000, "it is not JSON"),
+        (
+            '{"format": 1, "version": 1, "nodes": {"a": {"b": ' + "[" * 40 + "]" * 40 + "}}}",
+            "it is nested more than 32 deep",
+        ),
+        (
+            '{"format": 1, "version": 1, "nodes": {"\\ud800": {}}}',
+            "it holds text that UTF-8 cannot encode, '\\ud800'",
+        ),
     ],
 )
 def test_problems_are_named(text: str, problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -82,11 +83,7 @@ TEMPLATES = st.builds(
 def spans(draw: st.DrawFn) -> list[Span]:
     """Ascending spans that do not overlap."""
     marks = sorted(draw(st.sets(st.integers(0, 1200), min_size=2, max_size=6)))
-    return [
-        (first, last - 1)
-        for first, last in zip(marks, marks[1:], strict=False)
-        if draw(st.booleans())
-    ]
+    return [(first, last - 1) for first, last in itertools.pairwise(marks) if draw(st.booleans())]
 
 
 def all_names(template: str, among: Sequence[Span]) -> dict[str, int]:
