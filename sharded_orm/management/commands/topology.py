@@ -82,8 +82,17 @@ class Show(Action):
             command.stdout.write("")
             write_table(
                 command,
-                ("host", ">process", ">version", "since"),
-                [(p.host, str(p.pid), str(p.version), _when(p.since)) for p in processes],
+                ("host", ">process", ">version", "since", ""),
+                [
+                    (
+                        p.host,
+                        str(p.pid),
+                        str(p.version),
+                        _when(p.since),
+                        "this command" if p.own else "",
+                    )
+                    for p in processes
+                ],
             )
 
 
@@ -138,7 +147,18 @@ class Push(Action):
         _publishing(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        _published(command, topology.push(_read(options["file"]), options["comment"]), options)
+        pushed = topology.push(_read(options["file"]), options["comment"])
+        if pushed.published:
+            _published(command, pushed.document, options)
+            return
+        command.stdout.write(
+            f"Nothing to publish: version {pushed.document.version}, in use here, is the same."
+        )
+        if options["comment"]:
+            command.stderr.write(
+                command.style.WARNING("The comment is not kept: it would belong to a new version.")
+            )
+        _wait(command, pushed.document, options)
 
 
 class Pull(Action):
@@ -278,17 +298,32 @@ def _published(command: BaseCommand, document: Document, options: dict[str, Any]
     command.stdout.write(
         command.style.SUCCESS(f"Version {document.version} is published and in use here.")
     )
+    _wait(command, document, options)
+
+
+def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
+    """For the other processes, as long as the option says."""
     if not options["wait"]:
         return
     reach = topology.wait_until_used(document.version, options["wait"])
     if reach is None:
         return
-    command.stdout.write(f"{len(reach.using)} connected processes use it.")
+    command.stdout.write(_using(len(reach.using), behind=len(reach.behind)))
     if reach.behind:
         raise failed(
             f"{one.host}, process {one.pid}, still uses version {one.version}."
             for one in reach.behind
         )
+
+
+def _using(count: int, *, behind: int) -> str:
+    if behind:
+        return f"{count} of {count + behind} other processes that are connected use it."
+    if not count:
+        return "No other process is connected."
+    if count == 1:
+        return "1 other process is connected, and uses it."
+    return f"{count} other processes are connected, and use it."
 
 
 def _held() -> tuple[Document | None, str | None]:

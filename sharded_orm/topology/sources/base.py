@@ -51,6 +51,8 @@ class Process:
     pid: int
     version: int
     since: datetime | None
+    #: Whether it is the one that asks.
+    own: bool = False
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:

@@ -213,13 +213,12 @@ class ZooKeeperSource(TopologySource):
             except NoNodeError:
                 return []
             asked = [client.get_async(f"{folder}/{name}") for name in names]
-            for answer in asked:
+            for name, answer in zip(names, asked, strict=True):
                 # It may have ended meanwhile.
                 with suppress(NoNodeError, ValueError, KeyError):
                     told = json.loads(self._ask(answer)[0])
-                    found.append(
-                        Process(told["host"], told["pid"], told["version"], _time(told["since"]))
-                    )
+                    since, own = _time(told["since"]), name == self._name
+                    found.append(Process(told["host"], told["pid"], told["version"], since, own))
         return sorted(found, key=lambda one: (one.host, one.pid))
 
     def _entries(self, client: KazooClient) -> list[str]:
