@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -186,7 +187,7 @@ class History(Action):
     help = "Show who published which version, newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--limit", type=int, default=20, metavar="N", help="Default: 20.")
+        parser.add_argument("--limit", type=_limit, default=20, metavar="N", help="Default: 20.")
         _json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -277,11 +278,28 @@ def _publishing(parser: CommandParser) -> None:
     parser.add_argument("--comment", default="", metavar="TEXT", help="For the history.")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=10.0,
         metavar="SECONDS",
         help="Wait so long for all processes that are connected; 0 not at all. Default: 10.",
     )
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
+        raise ArgumentTypeError(f"{text!r} is no number of versions")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # Of "nan" no end ever comes.
+    if not 0 <= seconds < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+    return seconds
 
 
 def _read(path: Path) -> Document:
