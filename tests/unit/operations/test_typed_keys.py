@@ -31,12 +31,20 @@ def on_mysql() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("field", "text", "said"),
     [
-        (models.IntegerField(), "2147483648", "its column holds numbers from -2147483648 to 2147483647"),
+        (
+            models.IntegerField(),
+            "2147483648",
+            "its column holds numbers from -2147483648 to 2147483647",
+        ),
         (models.PositiveIntegerField(), "4294967296", "to 4294967295"),
         (models.SmallIntegerField(), "-32769", "from -32768"),
         (models.BigIntegerField(), str(2**63), "9223372036854775807"),
         (models.BigAutoField(primary_key=True), str(2**63), "9223372036854775807"),
-        (models.BigIntegerField(validators=[MinValueValidator(1)]), "0", "greater than or equal to 1"),
+        (
+            models.BigIntegerField(validators=[MinValueValidator(1)]),
+            "0",
+            "greater than or equal to 1",
+        ),
         (models.CharField(max_length=3), "four", "at most 3 characters"),
         (models.DecimalField(max_digits=3, decimal_places=0), "1000", "no more than 3 digits"),
         (models.DecimalField(max_digits=3, decimal_places=0), "NaN", ""),
