@@ -92,6 +92,7 @@ class Follower(Generic[T]):
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
             # The copy is what it follows, unless it is the same.
             value = self.value if document == copy else self.check(document)
+            changes = self._changes_to(document)
         except Exception as exc:
             refusal = refusal_of(exc)
             if copy is None:
@@ -107,7 +108,7 @@ class Follower(Generic[T]):
             self.source.using(copy.version)
             return self.value
         assert value is not None
-        self._take(document, value)
+        self._take(document, value, changes)
         return value
 
     def check(self, document: Document) -> T:
@@ -136,12 +137,14 @@ class Follower(Generic[T]):
             return False
         try:
             value = self.check(document)
+            changes = self._changes_to(document)
+            # The last that may fail: from here on it is in use.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
             self._log_refusal(refusal, document)
             raise refusal from exc
-        self._take(document, value)
+        self._take(document, value, changes)
         return True
 
     def _log_refusal(self, exc: TopologyError, document: Document | None) -> None:
@@ -159,15 +162,21 @@ class Follower(Generic[T]):
             exc,
         )
 
-    def _take(self, document: Document, value: T) -> None:
+    def _changes_to(self, document: Document) -> str:
+        """For the log; empty if it is what is in use, or nothing is."""
+        before = self.document
+        if before is None or before == document:
+            return ""
+        return "; ".join(before.differences(document)) or "no difference"
+
+    def _take(self, document: Document, value: T, changes: str) -> None:
         before, self._used = self.document, (document, value)
         self._refused = None
         self.standing = Standing(document.version, Origin.SOURCE, datetime.now(UTC))
-        if before is not None and before != document:
+        if before is not None and changes:
             logger.info(
                 "Version %d of the topology takes the place of version %d: %s.",
-                document.version, before.version,
-                "; ".join(before.differences(document)) or "no difference",
+                document.version, before.version, changes,
             )  # fmt: skip
 
     def keep(self) -> None:
