@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
@@ -33,7 +33,8 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            self._bounds: tuple[Any, ...] = tuple(n * size for n in range(group.count + 1))
+            # Computed when they are looked at, as many as there are.
+            self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:
             self._open_ended = True

@@ -148,7 +148,7 @@ def test_a_source_that_commands_do_not_write(scene: Scene, source: str) -> None:
     scene.save()
     for arguments, change in {
         ("grow", "photos", "--count", "2", "--primary", "two"): "range [2, 3] is new",
-        ("weight", "photos", "0-1", "2"): "range [0, 1]: weight None becomes 2",
+        ("weight", "photos", "0-1", "2"): "range [0, 1]: weight 1 (the default) becomes 2",
     }.items():
         done = scene.manage("shards", *arguments, code=1)
         assert change in done.err

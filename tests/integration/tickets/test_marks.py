@@ -15,7 +15,7 @@ from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.pool import SessionPool
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import SequenceRow, Session
-from tests.integration.tickets.conftest import PAIR
+from tests.integration.tickets.conftest import PAIR, in_order
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
@@ -85,7 +85,7 @@ def test_a_new_process_learns_the_mark_from_the_partner(
 ) -> None:
     generator.take(sequence, 100), generator.next(sequence)
     put_back(generator.servers[0], sequence, 9)
-    new = TicketGenerator(PAIR)
+    new = TicketGenerator(PAIR, turns=in_order)
     assert new.next(sequence) == 4
     assert isinstance(new.servers[0].cause(sequence), TicketServerBehind)
     new.close()
@@ -95,7 +95,7 @@ def test_a_new_process_learns_the_mark_from_the_partner(
 def test_the_policy_while_the_partner_is_down(
     sequence: str, policy: str, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = TicketGenerator(PAIR, TicketOptions(partner_down=policy))
+    new = TicketGenerator(PAIR, TicketOptions(partner_down=policy), turns=in_order)
 
     down(new.servers[1], monkeypatch)
     if serves:
@@ -114,7 +114,7 @@ def test_an_unchecked_server_is_checked_when_the_partner_is_back(
 ) -> None:
     generator.take(sequence, 10_000), generator.next(sequence)
     put_back(generator.servers[0], sequence, 9)
-    new = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
+    new = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
 
     with monkeypatch.context() as patch:
         down(new.servers[1], patch)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from django.core.handlers.base import BaseHandler
 from django.db import close_old_connections, connections, reset_queries
-from django.db.utils import ConnectionHandler
+from django.db.utils import ConnectionDoesNotExist, ConnectionHandler
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidConfiguration
@@ -47,6 +47,13 @@ def test_answers_for_every_shard_and_no_other(many: ShardedDatabases) -> None:
         assert wrong not in many
         with pytest.raises(KeyError):
             many[wrong]  # type: ignore[index]
+    handler = ConnectionHandler(many)
+    for unknown in (
+        "fleet_99999", "fleet_" + "9" * 5000, "fleet_\u0660\u0660\u0660\u0660\u0661",
+        "fleet_0000\u00b2", "fleet_000001", "_", "",
+    ):  # fmt: skip
+        with pytest.raises(ConnectionDoesNotExist):
+            handler[unknown]
     settings = many["fleet_00001"]
     assert settings["ATOMIC_REQUESTS"] is False
     assert settings["TEST"]["MIRROR"] is None

@@ -17,6 +17,7 @@ from sharded_orm import runtime
 from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
+from tests.integration.tickets.conftest import in_order
 from tests.patience import PATIENCE
 from tests.photos.models import Photo
 
@@ -100,7 +101,7 @@ def lose(server: TicketServer, name: str) -> None:
 
 @contextmanager
 def generator_of(aliases: Sequence[str]) -> Iterator[TicketGenerator]:
-    made = TicketGenerator(aliases, TicketOptions(backoff=0.001))
+    made = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
     try:
         yield made
     finally:

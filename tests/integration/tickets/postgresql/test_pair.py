@@ -29,6 +29,7 @@ from sharded_orm.ids.tickets.session import LAST_ID, Session
 from sharded_orm.operations.tickets.beginning import begin, create
 from sharded_orm.operations.tickets.repair import advance
 from sharded_orm.operations.tickets.servers import ask
+from tests.integration.tickets.conftest import in_order
 from tests.integration.tickets.faults.drawing import Crowd, Project
 from tests.patience import PATIENCE
 from tests.services.mariadb import Address as MariaDBAddress
@@ -83,7 +84,7 @@ def make(pair: Any) -> Iterator[Maker]:
     made: list[TicketGenerator] = []
 
     def generator(*aliases: str, options: TicketOptions = OPTIONS) -> TicketGenerator:
-        made.append(TicketGenerator(aliases or PAIR, options))
+        made.append(TicketGenerator(aliases or PAIR, options, turns=in_order))
         return made[-1]
 
     yield generator
