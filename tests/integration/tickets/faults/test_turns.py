@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from sharded_orm.ids.tickets.session import Place
-from tests.integration.tickets.faults.project import CONTEXT, PATIENCE, Project
+from tests.integration.tickets.faults.project import CONTEXT, Project
 from tests.integration.tickets.faults.servers import SQLiteTickets
+from tests.patience import PATIENCE
 
 SEQUENCES = ("photos", "albums")
 BATCH, PROCESSES = 500, 40
