@@ -378,10 +378,19 @@ class Writers:
 
     def wait_for_more(self, number: int, count: int = 20) -> None:
         """Return when a writer has written ``count`` rows more."""
-        before, end = len(self.acknowledged(number)), time.monotonic() + PATIENCE
-        while len(self.acknowledged(number)) < before + count:
+        goal = len(self.acknowledged(number)) + count
+        self._wait(number, lambda: len(self.acknowledged(number)) >= goal, "writes no more")
+
+    def wait_for_refusals(self, number: int) -> None:
+        """Return when a writer was refused again."""
+        before = len(self.errors(number))
+        self._wait(number, lambda: len(self.errors(number)) > before, "is not refused")
+
+    def _wait(self, number: int, there: Callable[[], bool], otherwise: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not there():
             assert self._processes[number].poll() is None, self._processes[number].communicate()
-            assert time.monotonic() < end, f"writer {number} writes no more"
+            assert time.monotonic() < end, f"writer {number} {otherwise}"
             time.sleep(0.02)  # between two looks at its file
 
     def stop(self) -> None:

@@ -241,6 +241,18 @@ def test_the_reasons_as_json(scene: Scene) -> None:
     assert told["problems"] == ["the ranges on 'db1' name 'db2' as their replica, not 'db1'"]
 
 
+def test_every_end_is_told_as_json(scene: Scene) -> None:
+    told = scene.promote("--abort", "--json", code=1).json
+    assert told["problems"] == ["No promotion that replaces 'db1' was broken off."]
+    scene.trouble("down")
+    try:
+        for arguments in ((), ("--check",)):
+            told = scene.promote("--json", *arguments, code=1).json
+            assert told == {"outcome": "refused", "problems": ["the file does not answer"]}
+    finally:
+        scene.trouble("")
+
+
 def test_names_that_are_wrong(scene: Scene) -> None:
     assert "there is no node 'db9'" in refused(scene, "--to", "db9")
     assert "name 'db2' as their replica, not 'db1'" in refused(scene, "--to", "db1")
