@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.integration.promotion.scene import LOOK_UP_7, Scene
+from tests.integration.promotion.scene import LOOK_UP_7, PATIENCE, Scene
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute, wait_until_equal
 
@@ -36,9 +36,11 @@ def test_what_has_arrived_and_waits_is_executed_first(scene: Scene) -> None:
             scene.write_a_row(number)
         scene.wait_until_received()
         scene.pair.first.kill()
-        process = scene.start("shards", "promote", "db1", "--force", "--no-input")
+        process = scene.start(
+            "shards", "promote", "db1", "--force", "--no-input", "--timeout", "300"
+        )
         scene.wait_for_run("waiting")
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert scene.rows("second") == set(range(1, 21))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.scene import PATIENCE, Scene
 from tests.services.replication import execute, wait_until_equal
 
 PHASES = ("fencing", "waiting", "stopping", "unfencing", "switching")
@@ -136,7 +136,7 @@ def test_a_process_that_was_silent_for_too_long_publishes_nothing(scene: Scene) 
     scene.promote("--abort")
     assert scene.is_as_before()
     os.kill(first.pid, signal.SIGCONT)
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 1
     assert "taken over by another process" in err
     assert scene.is_as_before()
@@ -214,11 +214,11 @@ def test_a_replica_that_stays_behind_is_undone_in_time(scene: Scene) -> None:
 def test_two_operators(scene: Scene) -> None:
     with scene.locked("second"):
         scene.write_a_row(1)
-        first = scene.start("shards", "promote", "db1", "--timeout", "30")
+        first = scene.start("shards", "promote", "db1", "--timeout", "300")
         scene.wait_for_run()
         second = scene.promote(code=1)
     assert "held by" in second.err
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, err
     assert scene.is_promoted()
 

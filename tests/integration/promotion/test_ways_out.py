@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.scene import PATIENCE, Scene
 from tests.services.replication import wait_until_equal
 
 FINISH, UNDO = "shards promote db1", "shards promote db1 --abort"
@@ -136,5 +136,5 @@ def test_one_that_is_under_way_is_not_begun_again(scene: Scene) -> None:
         first = scene.start("shards", "promote", "db1", "--timeout", "300")
         scene.wait_for_run()
         assert "is under way" in scene.promote("--check", code=1).err
-    _out, err = first.communicate(timeout=300)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, err
