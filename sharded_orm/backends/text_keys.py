@@ -41,7 +41,7 @@ class ColumnType:
         A binary collation is not enough: most of them pad, so that 'Ada' = 'Ada '. Nor is the type
         ``CHAR``, from which spaces at the end are dropped.
         """
-        if self.collation is None or self.collation == "binary":
+        if self.collation is None:
             return True
         return self.data_type in _TEXT_TYPES and is_exact_collation(self.collation)
 
@@ -55,7 +55,8 @@ class ColumnType:
 
 def is_exact_collation(collation: str) -> bool:
     """Whether a collation of MySQL or MariaDB compares every character, spaces at the end among them."""
-    return collation.lower().endswith(("_nopad_bin", "_0900_bin"))
+    name = collation.lower()
+    return name == "binary" or name.endswith(("_nopad_bin", "_0900_bin"))
 
 
 #: Alias of a shard -> table -> column.
