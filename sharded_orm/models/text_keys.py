@@ -66,6 +66,12 @@ class KeyColumn:
     def label(self) -> str:
         return f"{self.model._meta.label}.{self.field.name}"
 
+    @property
+    def is_beside_target(self) -> bool:
+        """Whether a migration of the field that is compared in the end runs on this table, too."""
+        own, theirs = shard_options(self.model), shard_options(self.target.model)
+        return own is not None and theirs is not None and own.group == theirs.group
+
     def declared(self, connection: Any) -> str | None:
         """The collation that the model declares; None for the default of the table.
 
@@ -127,7 +133,9 @@ def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
         return None
     if vendor == "sqlite":
         return None if collation.upper() == "BINARY" else collation
-    if vendor == "mysql":
+    if (
+        vendor == "mysql" and key.is_beside_target
+    ):  # Else migrations on the shards may have changed it.
         return None if is_exact_collation(collation) else collation
     return None
 
@@ -196,25 +204,21 @@ def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) ->
 
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
-    exact = f"db_collation={collation!r}" if collation else "no db_collation"
+    if column is not None and not key.is_beside_target:
+        # A migration of the other model neither runs on the shards, nor may touch their tables.
+        definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
+        null = column.definition.removeprefix(definition)
+        app = key.model._meta.app_label
+        return (
+            f"Change it by a migration of {app!r} with RunSQL: ALTER TABLE `{key.table}` MODIFY"
+            f" `{key.field.column}` {definition} COLLATE {collation}{null}. Then run migrate_shards."
+        )
     target = key.target
-    whose = f"{target.model._meta.label}.{target.name}"
-    if hasattr(target, "db_collation"):
-        declare = f"Declare {whose} with {exact}, or as an ExactCharField"
-    else:
-        declare = f"Declare {whose} as an ExactCharField"
-    theirs = shard_options(target.model)
-    own = shard_options(key.model)
-    beside = theirs is not None and own is not None and theirs.group == own.group
-    if beside or column is None:
-        return f"{declare}, then run makemigrations and migrate_shards."
-    # A migration of the other model does not run on the shards.
-    definition, _, null = column.definition.rpartition(" NOT")
-    definition, null = (definition, "NOT NULL") if definition else (column.definition[:-5], "NULL")
+    exact = f"db_collation={collation!r}" if collation else "no db_collation"
+    by_name = f"with {exact}, or " if hasattr(target, "db_collation") else ""
     return (
-        f"{declare}, and change the column that refers to it by a migration of {key.model._meta.app_label!r}"
-        f" with RunSQL: ALTER TABLE `{key.table}` MODIFY `{key.field.column}` {definition} COLLATE"
-        f" {collation} {null}. Then run migrate_shards."
+        f"Declare {target.model._meta.label}.{target.name} {by_name}as an ExactCharField, then run"
+        " makemigrations and migrate_shards."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +134,44 @@ def test_migrations_before_the_one_that_mends(fleet: Fleet) -> None:
     fleet.manage("migrate_shards", "--create")
     count = "from shop.models import Customer\nprint(Customer.objects.scatter().count())"
     assert fleet.python(count).strip() == "5"
+
+
+VISITS = """
+from sharded_orm import ExactCharField
+
+class Land(models.Model):
+    code = {field}
+
+class Visit(ShardedModel):
+    land = models.ForeignKey(Land, models.DO_NOTHING, db_constraint=False)
+
+    class ShardMeta:
+        group = "shop"
+        shard_key = "land"
+"""
+VISIT = """
+from sharded_orm.exceptions import InexactShardKey
+from shop.models import Visit
+try:
+    for code in ("at", "AT", "at "):
+        Visit.objects.create(land_id=code)
+        print(Visit.objects.filter(land_id=code).count())
+except InexactShardKey as exc:
+    print(exc)
+"""
+
+
+def test_a_key_that_refers_to_the_global_database(fleet: Fleet) -> None:
+    """A migration of the other model does not reach the column; the error says what does."""
+    fleet.write("shop/models.py", MODELS + VISITS.format(field=INEXACT))
+    fleet.manage("makemigrations", "shop", "-v0", "-n", "visits")
+    fleet.manage("migrate", "-v0")
+    fleet.manage("migrate_shards", "--create")
+    said = fleet.python(VISIT)
+    assert "shop.Visit.land tells the shard" in said
+    (sql,) = re.findall(r"RunSQL: (ALTER TABLE .*?)\. Then run migrate_shards", said)
+
+    fleet.migration("0003_column", f"migrations.RunSQL({sql!r}, hints={{'model_name': 'visit'}})")
+    fleet.manage("migrate", "-v0")
+    fleet.manage("migrate_shards")
+    assert fleet.python(VISIT).split() == ["1", "1", "1"]
