@@ -133,11 +133,9 @@ def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
         return None
     if vendor == "sqlite":
         return None if collation.upper() == "BINARY" else collation
-    if (
-        vendor == "mysql" and key.is_beside_target
-    ):  # Else migrations on the shards may have changed it.
-        return None if is_exact_collation(collation) else collation
-    return None
+    if vendor != "mysql" or not key.is_beside_target:
+        return None  # A migration on the shards may have changed the column alone.
+    return None if is_exact_collation(collation) else collation
 
 
 def target_field(field: Any) -> Any:
@@ -147,24 +145,20 @@ def target_field(field: Any) -> Any:
     return field
 
 
-def inexact_keys(
-    connection: Any, shards: Sequence[Shard], tables: Iterable[str] | None = None
-) -> Iterator[InexactKey]:
+def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
     """What is wrong with keys of text on ``shards``, which are of one group and node.
 
     A table that does not exist is passed over. One query per 500 shards; none on SQLite, where the
     models tell, nor where no key is text.
 
     :param connection: of their node.
-    :param tables: only these; by default all with keys of text.
     """
     keys = text_keys(shards[0].group) if shards else {}
-    asked = keys if tables is None else {name: keys[name] for name in tables if name in keys}
-    if not asked or connection.open_editors:
+    if not keys:
         return
-    types = _types(connection, shards, asked)
+    types = _types(connection, shards, keys)
     for shard in shards:
-        for key in (key for several in asked.values() for key in several):
+        for key in (key for several in keys.values() for key in several):
             wrong = _wrong(connection, shard, key, types)
             if wrong is not None:
                 yield wrong

@@ -89,6 +89,11 @@ def test_it_is_found_refused_and_mended(fleet: Fleet) -> None:
     told = " ".join(looked.err.split())
     assert "shop.Customer.name tells the shard" in told
     assert "on 4 shards, 'shop_00000' for one" in told
+    listed = fleet.manage("shards", "check", "--json", status=1).json["inexact_keys"]
+    assert {one["model"]: one["field"] for one in listed} == {
+        "shop.Customer": "name",
+        "shop.Parcel": "customer",
+    }
 
     # Its remedy, one shard by Django's command and the others by ours.
     declare(fleet, EXACT)
