@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pytest
-from django.core.exceptions import FieldError
-from django.db import DatabaseError, connections, transaction
+from django.core.exceptions import FieldError, MultipleObjectsReturned
+from django.db import DatabaseError, connections, reset_queries, transaction
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, event, given, note, settings
 
@@ -27,6 +27,10 @@ differential = settings(
 )
 
 
+# What one database may say as well.
+FAILURES = (DatabaseError, FieldError, MultipleObjectsReturned, TypeError, ValueError)
+
+
 class Failed:
     """A statement that one database refuses as well."""
 
@@ -38,13 +42,14 @@ class Failed:
 
 def _one(program: programs.Program) -> Any:
     """What one database does; its statements are shown with a failure."""
+    reset_queries()
     try:
         with CaptureQueriesContext(connections["default"]) as sent, transaction.atomic():
             found = program(PLAIN)
         for query in sent:
             note(query["sql"])
         return found
-    except (DatabaseError, FieldError, ValueError, TypeError) as error:
+    except FAILURES as error:
         event(f"fails everywhere: {type(error).__name__}")
         return Failed()
 
@@ -55,7 +60,7 @@ def _many(program: programs.Program) -> Any:
     except ShardedOrmError as refusal:
         event(f"refused: {type(refusal).__name__}")
         return refusal
-    except (DatabaseError, FieldError, ValueError, TypeError):
+    except FAILURES:
         return Failed()
 
 
