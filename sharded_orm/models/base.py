@@ -25,6 +25,7 @@ from sharded_orm.models.options import (
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
+from sharded_orm.models.through import install_through
 from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
 
@@ -38,6 +39,7 @@ class ShardedModelBase(ModelBase):
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             install_descriptors(cls)
+            install_through(cls)
         return cls
 
 
@@ -169,7 +171,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             )
         raise CrossShardRelation(
             f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
-            " Leave out using=, and relate it only to rows with the same shard key."
+            " Relate it only to rows with the same shard key, and leave out using= if it is given."
         )
 
     def _refuse_away(self, alias: str, beside: Shard | None) -> None:

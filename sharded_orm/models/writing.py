@@ -231,12 +231,16 @@ class WritingQuerySet(RoutedQuerySet):
 
 def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     """Places the keys of new rows; the rows of each shard in their order."""
-    if options.key is None:
-        options.key_of(objs[0])  # Raises: there is none.
-    assert options.key is not None
     for obj in objs:
         # A foreign key whose row was saved after it was assigned; Django does so later.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    found: dict[int, list[Any]] = {}
+    if options.key is None:
+        for obj in objs:
+            shard = options.place(obj)
+            obj._refuse_other_shard(shard.alias)
+            found.setdefault(shard.number, []).append(obj)
+        return found
     read = attrgetter(options.key.attname)
     awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
@@ -248,7 +252,6 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
     shards = {value: numbers[key] for value, key in keys.items()}
-    found: dict[int, list[Any]] = {}
     for value, obj in zip(values, objs, strict=True):
         number = options.place(obj).number if id(obj) in awaiting else shards[value]
         found.setdefault(number, []).append(obj)

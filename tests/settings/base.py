@@ -21,6 +21,8 @@ INSTALLED_APPS = [
     "tests.photos",
     "tests.samples",
     "tests.cached",
+    "tests.twins.plain",
+    "tests.twins.sharded",
 ]
 
 # What the admin needs.

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class PlainTwinsConfig(AppConfig):
+    name = "tests.twins.plain"
+    label = "twins_plain"

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ShardedTwinsConfig(AppConfig):
+    name = "tests.twins.sharded"
+    label = "twins_sharded"
