@@ -7,12 +7,18 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Self
 
+from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
-from sharded_orm.models.options import ShardOptions, describe, shard_key_required
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    describe,
+    shard_key_required,
+)
 from sharded_orm.models.routed import RoutedQuerySet
 
 
@@ -66,7 +72,9 @@ class WritingQuerySet(RoutedQuerySet):
         names = (options.key.name, options.key.attname) if options.key is not None else ()
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
-            return self.using(options.place(probe).alias)
+            alias = options.place(probe).alias
+            _refuse_elsewhere(options, given.values(), alias)
+            return self.using(alias)
         found = self._chain()
         conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
         found = found.filter(**conditions) if conditions else found
@@ -102,9 +110,10 @@ class WritingQuerySet(RoutedQuerySet):
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """``bulk_create`` on one shard. If it fails, all rows are as they were before."""
         model: Any = self.model
-        if self._options.key_is_made:
-            for obj in objs:
+        for obj in objs:
+            if self._options.key_is_made:
                 obj._refuse_near_elsewhere(self._options, self._db)
+            _refuse_elsewhere(self._options, obj._state.fields_cache.values(), str(self._db))
         made = made_ids(model)
         new = [
             (obj, field.attname)
@@ -188,6 +197,9 @@ class WritingQuerySet(RoutedQuerySet):
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Refuses it.
         where = self._destination()
+        aliases = [where] if isinstance(where, str) else [target.shard.alias for target in where]
+        for alias in aliases:
+            _refuse_elsewhere(self._options, kwargs.values(), alias)
         if isinstance(where, str):
             return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
@@ -227,6 +239,18 @@ class WritingQuerySet(RoutedQuerySet):
                     " the rows would stay on the wrong shard. Create the row under the new key and"
                     " delete the old one."
                 )
+
+
+def _refuse_elsewhere(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
+    """Raise if a row on ``alias`` would refer to an instance of another shard."""
+    for value in values:
+        theirs = colocated_alias(options, value) if isinstance(value, Model) else None
+        if theirs is not None and theirs != alias:
+            raise CrossShardRelation(
+                f"{describe(value)} is on shard {theirs!r}, and rows of {options.model.__name__} on"
+                f" {alias!r} would refer to it. Rows of one group can only be related on one shard:"
+                " give both the same shard key."
+            )
 
 
 def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:

@@ -247,3 +247,30 @@ def test_one_to_one_inside_the_group(items: dict[int, Item], agents: dict[int, A
     assert [item.cover for item in mixed] == covers
     assert Item.objects.get(owner=TWO).cover == covers[1]
     assert connections[SHARD[TWO]].alias == covers[1]._state.db
+
+
+# -- Writes that name a row of another shard ----------------------------------------------
+
+
+def test_a_write_that_names_a_row_of_another_shard_is_refused(
+    equal: dict[int, dict[str, Any]], agents: dict[int, Agent]
+) -> None:
+    elsewhere = equal[TWO]["shelf"]
+    own = Item.objects.filter(owner=ONE)
+    later = Item(id=8, name="later", shelf=elsewhere, seller=agents[ONE])
+    later.owner_id = ONE
+    for write in (
+        lambda: own.update(shelf=elsewhere),
+        lambda: Item.objects.filter(owner__in=[ONE, TWO]).update(shelf=elsewhere),
+        lambda: Item.objects.bulk_create([later]),
+        lambda: Item.objects.get_or_create(owner=agents[ONE], shelf=elsewhere),
+        lambda: Item.objects.update_or_create(
+            {"name": "other"}, owner=agents[ONE], shelf=elsewhere
+        ),
+    ):
+        with pytest.raises(CrossShardRelation, match="photos_00012"):
+            write()
+    for key in (ONE, TWO):
+        assert list(equal[key]["shelf"].items.all()) == [equal[key]["item"]]
+        assert Item.objects.get(owner=key).name == "i"
+    assert Item.objects.filter(owner=TWO).update(shelf=elsewhere) == 1

@@ -19,6 +19,8 @@ def to_agent(related_name: str, **options: Any) -> Any:
 class Named(models.Model):
     id = models.BigIntegerField(primary_key=True)
     name = models.CharField(max_length=50)
+    stars = models.IntegerField(default=0)
+    posted_at = models.DateTimeField(null=True)
 
     class Meta:
         abstract = True
@@ -54,8 +56,6 @@ class ItemFields(Named):
     parent = models.ForeignKey("self", models.CASCADE, null=True, related_name="children")
     labels: Any = models.ManyToManyField("Label", related_name="items")
     friends: Any = models.ManyToManyField("self")
-    stars = models.IntegerField(default=0)
-    posted_at = models.DateTimeField(null=True)
 
     class Meta:
         abstract = True
