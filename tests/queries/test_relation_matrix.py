@@ -15,9 +15,8 @@ from django.db.models import QuerySet
 
 from tests.queries.calls import CALLS, NOT_OF_ROWS, SLOWLY, WRITING, Call, Case, Relation
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
-from tests.queries.twins import ALIASES, REMEDIES, Asynchronous, Outcome, World, outcome
+from tests.queries.twins import REMEDIES, Asynchronous, Outcome, World, outcome
 from tests.twins.plain import models as plain_models
-from tests.twins.sharded import models as sharded_models
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -68,14 +67,6 @@ def test_every_method_of_django_is_called(placed: None) -> None:
         names |= _names(type(relation.rows(world)))
     assert not {name for name in names if not _placed(name)}
     assert not {name for name in CALLS if name not in names}
-
-
-@pytest.fixture
-def worlds(placed: None) -> tuple[World, World]:
-    made = World(plain_models, None), World(sharded_models, ALIASES)
-    for world in made:
-        world.fill()
-    return made
 
 
 def cells(rows: Any, *, later: bool) -> list[tuple[str, str, Call]]:
@@ -188,8 +179,14 @@ def _without_bulk(cell: str) -> str:
 # -- The comparison --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "later"),
+    [
+        *(pytest.param(way, False, id=f"{way}-sync") for way in WAYS),
+        # Asynchronous methods call the others: of managers, of querysets on several shards.
+        *(pytest.param(way, True, id=f"{way}-async") for way in ("", "keys")),
+    ],
+)
 @pytest.mark.parametrize("name", RELATIONS)
 def test_as_on_one_database_or_refused(
     worlds: tuple[World, World], name: str, way: str, later: bool

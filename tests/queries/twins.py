@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -15,6 +15,8 @@ from django.db.models.query import BaseIterable, QuerySet
 
 from sharded_orm.exceptions import ShardedOrmError
 from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
+from tests.twins.plain import models as plain_models
+from tests.twins.sharded import models as sharded_models
 
 #: What an error has to speak of: a way to get what was asked for.
 REMEDIES = (
@@ -120,6 +122,10 @@ class World:
         self._create("Cover", id=52, name="cover", owner=agents[TWO], item=items[102])
 
 
+def both() -> tuple[World, World]:
+    return World(plain_models, None), World(sharded_models, ALIASES)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a call gives or raises, and the rows after it."""
@@ -147,9 +153,13 @@ def undone() -> Iterator[None]:
 
 
 def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outcome:
+    """What ``call`` does, which is undone.
+
+    :param writes: whether it may write; the rows are looked at then only.
+    """
     value: Any = None
     error: BaseException | None = None
-    with undone():
+    with undone() if writes else nullcontext():
         try:
             value = plain(call(world))
         except Exception as exc:
@@ -158,6 +168,12 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
             # What was written before the error is to be seen.
             transaction.set_rollback(False, using=alias)
         return Outcome(value, error, world.rows() if writes else {})
+
+
+def everything(model: Any, world: World) -> Any:
+    """All rows of a model."""
+    is_global = world.aliases is None or model.__name__ in ("Agent", "City")
+    return model.objects.all() if is_global else model.objects.scatter()
 
 
 def plain(value: Any) -> Any:
