@@ -110,6 +110,9 @@ BOUND = {
     "get (key)",
     "get (nothing)",
     "get (several)",
+    "contains (a row of it)",
+    "contains (another)",
+    "contains (one of another shard)",
 }
 ALL = {
     f"{method} ({label})" if label else method for method, calls in CALLS.items() for label in calls

@@ -274,3 +274,28 @@ def test_a_write_that_names_a_row_of_another_shard_is_refused(
         assert list(equal[key]["shelf"].items.all()) == [equal[key]["item"]]
         assert Item.objects.get(owner=key).name == "i"
     assert Item.objects.filter(owner=TWO).update(shelf=elsewhere) == 1
+
+
+def test_a_row_of_another_shard_is_not_contained(equal: dict[int, dict[str, Any]]) -> None:
+    own, other = equal[ONE]["item"], equal[TWO]["item"]
+    for rows in (
+        Item.objects.filter(owner=ONE),
+        equal[ONE]["shelf"].items,
+        equal[ONE]["label"].items,
+    ):
+        assert (rows.contains(own), rows.contains(other)) == (True, False)
+        read = rows.all()
+        assert len(read) == 1
+        assert (read.contains(own), read.contains(other)) == (True, False)
+    assert Item.objects.contains(other)
+    assert not Item.objects.exclude(name="i").contains(other)
+    assert Item.objects.using(SHARD[TWO]).contains(other)
+
+
+def test_one_row_is_not_chosen_of_those_that_several_shards_have(
+    agents: dict[int, Agent],
+) -> None:
+    for key in (ONE, TWO):
+        Badge.objects.create(id=key, owner=agents[key], holder=agents[NEAR], name="b")
+    with pytest.raises(CrossShardRelation, match="2 rows of Badge"):
+        list(Agent.objects.prefetch_related(Prefetch("badge", Badge.objects.scatter())))

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.db.models.query import BaseIterable, QuerySet
 
 from sharded_orm.exceptions import ShardedOrmError
@@ -67,13 +67,16 @@ class World:
         """All rows of all tables. What only counts rows, the id of an automatic table, is left out."""
         found: dict[str, list[Any]] = {}
         for model in self.tables():
-            fields = [f.attname for f in model._meta.concrete_fields]
+            columns = [f.column for f in model._meta.concrete_fields]
             if model._meta.auto_created:
-                fields.remove("id")
+                columns.remove("id")
+            # Not by the ORM, whose reading is what is compared.
+            sql = f"SELECT {', '.join(columns)} FROM {model._meta.db_table}"
             is_global = self.aliases is None or model.__name__ in ("Agent", "City")
             for alias in ("default",) if is_global else self.aliases or ():
-                rows = model._base_manager.using(alias).values_list(*fields)
-                found.setdefault(model.__name__, []).extend(rows)
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(sql)
+                    found.setdefault(model.__name__, []).extend(cursor.fetchall())
         return {name: sorted(rows, key=repr) for name, rows in found.items()}
 
     def fill(self) -> None:
