@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections, models, transaction
 from django.db.models import Prefetch, prefetch_related_objects
+from django.test import TestCase
+from django.test.utils import isolate_apps
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models import ShardedModel
+from tests.photos.models import Board, Event
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.twins.sharded.models import Agent, Badge, City, Cover, Item, Label, Passport, Shelf
 
@@ -299,3 +303,29 @@ def test_one_row_is_not_chosen_of_those_that_several_shards_have(
         Badge.objects.create(id=key, owner=agents[key], holder=agents[NEAR], name="b")
     with pytest.raises(CrossShardRelation, match="2 rows of Badge"):
         list(Agent.objects.prefetch_related(Prefetch("badge", Badge.objects.scatter())))
+
+
+@isolate_apps("tests.photos")
+def test_a_foreign_key_to_another_group_whose_ids_tell_the_shard(placed: None) -> None:
+    class Hint(ShardedModel):
+        user_id = models.BigIntegerField()
+        board = models.ForeignKey(Board, models.DO_NOTHING, db_constraint=False, related_name="+")
+        event = models.ForeignKey(Event, models.DO_NOTHING, db_constraint=False, related_name="+")
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    boards = [Board.objects.create(name="b") for _ in range(4)]
+    event = Event.objects.create(account="a")
+    hints = [Hint(user_id=ONE, board_id=board.pk, event_id=event.pk) for board in boards]
+    assert hints[0].board == boards[0]
+    prefetch_related_objects(hints, "board")
+    with TestCase().assertNumQueries(0, using="pins"):
+        assert [hint.board for hint in hints] == boards
+    with pytest.raises(ShardKeyRequired, match="Event"):
+        hints[0].event  # noqa: B018
+    assert Hint(user_id=ONE, event=event).event == event
