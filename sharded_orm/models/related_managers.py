@@ -143,7 +143,7 @@ class ManyBeside(RelatedRows):
             name = self.model._meta.object_name
             raise CrossShardRelation(
                 f"{describe(self.instance)} is on shard {alias!r}, where there is no {name} with"
-                f" {column} in {sorted(absent)!r}: rows of one group can only be related on one"
+                f" {column} in {sorted(absent, key=repr)!r}: rows of one group can only be related on one"
                 " shard. Relate it to rows that are stored and have the same shard key."
             )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connections, models, transaction
 from django.db.models import Prefetch, prefetch_related_objects
 from django.test import TestCase
@@ -329,3 +332,29 @@ def test_a_foreign_key_to_another_group_whose_ids_tell_the_shard(placed: None) -
     with pytest.raises(ShardKeyRequired, match="Event"):
         hints[0].event  # noqa: B018
     assert Hint(user_id=ONE, event=event).event == event
+
+
+@pytest.mark.parametrize(("order", "label"), [(1, ONE), (-1, ONE), (1, TWO)])
+def test_a_fixture_relates_rows_of_the_shard_that_come_before(
+    agents: dict[int, Agent], tmp_path: Path, order: int, label: int
+) -> None:
+    """One that is loaded without its foreign keys being looked at would keep any number."""
+    Label.objects.create(id=TWO, name="on another shard", owner=agents[TWO])
+    values = {"name": "x", "owner": ONE}
+    rows = [
+        {"model": "twins_sharded.label", "pk": ONE, "fields": values},
+        {
+            "model": "twins_sharded.item",
+            "pk": 1,
+            "fields": {**values, "seller": ONE, "labels": [label]},
+        },
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows[::order]))
+    if (order, label) == (1, ONE):
+        call_command("loaddata", path, database=SHARD[ONE], verbosity=0)
+        assert Item.objects.get(owner=ONE).labels.get().pk == ONE
+    else:
+        with pytest.raises(CrossShardRelation), transaction.atomic(using=SHARD[ONE]):
+            call_command("loaddata", path, database=SHARD[ONE], verbosity=0)
+        assert not Item.objects.filter(owner=ONE).exists()
