@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from tests.queries.calls import CALLS, NOT_OF_ROWS, SLOWLY, WRITING, Call, Case, Relation
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
 from tests.queries.twins import REMEDIES, Asynchronous, Outcome, World, outcome
-from tests.twins.plain import models as plain_models
+from tests.relatives.plain import models as plain_models
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 

@@ -17,7 +17,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKey
 from sharded_orm.models import ShardedModel
 from tests.photos.models import Board, Event
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
-from tests.twins.sharded.models import Agent, Badge, City, Cover, Item, Label, Passport, Shelf
+from tests.relatives.sharded.models import Agent, Badge, City, Cover, Item, Label, Passport, Shelf
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -342,9 +342,9 @@ def test_a_fixture_relates_rows_of_the_shard_that_come_before(
     Label.objects.create(id=TWO, name="on another shard", owner=agents[TWO])
     values = {"name": "x", "owner": ONE}
     rows = [
-        {"model": "twins_sharded.label", "pk": ONE, "fields": values},
+        {"model": "relatives_sharded.label", "pk": ONE, "fields": values},
         {
-            "model": "twins_sharded.item",
+            "model": "relatives_sharded.item",
             "pk": 1,
             "fields": {**values, "seller": ONE, "labels": [label]},
         },

@@ -15,8 +15,8 @@ from django.db.models.query import BaseIterable, QuerySet
 
 from sharded_orm.exceptions import ShardedOrmError
 from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
-from tests.twins.plain import models as plain_models
-from tests.twins.sharded import models as sharded_models
+from tests.relatives.plain import models as plain_models
+from tests.relatives.sharded import models as sharded_models
 
 #: What an error has to speak of: a way to get what was asked for.
 REMEDIES = (
@@ -199,7 +199,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if isinstance(value, str):
-        return value.replace("twins_sharded", "twins_plain")
+        return value.replace("relatives_sharded", "relatives_plain")
     assert not isinstance(value, BaseIterable)
     return value
 

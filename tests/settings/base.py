@@ -21,8 +21,8 @@ INSTALLED_APPS = [
     "tests.photos",
     "tests.samples",
     "tests.cached",
-    "tests.twins.plain",
-    "tests.twins.sharded",
+    "tests.relatives.plain",
+    "tests.relatives.sharded",
 ]
 
 # What the admin needs.

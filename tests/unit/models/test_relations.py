@@ -17,7 +17,7 @@ from sharded_orm.models.relations import (
     ShardedReverseOneToOneDescriptor,
 )
 from tests.photos.models import Photo
-from tests.twins.sharded.models import Agent, City, Item, Label
+from tests.relatives.sharded.models import Agent, City, Item, Label
 
 
 @pytest.mark.parametrize(

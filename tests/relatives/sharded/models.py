@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sharded_orm.models import GlobalModel, ShardedModel
-from tests.twins import fields
+from tests.relatives import fields
 
 
 class OfOwner(ShardedModel):

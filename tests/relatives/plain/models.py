@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.twins import fields
+from tests.relatives import fields
 
 
 class Agent(fields.Named):
