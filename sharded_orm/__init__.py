@@ -15,6 +15,7 @@ __all__ = [
     "atomic",
     "cache_scope",
     "fetch_together",
+    "reads_own_row",
     "uncached",
 ]
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         TimestampedIDField,
     )
     from sharded_orm.models.cached import fetch_together
+    from sharded_orm.models.expressions import reads_own_row
     from sharded_orm.transactions import atomic
 
 
@@ -46,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from sharded_orm.models.cached import fetch_together
 
         return fetch_together
+    if name == "reads_own_row":
+        from sharded_orm.models.expressions import reads_own_row
+
+        return reads_own_row
     if name in __all__:
         from sharded_orm import models
 

@@ -11,6 +11,7 @@
     │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
     │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
     │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
+    │   ├── UnknownExpression      (NotSupportedError)     SQL of which nobody can tell what it reads
     │   ├── UnplacedKey            (LookupError)           a shard is needed and the key has none
     │   └── UnknownModel           (LookupError)           a model that is asked for is not sharded
     ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
@@ -111,6 +112,10 @@ class ShardKeyChanged(RoutingError, ValueError):
 
 class CrossShardRelation(RoutingError, ValueError):
     """The query joins, or the instance refers to, rows that are not on the same shard."""
+
+
+class UnknownExpression(RoutingError, NotSupportedError):
+    """An expression might read rows of other shards, and nobody can tell."""
 
 
 class UnplacedKey(RoutingError, LookupError):

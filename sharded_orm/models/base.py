@@ -12,7 +12,7 @@ from sharded_orm import runtime
 from sharded_orm.cache import level1
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
-from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.colocation import check_global
 from sharded_orm.models.fields.embedding import forget_choice, made_ids
 from sharded_orm.models.invalidation import CacheAttribute
 from sharded_orm.models.options import (
@@ -25,6 +25,7 @@ from sharded_orm.models.options import (
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import scoped
+from sharded_orm.models.statements import check_constraint, check_insert, check_update
 from sharded_orm.models.through import install_through
 from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
@@ -96,6 +97,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             self._refuse_other_shard(using)
         self._refuse_relations_elsewhere(options, using)
         self._refuse_near_elsewhere(options, using)
+        # Before the transaction, which an error inside would break. Of a new row, whose values
+        # cannot refer to its columns, more is asked when it is inserted.
+        check_update(options, using, [self], update_fields)
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
         if options.key_is_made:
@@ -212,6 +216,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> Any:
         # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
         # fields of ids take part in the insert.
+        check_insert(self._shard_options(), str(using), [self])
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
@@ -320,6 +325,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is None:
             return {}
+        check_insert(self._shard_options(), alias, [self])
         with scoped(alias):
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -333,7 +339,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def validate_constraints(self, exclude: Any = None) -> None:
         # Overrides Model.validate_constraints, which asks the router and so would place
         # the key of a row that is only being validated.
-        if self._validation_alias() is not None:
+        for _, constraints in self.get_constraints():
+            for constraint in constraints:
+                check_constraint(constraint)
+        alias = self._validation_alias()
+        if alias is not None:
+            check_insert(self._shard_options(), alias, [self])
             super().validate_constraints(exclude)
             return
         # Without a shard nothing can be a duplicate; what a row says of itself is checked
@@ -387,8 +398,9 @@ class GlobalQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        check_colocated(self.query, None)
-        return super().db
+        alias = super().db
+        check_global(self.query, alias)
+        return alias
 
     def scatter(self, *, partial: bool = False) -> Self:
         """The same query: there is one database to ask."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +24,7 @@ from django.db.models.lookups import Exact, Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
+from sharded_orm.models.ordering import own_names
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.routing.where import OnShard
 
@@ -188,7 +188,7 @@ def _is_known(kind: type) -> bool:
 
 
 def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
-    names = _own_names(query.model)
+    names = own_names(query.model)
     found = []
     for name in ordering:
         if type(name) is not str:
@@ -198,23 +198,6 @@ def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
             return None
         found.append(f"-{column}" if name[0] == "-" else column)
     return tuple(found)
-
-
-@lru_cache(maxsize=1024)
-def _own_names(model: Any) -> dict[str, str]:
-    """The columns of the model's own table by the names that order by them and nothing else."""
-    meta = model._meta
-    found = {}
-    for field in meta.concrete_fields:
-        if field.is_relation:
-            # By its name Django orders by the other table, if that has an order.
-            if field.attname != field.name:
-                found[field.attname] = field.column
-        else:
-            found[field.name] = field.column
-    if meta.pk.column is not None and not meta.pk.is_relation:
-        found["pk"] = meta.pk.column
-    return found
 
 
 # -- By SQL ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import Field, Model
+from django.db.models import CharField, Field, IntegerField, Model, TextField
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired, UnplacedKey
@@ -191,6 +191,38 @@ def where_key(model: type[Any]) -> ShardKey | None:
     """The shard key of ``model``, if it has one."""
     options = shard_options(model)
     return options.where_key if options is not None else None
+
+
+def placements(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
+    """What rows have in common, and their shard with it, if their values of ``field`` are equal.
+
+    Of two fields that share one of these, equal values are on one shard of ``group``: both are
+    the shard key, or both name one row. Values of any other field may be on any shard.
+    """
+    found: set[tuple[Any, ...]] = set()
+    options = shard_options(field.model)
+    if options is None or options.group != group:
+        return frozenset()
+    if options.tells(field):
+        found.add(("key", _kind_of_value(field)))
+    while True:
+        if field.primary_key:
+            found.add(("row", field.model._meta.concrete_model, field.column))
+        remote = shard_options(field.related_model) if field.is_relation else None
+        if remote is None or remote.group != group:
+            return frozenset(found)
+        field = field.target_field
+        if not field.primary_key:
+            return frozenset(found)  # Unique on its shard only.
+
+
+def _kind_of_value(field: Any) -> Any:
+    """What has to be the same for equal values to be equal keys: 1 is not "1"."""
+    while field.remote_field is not None:
+        field = field.target_field
+    if isinstance(field, IntegerField):
+        return IntegerField
+    return TextField if isinstance(field, CharField | TextField) else type(field)
 
 
 def describe(instance: Model) -> str:

@@ -14,6 +14,7 @@ from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
+from sharded_orm.models.statements import check_aggregates
 from sharded_orm.scatter import Target
 
 # Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
@@ -108,7 +109,7 @@ class ReadingQuerySet(RoutedQuerySet):
         if self._targets() is not None:
             return None
         clone = self._chain()
-        clone._db = self.db
+        clone._db, clone._named = self.db, True
         return clone
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +143,7 @@ class ReadingQuerySet(RoutedQuerySet):
     def count(self) -> int:
         if self._result_cache is not None:
             return super().count()
-        where = self._destination()
+        where = self._destination(ordered=self.query.is_sliced)
         if isinstance(where, str):
             return int(self._run_on(where, super().count))
         return scatter.count(self, where, **self._merging())
@@ -150,21 +151,24 @@ class ReadingQuerySet(RoutedQuerySet):
     def exists(self) -> bool:
         if self._result_cache is not None:
             return super().exists()
-        where = self._destination()
+        where = self._destination(ordered=self.query.is_sliced)
         if isinstance(where, str):
             return bool(self._run_on(where, super().exists))
         return scatter.exists(self, where, **self._merging())
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        several = self._targets()
-        if several is None:
-            return super().aggregate(*args, **kwargs)
         for arg in args:
             try:
                 kwargs[arg.default_alias] = arg
             except (AttributeError, TypeError):
                 raise TypeError("Complex aggregates require an alias") from None
-        return scatter.aggregate(self, several, kwargs, **self._merging(groups=False))
+        where = self._destination(ordered=self.query.is_sliced)
+        if not self._is_named():
+            check_aggregates(self._options, self.query, self._numbers(where), kwargs)
+        if isinstance(where, str):
+            found: dict[str, Any] = self._run_on(where, super().aggregate, **kwargs)
+            return found
+        return scatter.aggregate(self, where, kwargs, **self._merging(groups=False))
 
     def explain(self, *, format: str | None = None, **options: Any) -> str:
         several = self._targets()

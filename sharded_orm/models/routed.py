@@ -12,8 +12,9 @@ from django.db.models.query import EmptyQuerySet
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
+from sharded_orm.models.colocation import check_colocated
 from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
-from sharded_orm.models.routes import Route, only_shard, route, targets
+from sharded_orm.models.routes import Route, bound_of, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
@@ -25,6 +26,7 @@ class RoutedQuerySet(CachedQuerySet):
 
     _scatters = False
     _partial = False
+    _named = False
     #: Where the query that runs right now was routed to: it is not routed again.
     _running_on: str | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
@@ -46,6 +48,10 @@ class RoutedQuerySet(CachedQuerySet):
         # The group's own alias says no more than "somewhere in the group".
         return self._db is not None and self._db != self._options.group
 
+    def _is_named(self) -> bool:
+        """Whether ``using()`` has named a shard, and not a manager that Django has bound to one."""
+        return self._named and self._pinned()
+
     def _names_alias(self) -> bool:
         return self._pinned()
 
@@ -56,8 +62,10 @@ class RoutedQuerySet(CachedQuerySet):
         except ShardKeyRequired as exc:
             return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
 
-    def _route(self) -> Route:
-        return route(self._options, self.query, self._hints, scatter=self._scatters)
+    def _route(self, *, ordered: bool = True) -> Route:
+        return route(
+            self._options, self.query, self._hints, scatter=self._scatters, ordered=ordered
+        )
 
     @property
     def db(self) -> str:
@@ -76,23 +84,41 @@ class RoutedQuerySet(CachedQuerySet):
         found = self._route()
         return found.aliases[0] if len(found.shards) == 1 else found.group
 
-    def _destination(self) -> str | list[Target]:
+    def _destination(self, *, ordered: bool = True) -> str | list[Target]:
         """The one alias that Django's own code is right for, or the shards to merge."""
         if self._pinned():
+            if not self._is_named():
+                self._check_on(str(self._db), ordered=ordered)
             return str(self._db)
         options = self._options
-        if (shard := only_shard(options, self.query)) is not None:
+        if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
-        found = self._route()
+        found = self._route(ordered=ordered)
         if len(found.shards) == 1:
             return found.aliases[0]
         if len(found.shards) > 1 and self._scatters:
             scattered.announce(self.model, found)
         return targets(options, self.query, found)
 
-    def _targets(self) -> list[Target] | None:
+    def _check_on(self, alias: str, *, ordered: bool = True) -> None:
+        """Raise unless ``alias`` has all rows that this query is about."""
+        options = self._options
+        shard = runtime.topology().resolve(alias)
+        if shard is None or only_shard(options, self.query, ordered=ordered) == shard:
+            return
+        numbers = frozenset({shard.number})
+        check_colocated(options, self.query, numbers, bound_of(options), ordered=ordered)
+
+    def _numbers(self, where: str | list[Target]) -> frozenset[int]:
+        """The shards of a destination."""
+        if isinstance(where, str):
+            shard = runtime.topology().resolve(where)
+            return frozenset({shard.number} if shard is not None else ())
+        return frozenset(target.shard.number for target in where)
+
+    def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """The shards to merge; None when Django's own code on :attr:`db` is right."""
-        where = self._destination()
+        where = self._destination(ordered=ordered)
         return None if isinstance(where, str) else where
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +133,7 @@ class RoutedQuerySet(CachedQuerySet):
         """This queryset on one shard, with the query that the shard is asked."""
         clone = self._chain()
         clone.query = target.query.chain()
-        clone._db = target.shard.alias
+        clone._db, clone._named = target.shard.alias, True
         return clone
 
     def contains(self, obj: Any) -> bool:
@@ -148,8 +174,16 @@ class RoutedQuerySet(CachedQuerySet):
         clone._scatters, clone._partial = True, partial
         return clone
 
+    def using(self, alias: str | None) -> Self:
+        """The query on ``alias`` as it is: conditions and subqueries see this shard's rows only."""
+        clone = super().using(alias)
+        clone._named = True
+        return clone
+
     def _clone(self) -> Self:
         clone = super()._clone()
+        if self._named:
+            clone._named = True
         if self._scatters:
             clone._scatters, clone._partial = True, self._partial
         return clone

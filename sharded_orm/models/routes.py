@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossShardRelation, ScatterNotSupported
-from sharded_orm.models.colocation import check_colocated, subqueries
+from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.models import ordering
+from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.expressions import is_known
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     shard_key_required,
-    shard_options,
     where_key,
 )
 from sharded_orm.routing.where import Bound, OnShard, WhereReader
@@ -85,87 +86,63 @@ class Route:
         )
 
 
-def route(options: ShardOptions, query: Query, hints: dict[str, Any], *, scatter: bool) -> Route:
+def route(
+    options: ShardOptions,
+    query: Query,
+    hints: dict[str, Any],
+    *,
+    scatter: bool,
+    ordered: bool = True,
+) -> Route:
     """The shards that ``query`` is about.
 
     No query for strategies that compute; at most one directory look-up per condition
     on the key otherwise.
 
+    :param ordered: whether the order of the rows will be compiled: a count has none.
     :raises ShardKeyRequired: nothing bounds the query and it does not scatter.
-    :raises CrossShardRelation: it joins tables that are not on its shards.
+    :raises CrossShardRelation: it reads rows that are not on its shards.
+    :raises UnknownExpression: nobody can tell which rows it reads.
     """
-    check_colocated(query, options.group)
     bound = _combined(options, query) if query.combinator else _bound(options, query)
     if bound is None:
         bound = _hinted(options, hints)
+    if bound is None and not scatter:
+        bound = _scoped(options)
+    check_colocated(
+        options,
+        query,
+        bound.shards if bound is not None else None,
+        bound_of(options),
+        ordered=ordered,
+    )
     if bound is not None:
-        _check_subqueries(options, query, bound.shards)
         return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
     if scatter:
-        _check_subqueries(options, query, None)
         numbers = tuple(range(runtime.group(options.group).count))
         return Route(options.group, numbers, "the query scatters")
-    alias = _scope.get()
-    shard = runtime.topology().resolve(alias) if alias is not None else None
-    if shard is not None and shard.group == options.group:
-        return Route(options.group, (shard.number,), f"it validates a row of {alias!r}")
     raise shard_key_required(options, "this query does not say which shards it is about")
 
 
-def _check_subqueries(options: ShardOptions, query: Query, shards: Any) -> None:
-    """Refuse a subquery that would have to look at other shards than the one that runs it.
-
-    It is about this shard if its own conditions say so, or if ids that lie on one shard
-    tie its rows to those outside: ``photo=OuterRef("pk")``, ``pk__in=…values("photo")``.
-    """
-    for compared, inner in subqueries(query):
-        bound = _bound(options, inner)
-        if bound is None:
-            if not (_ties(options, compared) or _is_correlated(options, inner.where)):
-                raise CrossShardRelation(
-                    f"The query on {query.get_meta().object_name} has a subquery on"
-                    f" {inner.get_meta().object_name} that does not say which shard it is about."
-                    " Filter it by the shard key, or evaluate it first and pass its values as a"
-                    " list."
-                )
-        elif bound.shards and (shards is None or len(shards) != 1 or bound.shards != shards):
-            raise CrossShardRelation(
-                f"The query on {query.get_meta().object_name} has a subquery about other shards"
-                f" ({bound.reason}). Evaluate it first and pass its values as a list."
-            )
-        _check_subqueries(options, inner, shards)
+def _scoped(options: ShardOptions) -> Bound | None:
+    alias = _scope.get()
+    shard = runtime.topology().resolve(alias) if alias is not None else None
+    if shard is None or shard.group != options.group:
+        return None
+    return Bound(frozenset({shard.number}), f"it validates a row of {alias!r}")
 
 
-def _ties(options: ShardOptions, column: Any) -> bool:
-    """Whether equal values of ``column`` are on one shard: a key, or an id of the group."""
-    if type(column) is not Col:
-        return False
-    field: Any = column.target
-    if field.primary_key:
-        return True
-    key = where_key(field.model)
-    if key is not None and field.column in key.columns:
-        return True
-    remote = shard_options(field.related_model) if field.is_relation else None
-    return remote is not None and remote.group == options.group
+def bound_of(options: ShardOptions) -> Callable[[Query], Bound | None]:
+    """What tells the shards that a query of the group names by itself."""
 
+    def bound(query: Query) -> Bound | None:
+        alias = getattr(query, "_db", None)
+        number = _resolve_in(options.group)(alias) if alias is not None else None
+        if number is not None:
+            return Bound(frozenset({number}), f"using({alias!r}) names it")
+        return _bound(options, query)
 
-def _is_correlated(options: ShardOptions, where: WhereNode) -> bool:
-    """Whether ``where`` ties each row to one outside by a column that stays on its shard."""
-    if where.negated or where.connector != AND:
-        return False
-    child: Any
-    for child in where.children:
-        if isinstance(child, WhereNode):
-            if _is_correlated(options, child):
-                return True
-        elif (
-            isinstance(child, Exact)
-            and type(child.rhs) is Col
-            and (_ties(options, child.lhs) or _ties(options, child.rhs))
-        ):
-            return True
-    return False
+    return bound
 
 
 # Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
@@ -174,7 +151,7 @@ _PLAIN_KEYS = frozenset({int, str, UUID})
 _PLAIN_VALUES = _PLAIN_KEYS | {bool, float, type(None), Decimal, date, datetime}
 
 
-def only_shard(options: ShardOptions, query: Query) -> Shard | None:
+def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
     """The shard of a query that says no more than ``key = value AND …``; else None.
 
     What :func:`route` would find, for the commonest queries in a fifth of its time: one
@@ -187,14 +164,17 @@ def only_shard(options: ShardOptions, query: Query) -> Shard | None:
         or query.combinator
         or query.annotations
         or query.select_related
+        or query.extra
+        or query.extra_tables
         or where.negated
         or where.connector != AND
+        or (ordered and not ordering.is_plain(query))
     ):
         return None
     key, value, columns = options.key, None, options.columns
     lookup: Any
     for lookup in where.children:
-        if type(getattr(lookup, "lhs", None)) is not Col:
+        if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
         if not isinstance(lookup, Exact):
             # It can only take rows away, if it looks at nothing but this row.
@@ -250,7 +230,6 @@ def _combined(options: ShardOptions, query: Query) -> Bound | None:
     """union(), intersection(), difference(): all parts on one and the same shard."""
     bounds = []
     for part in query.combined_queries:
-        check_colocated(part, options.group)
         bound = _combined(options, part) if part.combinator else _bound(options, part)
         if bound is None:
             return None

@@ -20,6 +20,7 @@ from sharded_orm.models.options import (
     shard_key_required,
 )
 from sharded_orm.models.routed import RoutedQuerySet
+from sharded_orm.models.statements import check_insert, check_update, check_values
 
 
 class WritingQuerySet(RoutedQuerySet):
@@ -35,18 +36,14 @@ class WritingQuerySet(RoutedQuerySet):
         return super().create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
-        found = self._beside(kwargs)
-        if not found._pinned():
-            found = found._at_key(kwargs)
+        found = self._beside(kwargs)._at_key(kwargs)
         return super(WritingQuerySet, found).get_or_create(defaults, **kwargs)
 
     def update_or_create(
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
     ) -> tuple[Any, bool]:
         self._refuse_key(defaults or (), "update_or_create()", kwargs)
-        found = self._beside(kwargs)
-        if not found._pinned():
-            found = found._at_key(kwargs)
+        found = self._beside(kwargs)._at_key(kwargs)
         return super(WritingQuerySet, found).update_or_create(defaults, create_defaults, **kwargs)
 
     def _beside(self, given: dict[str, Any]) -> Self:
@@ -68,20 +65,25 @@ class WritingQuerySet(RoutedQuerySet):
         The key must be among what the row is looked up by: a key in ``defaults`` alone
         could miss a row of another shard.
         """
+        alias = str(self._db) if self._pinned() else self._alias_of(given)
+        # Also on a shard that was named: the row that is created is the same on any.
+        _refuse_elsewhere(self._options, given.values(), alias)
+        self.filter(**given)._check_on(alias)
+        return self.using(alias)
+
+    def _alias_of(self, given: dict[str, Any]) -> str:
         options = self._options
         names = (options.key.name, options.key.attname) if options.key is not None else ()
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
-            alias = options.place(probe).alias
-            _refuse_elsewhere(options, given.values(), alias)
-            return self.using(alias)
+            return options.place(probe).alias
         found = self._chain()
         conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
         found = found.filter(**conditions) if conditions else found
         known = found._route()
         if len(known.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
-        return self.using(known.aliases[0])
+        return known.aliases[0]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Rows grouped by shard: one batch of ids, one insert per shard and batch.
@@ -96,11 +98,14 @@ class WritingQuerySet(RoutedQuerySet):
         if self._pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
+            _check_new(self._options, str(self._db), objs)
             self._fill_ids(objs)
             return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
         by_shard = _by_shard(options, objs)
+        for number, rows in by_shard.items():
+            _check_new(options, runtime.shard(options.group, number).alias, rows)
         self._fill_ids(objs)
         for number, rows in sorted(by_shard.items()):
             alias = runtime.shard(options.group, number).alias
@@ -110,10 +115,9 @@ class WritingQuerySet(RoutedQuerySet):
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """``bulk_create`` on one shard. If it fails, all rows are as they were before."""
         model: Any = self.model
-        for obj in objs:
-            if self._options.key_is_made:
+        if self._options.key_is_made:
+            for obj in objs:
                 obj._refuse_near_elsewhere(self._options, self._db)
-            _refuse_elsewhere(self._options, obj._state.fields_cache.values(), str(self._db))
         made = made_ids(model)
         new = [
             (obj, field.attname)
@@ -187,6 +191,8 @@ class WritingQuerySet(RoutedQuerySet):
             if alias is not None:
                 obj._refuse_other_shard(alias)
                 by_shard.setdefault(alias, []).append(obj)
+        for alias, rows in by_shard.items():
+            check_update(self._options, alias, rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
             for alias, rows in sorted(by_shard.items())
@@ -200,13 +206,17 @@ class WritingQuerySet(RoutedQuerySet):
         aliases = [where] if isinstance(where, str) else [target.shard.alias for target in where]
         for alias in aliases:
             _refuse_elsewhere(self._options, kwargs.values(), alias)
+        if not self._is_named():
+            check_values(self._options, self.query, self._numbers(where), kwargs.values())
         if isinstance(where, str):
             return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
         return sum(super(WritingQuerySet, self._on(target)).update(**kwargs) for target in where)
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        several = None if self.query.is_sliced or self.query.combinator else self._targets()
+        if self.query.is_sliced or self.query.combinator:
+            return super().delete()  # Refuses it.
+        several = self._targets(ordered=False)
         if several is None:
             return super().delete()
         total, per_model = 0, dict[str, int]()
@@ -251,6 +261,13 @@ def _refuse_elsewhere(options: ShardOptions, values: Iterable[Any], alias: str) 
                 f" {alias!r} would refer to it. Rows of one group can only be related on one shard:"
                 " give both the same shard key."
             )
+
+
+def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
+    """Raise unless what new rows on ``alias`` refer to, and read, is there."""
+    for row in rows:
+        _refuse_elsewhere(options, row._state.fields_cache.values(), alias)
+    check_insert(options, alias, rows)
 
 
 def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:

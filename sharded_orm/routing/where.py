@@ -194,7 +194,8 @@ class WhereReader:
         The column may belong to a joined table: a join never leaves the shard, so the
         joined row's key bounds the whole row.
         """
-        if type(lhs) is not Col:
+        # A column of an outer query says nothing of this one's rows.
+        if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
         if lhs.alias == self._query.base_table:

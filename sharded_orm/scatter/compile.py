@@ -20,6 +20,7 @@ from django.db.models.expressions import (
     ExpressionWrapper,
     OrderBy,
     Ref,
+    Value,
 )
 from django.db.models.functions import Random
 from django.db.models.sql.compiler import SQLCompiler
@@ -213,7 +214,7 @@ class _Root(SQLCompiler):
                 continue
             whole = order.expression
             for part in whole.get_cols() if isinstance(whole, ColPairs) else [whole]:
-                sql = self.compile(part)
+                sql = self._compile_selected(part)
                 if _hashable(sql) not in selected:
                     selected.append(_hashable(sql))
                     extra.append((part, part.select_format(self, *sql), None))
@@ -243,7 +244,7 @@ class _Root(SQLCompiler):
         """The index of the column that holds ``expression``; one is added if need be."""
         while isinstance(expression, Ref):
             expression = expression.get_source_expressions()[0]
-        sql = self.compile(expression)
+        sql = self._compile_selected(expression)
         key = _hashable(sql)
         if key in self._sql:
             return self._sql.index(key)
@@ -254,6 +255,19 @@ class _Root(SQLCompiler):
         self._sql.append(key)
         self.columns.append(column_of(expression))
         return len(self.columns) - 1
+
+    def _compile_selected(self, expression: Any) -> Any:
+        """The SQL of an expression in the select list, which may be empty where rows are not.
+
+        As SQLCompiler.get_select(): a subquery without rows is a value, not a query without rows.
+        """
+        try:
+            return self.compile(expression)
+        except EmptyResultSet:
+            value = getattr(expression, "empty_result_set_value", NotImplemented)
+            return ("0", ()) if value is NotImplemented else self.compile(Value(value))
+        except FullResultSet:
+            return self.compile(Value(True))
 
     def _add_order_key(self, order: OrderBy, sql: str) -> None:
         expression = order.expression
@@ -321,10 +335,7 @@ class _Root(SQLCompiler):
             raise self._refuse_having()
         self.merges_groups = True
         for expression in self._group_expressions:
-            try:
-                column = self._column(expression)
-            except (EmptyResultSet, FullResultSet):
-                continue
+            column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
         for index, (expression, _, _) in enumerate(self.select):

@@ -266,10 +266,11 @@ def test_a_write_that_names_a_row_of_another_shard_is_refused(
     own = Item.objects.filter(owner=ONE)
     later = Item(id=8, name="later", shelf=elsewhere, seller=agents[ONE])
     later.owner_id = ONE
+    fine = Item(id=9, name="fine", owner=agents[NEAR], seller=agents[ONE])
     for write in (
         lambda: own.update(shelf=elsewhere),
         lambda: Item.objects.filter(owner__in=[ONE, TWO]).update(shelf=elsewhere),
-        lambda: Item.objects.bulk_create([later]),
+        lambda: Item.objects.bulk_create([fine, later]),
         lambda: Item.objects.get_or_create(owner=agents[ONE], shelf=elsewhere),
         lambda: Item.objects.update_or_create(
             {"name": "other"}, owner=agents[ONE], shelf=elsewhere
@@ -280,6 +281,7 @@ def test_a_write_that_names_a_row_of_another_shard_is_refused(
     for key in (ONE, TWO):
         assert list(equal[key]["shelf"].items.all()) == [equal[key]["item"]]
         assert Item.objects.get(owner=key).name == "i"
+    assert not Item.objects.filter(owner=NEAR).exists()
     assert Item.objects.filter(owner=TWO).update(shelf=elsewhere) == 1
 
 

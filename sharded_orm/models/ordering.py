@@ -1,0 +1,76 @@
+"""What ORDER BY and DISTINCT ON name, resolved before the query is compiled.
+
+Django resolves these names when it compiles: only then they join tables, or bring a subquery
+with them. Whoever has to know before anything is sent asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from django.db import connections
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.sql import Query
+
+
+def is_plain(query: Query) -> bool:
+    """Whether ``query`` is ordered by columns of its own table only, or not at all."""
+    if query.distinct_fields or query.extra_order_by:
+        return False
+    names: Any = query.order_by
+    if not names:
+        if not query.default_ordering or query.model is None:
+            return True
+        names = query.model._meta.ordering
+        if not names:
+            return True
+    own = own_names(query.model)
+    for name in names:
+        if type(name) is not str:
+            return False
+        if name[1:] not in own if name[:1] in "-+" else name not in own and name != "?":
+            return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def own_names(model: Any) -> dict[str, str]:
+    """The columns of the model's own table by the names that order by them and nothing else."""
+    meta = model._meta
+    found = {}
+    for field in meta.concrete_fields:
+        if field.is_relation:
+            # By its name Django orders by the other table, if that has an order.
+            if field.attname != field.name:
+                found[field.attname] = field.column
+        else:
+            found[field.name] = field.column
+    if meta.pk.column is not None and not meta.pk.is_relation:
+        found["pk"] = meta.pk.column
+    return found
+
+
+def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
+    """A copy of ``query`` with the joins of its order, and the expressions it is ordered by.
+
+    Sends nothing. Raises what Django raises for a name that does not exist.
+
+    :param alias: a database that the query can be compiled for.
+    """
+    copy = query.chain()
+    compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
+    expressions: Iterable[Any]
+    if copy.combinator:
+        # Its order names columns of the result; an expression is added to each part.
+        return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
+    # As SQLCompiler.get_order_by() and get_distinct().
+    expressions = [
+        pair[0].resolve_expression(copy, allow_joins=True, reuse=None)
+        for pair in compiler._order_by_pairs()
+    ]
+    for name in copy.distinct_fields:
+        if name not in copy.annotation_select:
+            compiler._setup_joins(name.split(LOOKUP_SEP), copy.get_meta(), None)
+    return copy, list(expressions)

@@ -1,0 +1,107 @@
+"""Expressions that stand in a statement beside its query: aggregates, and values to be written.
+
+Django resolves them when the statement is sent; here they are resolved before, on copies, and
+held to the same rules as the query: each shard must have all rows that they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django.db.models.sql import InsertQuery, Query, UpdateQuery
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.expressions import nested_queries
+from sharded_orm.models.options import ShardOptions
+from sharded_orm.models.routes import bound_of
+
+
+def check_aggregates(
+    options: ShardOptions, query: Query, shards: frozenset[int], aggregates: Mapping[str, Any]
+) -> None:
+    """Raise unless ``aggregate(**aggregates)`` reads rows of the shards only; see :func:`check_colocated`."""
+    copy = query.chain()
+    found = []
+    # As Query.get_aggregation(), in which later aggregates may refer to earlier ones.
+    for name, aggregate in aggregates.items():
+        if not hasattr(aggregate, "resolve_expression"):
+            return  # Django refuses it, with its own words.
+        resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
+        copy.append_annotation_mask([name])
+        copy.annotations[name] = resolved
+        found.append(resolved)
+    check_colocated(options, copy, shards, bound_of(options), ordered=query.is_sliced, values=found)
+
+
+def check_values(
+    options: ShardOptions, query: Query, shards: frozenset[int], values: Iterable[Any]
+) -> None:
+    """Raise unless the values of an UPDATE of the rows of ``query`` are read on the rows' shards."""
+    expressions = [value for value in values if hasattr(value, "resolve_expression")]
+    if not expressions:
+        return
+    copy: Any = query.chain(UpdateQuery)
+    # As UpdateQuery.add_update_fields().
+    resolved = [
+        value.resolve_expression(copy, allow_joins=False, for_save=True) for value in expressions
+    ]
+    check_colocated(options, copy, shards, bound_of(options), ordered=False, values=resolved)
+
+
+def check_update(
+    options: ShardOptions, alias: str, rows: Sequence[Any], names: Iterable[str] | None = None
+) -> None:
+    """The same of rows on the shard ``alias``, and of their values for the fields ``names``."""
+    values = _expressions(rows, names)
+    if values:
+        check_values(options, Query(options.model), _shards(alias), values)
+
+
+def check_insert(options: ShardOptions, alias: str, rows: Sequence[Any]) -> None:
+    """Raise unless the values of new rows are read on the shard ``alias`` where they will be."""
+    expressions = _expressions(rows)
+    if not expressions:
+        return
+    query = InsertQuery(options.model)
+    # As SQLInsertCompiler.prepare_value().
+    resolved = [
+        value.resolve_expression(query, allow_joins=False, for_save=True) for value in expressions
+    ]
+    check_colocated(
+        options, query, _shards(alias), bound_of(options), ordered=False, values=resolved
+    )
+
+
+def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
+    if not rows:
+        return []
+    wanted = None if names is None else set(names)
+    found = []
+    for field in rows[0]._meta.concrete_fields:
+        name = field.attname
+        if wanted is not None and field.name not in wanted and name not in wanted:
+            continue
+        # Rows are many, and the types of their values few.
+        kinds = {type(row.__dict__.get(name)) for row in rows}
+        if any(hasattr(kind, "resolve_expression") for kind in kinds):
+            values = (row.__dict__.get(name) for row in rows)
+            found += [value for value in values if hasattr(value, "resolve_expression")]
+    return found
+
+
+def _shards(alias: str) -> frozenset[int]:
+    shard = runtime.topology().resolve(alias)
+    return frozenset({shard.number} if shard is not None else ())
+
+
+def check_constraint(constraint: Any) -> None:
+    """Raise if validating ``constraint`` would read rows that its condition selects by itself."""
+    query = Query(None)
+    if any(True for _ in nested_queries(query, *vars(constraint).values())):
+        raise CrossShardRelation(
+            f"The constraint {constraint.name!r} has a subquery, which sees the rows of one shard"
+            " only. Check this in clean(), with a query that names its shards."
+        )

@@ -1,0 +1,421 @@
+"""Which subqueries are run and which are refused, by name; and that nothing can hide one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import (
+    Case,
+    CharField,
+    Count,
+    Exists,
+    ExpressionWrapper,
+    F,
+    FilteredRelation,
+    Func,
+    IntegerField,
+    Lookup,
+    Max,
+    OuterRef,
+    Q,
+    Subquery,
+    Sum,
+    UniqueConstraint,
+    Value,
+    When,
+    Window,
+)
+from django.db.models.expressions import BaseExpression, RawSQL
+from django.db.models.functions import Coalesce, Rank
+from django.db.models.lookups import Exact
+from django.db.models.sql import AggregateQuery, DeleteQuery, InsertQuery, Query, UpdateQuery
+from django.test.utils import CaptureQueriesContext
+
+from sharded_orm import reads_own_row
+from sharded_orm.exceptions import CrossShardRelation, UnknownExpression
+from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
+from sharded_orm.models.statements import check_constraint
+from tests.integration.subqueries.conftest import (
+    DATABASES,
+    PLAIN,
+    SHARDED,
+    Models,
+    aliases,
+    rows_of,
+)
+from tests.twins.models import Trunk, Twig
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES),
+    pytest.mark.usefixtures("forest"),
+]
+
+
+def largest(models: Models, **where: Any) -> Subquery:
+    """The largest id of twigs, as a value."""
+    return Subquery(models.twig.objects.filter(**where).order_by("-id").values("id")[:1])
+
+
+def own(models: Models) -> Any:
+    """The twigs of a trunk, by the foreign key."""
+    return models.twig.objects.filter(parent=OuterRef("pk"))
+
+
+def foreign(models: Models) -> Any:
+    """The twigs that refer to a trunk by a plain integer: they may be on any shard."""
+    return models.twig.objects.filter(ref=OuterRef("pk"))
+
+
+RIGHT: dict[str, Callable[[Models], Any]] = {
+    "tied by the foreign key": lambda m: m.everywhere(m.trunk.objects.filter(Exists(own(m)))),
+    "not tied": lambda m: m.everywhere(m.trunk.objects.filter(~Exists(own(m)))),
+    "the newest of each": lambda m: m.everywhere(
+        m.trunk.objects.filter(n__lt=Subquery(own(m).order_by("-id").values("id")[:1]))
+    ),
+    "the number of each": lambda m: m.everywhere(
+        m.trunk.objects.annotate(
+            x=Subquery(own(m).values("parent").annotate(c=Count("id")).values("c"))
+        ).filter(x=2)
+    ),
+    "by the key": lambda m: m.everywhere(
+        m.trunk.objects.filter(Exists(m.twig.objects.filter(owner=OuterRef("owner"), n=2)))
+    ),
+    "in": lambda m: m.everywhere(m.trunk.objects.filter(pk__in=m.twig.objects.values("parent"))),
+    "not in, without nulls": lambda m: m.everywhere(
+        m.trunk.objects.exclude(pk__in=m.twig.objects.filter(parent__isnull=False).values("parent"))
+    ),
+    "not in, of a column that may be null": lambda m: m.everywhere(
+        m.twig.objects.exclude(parent__in=m.trunk.objects.filter(n=5))
+    ),
+    "of this key": lambda m: m.trunk.objects.filter(owner=0, n__lt=largest(m, owner=0)),
+    "inside of a subquery": lambda m: m.everywhere(
+        m.trunk.objects.filter(
+            Exists(own(m).filter(Exists(m.trunk.objects.filter(pk=OuterRef("parent"), n=5))))
+        )
+    ),
+    "to the outermost": lambda m: m.everywhere(
+        m.trunk.objects.filter(
+            Exists(
+                own(m).filter(Exists(m.twig.objects.filter(parent=OuterRef(OuterRef("pk")), n=4)))
+            )
+        )
+    ),
+    "over a relation": lambda m: m.everywhere(m.trunk.objects.exclude(twigs__n=1)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_each_shard_can_answer_is_answered(name: str) -> None:
+    make = RIGHT[name]
+    expected = sorted(make(PLAIN).values_list("id", flat=True))
+    assert sorted(make(SHARDED).values_list("id", flat=True)) == expected
+    assert 0 < len(expected) < 4
+
+
+def _ties() -> dict[str, Callable[[Models], Any]]:
+    everything = SHARDED.everywhere
+    return {
+        "one tied side": lambda m: everything(Trunk.objects.filter(Exists(foreign(m)))),
+        "negated": lambda m: everything(Trunk.objects.filter(~Exists(foreign(m)))),
+        "in, one tied side": lambda m: everything(
+            Trunk.objects.filter(pk__in=Twig.objects.values("ref"))
+        ),
+        "in, of one key": lambda m: Trunk.objects.filter(
+            owner=0, pk__in=Twig.objects.values("ref")
+        ),
+        "a slice": lambda m: everything(
+            Trunk.objects.filter(pk__in=Subquery(Trunk.objects.order_by("-id").values("pk")[:1]))
+        ),
+        "a slice, of one key": lambda m: Trunk.objects.filter(
+            owner=0, pk__in=Subquery(Trunk.objects.order_by("-id").values("pk")[:1])
+        ),
+        "an aggregate": lambda m: everything(
+            Trunk.objects.filter(
+                pk__in=Trunk.objects.values("n").annotate(x=Max("pk")).values("x")
+            )
+        ),
+        "groups": lambda m: everything(
+            Trunk.objects.filter(
+                pk__in=Twig.objects.values("parent").annotate(c=Count("id")).filter(c__gt=1)
+                .values("parent")
+            )
+        ),
+        "a window": lambda m: everything(
+            Trunk.objects.filter(
+                pk__in=Trunk.objects.annotate(x=Window(Rank(), order_by="n")).filter(x=1)
+                .values("pk")
+            )
+        ),
+        "a union": lambda m: everything(
+            Trunk.objects.filter(
+                pk__in=Trunk.objects.values("pk").union(Trunk.objects.values("pk"))
+            )
+        ),
+        "nulls of other shards": lambda m: everything(
+            Trunk.objects.exclude(pk__in=Twig.objects.values("parent"))
+        ),
+        "one of two": lambda m: everything(
+            Trunk.objects.filter(Exists(Twig.objects.filter(Q(parent=OuterRef("pk")) | Q(n=1))))
+        ),
+        "within itself": lambda m: everything(
+            Trunk.objects.filter(Exists(Twig.objects.filter(parent=F("parent"))))
+        ),
+        "the key of the outer row": lambda m: everything(
+            Trunk.objects.filter(
+                Exists(Twig.objects.filter(Exact(OuterRef("owner"), Value(0)), n=1))
+            )
+        ),
+        "another key": lambda m: Trunk.objects.filter(owner=0, n__lt=largest(m, owner=1)),
+        "one key for all": lambda m: everything(
+            Trunk.objects.filter(owner=Subquery(Twig.objects.filter(owner=1).values("owner")[:1]))
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _ties())
+@pytest.mark.parametrize("act", ["list", "count", "update", "delete"])
+def test_what_a_shard_cannot_answer_is_refused_before_anything_is_sent(name: str, act: str) -> None:
+    before = rows_of(SHARDED)
+    with Silence():
+        with pytest.raises(CrossShardRelation, match=r"(Filter it|Evaluate it first|evaluate)"):
+            queryset = _ties()[name](SHARDED)
+            {
+                "list": lambda: list(queryset),
+                "count": queryset.count,
+                "update": lambda: queryset.update(n=1),
+                "delete": queryset.delete,
+            }[act]()
+    assert rows_of(SHARDED) == before
+
+
+class Silence:
+    """Within the block no shard is sent a statement."""
+
+    def __enter__(self) -> None:
+        self._captured = [CaptureQueriesContext(connections[alias]) for alias in aliases()]
+        for captured in self._captured:
+            captured.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for captured in self._captured:
+            captured.__exit__(None, None, None)
+            assert not [query["sql"] for query in captured.captured_queries]
+
+
+class Hiding(BaseExpression):
+    """Holds a query where Django's own expressions hold none."""
+
+    def __init__(self, hidden: Any) -> None:
+        super().__init__(output_field=IntegerField())
+        self.somewhere = {"deep": [hidden]}
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "filter": lambda x: Trunk.objects.filter(owner=0, n=x),
+    "filter, inside a list": lambda x: Trunk.objects.filter(owner=0, n__in=[1, x]),
+    "exclude": lambda x: Trunk.objects.filter(owner=0).exclude(n=x),
+    "a condition of a condition": lambda x: Trunk.objects.filter(
+        Q(owner=0) & (Q(n=1) | ~Q(n__lt=x))
+    ),
+    "annotate": lambda x: Trunk.objects.filter(owner=0).annotate(x=x),
+    "alias": lambda x: Trunk.objects.filter(owner=0).alias(x=x).filter(x=1),
+    "values": lambda x: Trunk.objects.filter(owner=0).values(x=x),
+    "case": lambda x: Trunk.objects.filter(owner=0).annotate(
+        x=Case(When(n=x, then=Value(1)), default=Coalesce(x, 2))
+    ),
+    "wrapped": lambda x: Trunk.objects.filter(owner=0).annotate(
+        x=ExpressionWrapper(x, output_field=IntegerField())
+    ),
+    "order": lambda x: Trunk.objects.filter(owner=0).order_by(x),
+    "order, reversed": lambda x: Trunk.objects.filter(owner=0).order_by(x.desc()).reverse(),
+    "window": lambda x: Trunk.objects.filter(owner=0).annotate(
+        x=Window(Rank(), partition_by=[x], order_by=x)
+    ),
+    "groups": lambda x: Trunk.objects.filter(owner=0).values(x=x).annotate(c=Count("id")),
+    "having": lambda x: Trunk.objects.filter(owner=0)
+    .values("n").annotate(c=Count("id")).filter(c__gt=x),
+    "an aggregate's filter": lambda x: Trunk.objects.filter(owner=0).annotate(
+        c=Count("twigs", filter=Q(twigs__n=x))
+    ),
+    "a filtered relation": lambda x: Trunk.objects.filter(owner=0).annotate(
+        r=FilteredRelation("twigs", condition=Q(twigs__n=x))
+    ).filter(r__n=1),
+    "another subquery": lambda x: Trunk.objects.filter(
+        owner=0, n=Subquery(Twig.objects.filter(owner=0, n=x).values("n")[:1])
+    ),
+    "a union": lambda x: Trunk.objects.filter(owner=0).union(
+        Trunk.objects.filter(owner=0, n=x)
+    ),
+    "an order of a union": lambda x: Trunk.objects.filter(owner=0).union(
+        Trunk.objects.filter(owner=0)
+    ).order_by(x),
+    "an attribute that nobody knows": lambda x: Trunk.objects.filter(owner=0).annotate(
+        x=Hiding(x)
+    ),
+    "the first of an order": lambda x: Trunk.objects.filter(owner=0).order_by(x).first(),
+    "latest": lambda x: Trunk.objects.filter(owner=0).latest(x),
+    "aggregate": lambda x: Trunk.objects.filter(owner=0).aggregate(x=Sum(x)),
+    "the filter of aggregate": lambda x: Trunk.objects.filter(owner=0).aggregate(
+        x=Count("id", filter=Q(n=x))
+    ),
+    "update": lambda x: Trunk.objects.filter(owner=0).update(n=x),
+    "create": lambda x: Trunk.objects.create(id=9, owner=0, n=x),
+    "save": lambda x: Trunk(id=1, owner=0, n=x).save(),
+    "save of a field": lambda x: Trunk(id=1, owner=0, n=x).save(update_fields=["n"]),
+    "bulk_create": lambda x: Trunk.objects.bulk_create(
+        [Trunk(id=8, owner=1), Trunk(id=9, owner=0, n=x)]
+    ),
+    "bulk_create on a shard": lambda x: Trunk.objects.using(aliases()[0]).bulk_create(
+        [Trunk(id=9, owner=0, n=x)]
+    ),
+    "bulk_update": lambda x: Trunk.objects.bulk_update(
+        [Trunk(id=2, owner=1, n=1), Trunk(id=1, owner=0, n=x)], ["n"]
+    ),
+    "get_or_create": lambda x: Trunk.objects.get_or_create(id=9, owner=0, n=x),
+    "the defaults of get_or_create": lambda x: Trunk.objects.get_or_create(
+        id=9, owner=0, defaults={"n": x}
+    ),
+    "update_or_create": lambda x: Trunk.objects.update_or_create(
+        id=1, owner=0, defaults={"n": x}
+    ),
+    "a filter before it": lambda x: Trunk.objects.filter(n=x).get_or_create(id=9, owner=0),
+    "a related manager": lambda x: Trunk(id=1, owner=0).twigs.filter(n=x),
+    "get_or_create of a related manager": lambda x: _saved().twigs.get_or_create(
+        id=99, owner=0, n=x
+    ),
+    "validate_constraints": lambda x: Trunk(id=9, owner=0, n=x).validate_constraints(),
+    "validate_unique": lambda x: Trunk(id=9, owner=0, n=x).validate_unique(),
+}  # fmt: skip
+
+
+def _saved() -> Trunk:
+    return Trunk.objects.get(id=1, owner=0)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_subquery_is_seen_wherever_it_stands(place: str) -> None:
+    before = rows_of(SHARDED)
+    with pytest.raises(CrossShardRelation, match=r"does not say which shard"):
+        found = PLACES[place](largest(SHARDED))
+        if hasattr(found, "query"):
+            list(found)
+    assert rows_of(SHARDED) == before
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if "nobody knows" not in p])
+def test_a_subquery_about_this_shard_is_no_hindrance_there(place: str) -> None:
+    try:
+        found = PLACES[place](largest(SHARDED, owner=0))
+        if hasattr(found, "query"):
+            list(found)
+    except CrossShardRelation as exc:  # pragma: no cover
+        raise AssertionError(place) from exc
+    except Exception:
+        pass  # Django and the database have reasons of their own.
+
+
+def test_a_named_shard_is_asked_as_it_is() -> None:
+    rows = Trunk.objects.using(aliases()[0])
+    assert list(rows.filter(pk__in=Trunk.objects.order_by("-id").values("pk")).order_by("id"))
+    assert rows.aggregate(x=Sum(largest(SHARDED)))["x"] is not None
+
+
+def test_a_constraint_cannot_look_at_other_rows() -> None:
+    condition = Q(n__in=Twig.objects.values("n"))
+    with pytest.raises(CrossShardRelation, match="constraint 'x' has a subquery"):
+        check_constraint(UniqueConstraint(fields=["n"], condition=condition, name="x"))
+    check_constraint(UniqueConstraint(fields=["n"], condition=Q(n__gt=1), name="x"))
+
+
+# -- SQL of one's own
+
+
+class Same(Lookup):  # type: ignore[type-arg]  # generic in the stubs only
+    lookup_name = "same"
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        left, left_params = self.process_lhs(compiler, connection)
+        right, right_params = self.process_rhs(compiler, connection)
+        return f"{left} = {right}", [*left_params, *right_params]
+
+
+@reads_own_row
+class Declared(Same):
+    lookup_name = "declared_same"
+
+
+class Bracketed(Func):
+    template = "(%(expressions)s)"
+
+
+class Reading(Func):
+    template = "(SELECT MAX(id) FROM twins_twig)"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Trunk.objects.filter(owner=0).annotate(
+            x=RawSQL("(select max(id) from twins_twig)", [])
+        ),
+        lambda: Trunk.objects.filter(owner=0).annotate(x=Reading("n", output_field=CharField())),
+        lambda: Trunk.objects.filter(owner=0).annotate(
+            x=Func("n", template="(SELECT %(expressions)s)", output_field=IntegerField())
+        ),
+        lambda: Trunk.objects.filter(owner=0).extra(select={"x": "(SELECT 1)"}),
+        lambda: Trunk.objects.filter(owner=0).extra(where=["n IN (Select n FROM twins_twig)"]),
+        lambda: Trunk.objects.filter(owner=0).extra(tables=["twins_twig"]),
+        lambda: Trunk.objects.filter(Same(F("n"), 1), owner=0),
+        lambda: Trunk.objects.filter(Same(F("n"), F("n")), owner=0),
+    ],
+)
+def test_sql_of_which_nobody_can_tell_what_it_reads_is_refused(make: Any) -> None:
+    with pytest.raises(UnknownExpression, match=r"(using\(\)|evaluate it first)"):
+        list(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Trunk.objects.filter(owner=0).annotate(x=RawSQL("n + %s", [1])),
+        lambda: Trunk.objects.filter(owner=0).annotate(
+            x=Bracketed("n", output_field=IntegerField())
+        ),
+        lambda: Trunk.objects.filter(owner=0).extra(where=["n > %s"], params=[1]),
+        lambda: Trunk.objects.filter(Declared(F("n"), 5), owner=0),
+        lambda: Trunk.objects.using(aliases()[0]).filter(Same(F("n"), 5), owner=0),
+    ],
+)
+def test_sql_that_reads_its_own_row_is_run(make: Any) -> None:
+    assert [row.id for row in make()] == [1]
+
+
+# -- Attributes of queries
+
+
+def test_every_attribute_of_a_query_is_known() -> None:
+    """A later Django that has another one fails here: look whether it can hold an expression."""
+    kinds = (Query, UpdateQuery, InsertQuery, DeleteQuery)
+    queries = [*(kind(Trunk) for kind in kinds), AggregateQuery(Trunk, Query(Trunk))]
+    found: set[str] = set()
+    for query in queries:
+        found |= vars(query).keys()
+        for cls in type(query).__mro__:
+            if cls.__module__.startswith("django.db.models.sql"):
+                found |= {
+                    name
+                    for name, value in vars(cls).items()
+                    if not callable(value)
+                    and not isinstance(value, property | classmethod | staticmethod)
+                    and not name.startswith("__")
+                    and name not in ("base_table_class", "join_class")
+                }
+    known = HOLDS_EXPRESSIONS | HOLDS_NAMES | HOLDS_NONE
+    used_by_instances_only = {"_constructor_args", "_db", "_lookup_joins", "raw"}
+    assert found == known - used_by_instances_only
+    assert not HOLDS_EXPRESSIONS & HOLDS_NAMES
+    assert not (HOLDS_EXPRESSIONS | HOLDS_NAMES) & HOLDS_NONE

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class TwinsConfig(AppConfig):
+    name = "tests.twins"
+    label = "twins"

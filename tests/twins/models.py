@@ -1,0 +1,53 @@
+"""Sharded models, and the same models in one plain database."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from sharded_orm.models import ShardedModel
+
+
+class TrunkColumns(models.Model):
+    id = models.BigIntegerField(primary_key=True)
+    owner = models.BigIntegerField()
+    n = models.IntegerField(null=True)
+
+    class Meta:
+        abstract = True
+
+
+class TwigColumns(models.Model):
+    """``ref`` holds ids of trunks of any shard."""
+
+    id = models.BigIntegerField(primary_key=True)
+    owner = models.BigIntegerField()
+    ref = models.BigIntegerField(null=True)
+    n = models.IntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+
+class OnEvents(ShardedModel):
+    class Meta:
+        abstract = True
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "owner"
+
+
+class Trunk(TrunkColumns, OnEvents):
+    pass
+
+
+class Twig(TwigColumns, OnEvents):
+    parent = models.ForeignKey(Trunk, models.CASCADE, null=True, related_name="twigs")
+
+
+class PlainTrunk(TrunkColumns):
+    pass
+
+
+class PlainTwig(TwigColumns):
+    parent = models.ForeignKey(PlainTrunk, models.CASCADE, null=True, related_name="twigs")
