@@ -17,7 +17,14 @@ from django.conf import settings
 
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.topology.document import Document, merged
-from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, problems
+from sharded_orm.topology.model import (
+    MAX_WEIGHT,
+    ShardGroup,
+    ShardRange,
+    Topology,
+    is_weight,
+    problems,
+)
 
 SETTING = "SHARDED_ORM"
 
@@ -466,9 +473,10 @@ def _ranges(where: str, raw: Any, found: list[str]) -> Iterator[ShardRange]:
             ):
                 this = f"{where}range {entry['range']!r}: "
                 weight, replica = entry.get("weight", 1.0), entry.get("replica")
-                number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-                if not number or not math.isfinite(weight):
-                    found.append(f"{this}weight must be a number, not {weight!r}")
+                if not is_weight(weight):
+                    found.append(
+                        f"{this}weight must be a number from 0 to {MAX_WEIGHT:,}, not {weight!r}"
+                    )
                     weight = 1.0
                 if replica is not None and not isinstance(replica, str):
                     found.append(f"{this}replica must be a node, not {replica!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.following import Follower, Origin, Standing
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import TopologySource, make_source
+
+logger = logging.getLogger("sharded_orm.topology")
 
 # Seconds for which a topology that could not be had is not asked for again: a process asks
 # several times while it starts, and each would wait.
@@ -99,17 +102,31 @@ class Configured:
         def received(document: Document | TopologyError) -> None:
             with self.lock:
                 if follower is self._follower:
-                    with suppress(TopologyError):  # It is in the log.
+                    try:
                         self._use(follower, document)
+                    except TopologyError:
+                        pass  # It is in the log.
+                    except Exception:
+                        # The thread of the source must live to bring the next one.
+                        logger.exception(
+                            "What %s brought was not taken.", follower.source.describe()
+                        )
 
         follower.source.start(received)
 
     def _use(self, follower: Follower[conf.Config], document: Document | TopologyError) -> None:
-        new = follower.consider(document)
-        if new is not None:
-            self.current = new
-            self._changed()
+        if follower.consider(document, self._begin_to_use):
             follower.keep()
+
+    def _begin_to_use(self, new: conf.Config) -> None:
+        before, self.current = self.current, new
+        try:
+            self._changed()
+        except BaseException:
+            # All of a change or nothing of it: who has looked meanwhile looks once more.
+            self.current = before
+            self._changed()
+            raise
 
     # ##### What is asked about it #####
 
@@ -226,9 +243,7 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:
-        # Whatever it holds, also for a strategy of somebody's own: it must not end the thread
-        # that brings the next one.
+    except Exception as exc:  # Of a strategy of somebody's own, say.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if found:
         raise InvalidTopology(found, what)

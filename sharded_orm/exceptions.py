@@ -131,9 +131,15 @@ class ScatterNotSupported(ShardedOrmError, NotSupportedError):
 
 
 class ScatterError(ShardedOrmError, OperationalError):
-    """Some shards did not answer; :attr:`failures` maps each shard's alias to its cause."""
+    """Some shards did not answer; :attr:`failures` maps each shard's alias to its cause.
 
-    def __init__(self, failures: Mapping[str, BaseException], asked: int) -> None:
+    :param proven: that the query is not the cause: the errors are about the shards alone, or
+        another shard has answered the same.
+    """
+
+    def __init__(
+        self, failures: Mapping[str, BaseException], asked: int, *, proven: bool = True
+    ) -> None:
         self.failures = dict(failures)
         shown = ", ".join(
             f"{alias!r} ({type(cause).__name__}: {cause})"
@@ -143,7 +149,12 @@ class ScatterError(ShardedOrmError, OperationalError):
         super().__init__(
             f"{len(self.failures)} of {asked} shards did not answer: {shown}"
             + (f" and {more} more" if more > 0 else "")
-            + ". Use .scatter(partial=True) to accept the rows of the others."
+            + (
+                ". Use .scatter(partial=True) to accept the rows of the others."
+                if proven
+                else ". No shard could run it, so it may be the query that is wrong, and there is no"
+                " partial result: correct the query, or mend the shards ('manage.py migrate_shards')."
+            )
         )
 
 
@@ -232,7 +243,15 @@ class AdminError(ShardedOrmError):
 
 
 class InvalidFocus(AdminError, LookupError):
-    """A shard, or a value of the shard key, that does not exist or cannot."""
+    """A shard, or a value of the shard key, that does not exist or cannot.
+
+    The message does not tell where a key is. :attr:`home` is the alias of its shard, if it has
+    one, for those who may look there.
+    """
+
+    def __init__(self, message: str, *, home: str | None = None) -> None:
+        self.home = home
+        super().__init__(message)
 
 
 class InvalidObjectID(AdminError, LookupError):

@@ -410,7 +410,7 @@ def shard(name: str, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """The shard of ``key`` in group ``name``; None while it has none. Never writes."""
+    """The shard of ``key`` in group ``name``; None if no row can have it. See :meth:`Strategy.locate`."""
     number = strategy(name).locate(key)
     return None if number is None else shard(name, number)
 

@@ -48,8 +48,10 @@ class AddingMixin(PickersMixin, ShardedBase):
             focus = self._new_row_focus(request)
         except InvalidFocus as exc:
             if options.key_is_made:
-                return no_rows(self, request, str(exc))  # There is no key to ask for.
-            return self._ask_for_key(request, str(exc))
+                return no_rows(
+                    self, request, self.reason(request, exc)
+                )  # There is no key to ask for.
+            return self._ask_for_key(request, self.reason(request, exc))
         if options.key_is_made:
             return self._choose_shard(request, focus)
         # One that is shown only could not be typed into the form.

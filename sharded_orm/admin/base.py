@@ -16,7 +16,7 @@ from sharded_orm.admin.display import bare
 from sharded_orm.admin.elsewhere import silence
 from sharded_orm.admin.focus import Focus, focus_of
 from sharded_orm.admin.identity import is_away
-from sharded_orm.exceptions import InvalidFocus
+from sharded_orm.exceptions import InvalidFocus, NoOpenShard
 from sharded_orm.models.access import may_access
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.scatter.failures import is_failure
@@ -66,6 +66,20 @@ class ShardedBase(_ModelAdmin):
         if found.home is not None and not self.has_shard_permission(request, found.home):
             raise PermissionDenied
         return found
+
+    def reason(self, request: HttpRequest, error: Exception) -> str:
+        """What the user may read of ``error``: where a key is, only who may look there.
+
+        Every message of a refusal goes through here: those of routing name shards.
+        """
+        if isinstance(error, InvalidFocus):
+            home = error.home and runtime.topology().resolve(error.home)
+            if home and self.has_shard_permission(request, home):
+                return f"{error} They are on {home.alias}."
+            return str(error)
+        if isinstance(error, NoOpenShard) or self.may_look_everywhere(request):
+            return str(error)
+        return "a row is on another shard than its key leads to, or relates to one that is."
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)

@@ -18,7 +18,7 @@ from django.template.response import TemplateResponse
 
 from sharded_orm.admin import paging
 from sharded_orm.admin.base import ShardedBase, csrf_protected
-from sharded_orm.admin.elsewhere import no_answer, no_rows
+from sharded_orm.admin.elsewhere import no_answer, no_rows, no_shard_answers
 from sharded_orm.admin.focus import Focus
 from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
 from sharded_orm.admin.listing import ShardedChangeList
@@ -26,6 +26,7 @@ from sharded_orm.admin.search import crosses, search
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
+    ScatterError,
     ScatterNotSupported,
     ShardKeyChanged,
 )
@@ -53,7 +54,7 @@ class ChangeListMixin(ShardedBase):
         try:
             focus = self.focus(request)
         except InvalidFocus as exc:
-            return no_rows(self, request, str(exc))
+            return no_rows(self, request, self.reason(request, exc))
         try:
             with self._at(request, focus):
                 response = super().changelist_view(request, extra_context)
@@ -65,8 +66,12 @@ class ChangeListMixin(ShardedBase):
             if request.method != "POST":
                 raise
             # A row was moved since the page was shown, or relates to one that was.
-            self.message_user(request, f"Nothing was saved: {exc}", messages.ERROR)
+            self.message_user(
+                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
+            )
             return HttpResponseRedirect(request.get_full_path())
+        except ScatterError as exc:
+            return no_shard_answers(self, request, focus, exc)
         except DatabaseError as exc:
             if focus.home is None or not is_failure(exc):
                 raise

@@ -139,7 +139,9 @@ class EditingMixin(AddingMixin):
             if request.method != "POST":
                 raise
             # The row was moved since its form was checked, or relates to one that was.
-            self.message_user(request, f"Nothing was saved: {exc}", messages.ERROR)
+            self.message_user(
+                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
+            )
             return HttpResponseRedirect(request.get_full_path())
         except DatabaseError as exc:
             return self._no_answer(request, exc)

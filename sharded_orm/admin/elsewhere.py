@@ -9,9 +9,10 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from sharded_orm.admin.failures import cause_of
+from sharded_orm.admin.failures import by_node, cause_of
 from sharded_orm.admin.focus import Focus
 from sharded_orm.admin.picker import Picker
+from sharded_orm.exceptions import ScatterError
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ def no_answer(
     """The same for a shard that does not answer, with the status 503."""
     assert focus.home is not None
     return no_rows(model_admin, request, silence(focus.home, error), focus, status=503)
+
+
+def no_shard_answers(
+    model_admin: ShardedBase, request: HttpRequest, focus: Focus, error: ScatterError
+) -> HttpResponse:
+    """The same for a query that no shard could run: there is no partial result to show."""
+    first = by_node(error.failures)[0]
+    sentence = f"No shard could run the query: tables may not be migrated, or the query may be wrong. {first}."
+    return no_rows(model_admin, request, sentence, focus, status=503)
 
 
 def silence(shard: Shard, error: BaseException) -> str:

@@ -11,7 +11,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils.http import urlencode
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidFocus, RoutingError
+from sharded_orm.exceptions import InvalidFocus, InvalidShardKey, RoutingError
 from sharded_orm.models.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
@@ -125,9 +125,9 @@ def read_focus(values: Mapping[str, Any], options: ShardOptions) -> Focus:
     key = read_key(options, text)
     home = locate(options, key)
     if shard is not None and home != shard:
-        where = f"on {home.alias}" if home is not None else "on no shard yet"
         raise InvalidFocus(
-            f"The rows of {_name(options)} {text} are {where}, not on {shard.alias}."
+            f"The rows of {_name(options)} {text} are not on {shard.alias}.",
+            home=home.alias if home is not None else None,
         )
     return Focus(options, shard=shard, key=key, home=home)
 
@@ -166,10 +166,17 @@ def read_key(options: ShardOptions, text: str) -> Any:
 
 def locate(options: ShardOptions, key: Any) -> Shard | None:
     """The shard of a key; None while it has none. Raises :exc:`InvalidFocus`."""
+    strategy = runtime.strategy(options.group)
     try:
-        return runtime.locate(options.group, key)
-    except RoutingError as exc:
+        shard = runtime.locate(options.group, key)
+        if shard is None and not strategy.places:
+            raise strategy.refusal(key)
+        return shard
+    except InvalidShardKey as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
+    except RoutingError as exc:
+        # Its words name the shard.
+        raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard.") from exc
 
 
 def _name(options: ShardOptions) -> str:

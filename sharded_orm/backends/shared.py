@@ -271,7 +271,12 @@ class ShardAliasMixin(EndingMixin):
                 # connect() forgets the transaction that was open; so do we.
                 self._mirrored.clear()
                 group.left(self)
-        super().connect()
+        # Connecting asks whether a block is open and must not open one; the next statement does.
+        syncing, self._syncing = self._syncing, True
+        try:
+            super().connect()
+        finally:
+            self._syncing = syncing
         if group is not None:
             group.shards.opened(self)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 from django.core.exceptions import ValidationError
-from django.db import models
+from django.db import DEFAULT_DB_ALIAS, models
 from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
 from sharded_orm.cache import level1
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
-from sharded_orm.models.colocation import check_global
+from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.fields.embedding import forget_choice, made_ids
 from sharded_orm.models.invalidation import CacheAttribute
 from sharded_orm.models.options import (
@@ -24,8 +24,14 @@ from sharded_orm.models.options import (
 )
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
-from sharded_orm.models.routes import scoped
-from sharded_orm.models.statements import check_constraint, check_insert, check_update
+from sharded_orm.models.routes import colocation_on, scoped
+from sharded_orm.models.statements import (
+    check_aggregates,
+    check_constraint,
+    check_insert,
+    check_update,
+    check_values,
+)
 from sharded_orm.models.through import install_through
 from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
@@ -99,7 +105,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         self._refuse_near_elsewhere(options, using)
         # Before the transaction, which an error inside would break. Of a new row, whose values
         # cannot refer to its columns, more is asked when it is inserted.
-        check_update(options, using, [self], update_fields)
+        check_update(colocation_on(options, using), [self], update_fields)
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
         if options.key_is_made:
@@ -216,7 +222,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> Any:
         # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
         # fields of ids take part in the insert.
-        check_insert(self._shard_options(), str(using), [self])
+        check_insert(colocation_on(self._shard_options(), str(using)), [self])
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
@@ -325,7 +331,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is None:
             return {}
-        check_insert(self._shard_options(), alias, [self])
+        check_insert(colocation_on(self._shard_options(), alias), [self])
         with scoped(alias):
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -344,7 +350,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 check_constraint(constraint)
         alias = self._validation_alias()
         if alias is not None:
-            check_insert(self._shard_options(), alias, [self])
+            check_insert(colocation_on(self._shard_options(), alias), [self])
             super().validate_constraints(exclude)
             return
         # Without a shard nothing can be a duplicate; what a row says of itself is checked
@@ -399,8 +405,22 @@ class GlobalQuerySet(CachedQuerySet):
     @property
     def db(self) -> str:
         alias = super().db
-        check_global(self.query, alias)
+        Colocation(None, alias).check(self.query)
         return alias
+
+    def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        named = {arg.default_alias: arg for arg in args if hasattr(arg, "default_alias")}
+        check_aggregates(Colocation(None, super().db), self.query, {**named, **kwargs})
+        return super().aggregate(*args, **kwargs)
+
+    def update(self, **kwargs: Any) -> int:
+        check_values(Colocation(None, super().db), self.query, kwargs.values())
+        return super().update(**kwargs)
+
+    def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        objs = list(objs)
+        check_insert(Colocation(None, super().db), objs)
+        return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
         """The same query: there is one database to ask."""
@@ -429,6 +449,7 @@ class GlobalModel(models.Model):
         abstract = True
 
     def save_base(self, *args: Any, **kwargs: Any) -> None:
+        check_update(Colocation(None, DEFAULT_DB_ALIAS), [self])
         with writing(self):
             super().save_base(*args, **kwargs)
 

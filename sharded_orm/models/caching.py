@@ -167,7 +167,12 @@ class CachedModel:
             return alias == self.global_alias
         stem = self._alias_stem
         digits = alias[len(stem) :]
-        return alias.startswith(stem) and len(digits) >= ALIAS_DIGITS and digits.isdigit()
+        return (
+            alias.startswith(stem)
+            and len(digits) == ALIAS_DIGITS
+            and digits.isascii()
+            and digits.isdigit()
+        )
 
     @cached_property
     def global_alias(self) -> str:

@@ -28,47 +28,21 @@ from sharded_orm.models.options import ShardOptions, placements, shard_options
 from sharded_orm.routing.where import Bound
 
 
-def check_global(query: Query, alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if a query of the global database reaches a shard.
+class Colocation:
+    """The database that runs a statement, and whether it has all rows that the statement reads.
 
-    Costs next to nothing for a query on one table. Sends nothing.
-    """
-    _Colocation(None, alias, None, None).check(query, [])
-
-
-def check_colocated(
-    options: ShardOptions,
-    query: Query,
-    shards: frozenset[int] | None,
-    bound_of: Callable[[Query], Bound | None],
-    *,
-    ordered: bool = True,
-    values: Iterable[Any] = (),
-) -> None:
-    """Raise :exc:`CrossShardRelation` unless each shard finds all that the query reads.
-
-    :param shards: the numbers of the shards that run the query; None for all.
+    :param options: of the sharded model that the statement is about; None: a global one.
+    :param alias: a database that the statement can be compiled for.
+    :param shards: the numbers of the shards that run it; None for all of the group.
     :param bound_of: the shards that a subquery's own conditions name, or None.
-    :param ordered: whether the order of the rows will be compiled.
-    :param values: resolved expressions that stand in the statement beside the query.
-    :raises UnknownExpression: it holds what might read other rows, and nobody can tell.
-
-    Costs next to nothing for a query on one table with plain values. Sends nothing but what
-    ``bound_of`` asks the directory.
     """
-    colocation = _Colocation(options, options.group, shards, bound_of)
-    colocation.check(query, [], ordered=ordered, values=values)
-
-
-class _Colocation:
-    """One check of one statement."""
 
     def __init__(
         self,
         options: ShardOptions | None,
         alias: str,
-        shards: frozenset[int] | None,
-        bound_of: Callable[[Query], Bound | None] | None,
+        shards: frozenset[int] | None = None,
+        bound_of: Callable[[Query], Bound | None] = lambda query: None,
     ) -> None:
         self._options = options
         self._group = options.group if options is not None else None
@@ -79,12 +53,21 @@ class _Colocation:
     def check(
         self,
         query: Query,
-        outer: Sequence[Query],
+        outer: Sequence[Query] = (),
         *,
         ordered: bool = True,
         values: Iterable[Any] = (),
     ) -> None:
-        """Check ``query``, which stands inside of the queries ``outer``."""
+        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads.
+
+        :param outer: the queries that it stands inside of.
+        :param ordered: whether the order of the rows will be compiled.
+        :param values: resolved expressions that stand in the statement beside the query.
+        :raises UnknownExpression: it holds what might read other rows, and nobody can tell.
+
+        Costs next to nothing for a query on one table with plain values. Sends nothing but what
+        ``bound_of`` asks the directory.
+        """
         for part in query.combined_queries:
             self.check(part, outer)
         if ordered and not ordering.is_plain(query):
@@ -152,7 +135,6 @@ class _Colocation:
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):
             return
-        assert self._bound_of is not None
         for part in parts:
             bound = self._bound_of(part)
             if bound is None:

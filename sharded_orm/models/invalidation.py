@@ -189,8 +189,14 @@ def _rows(
     found: CachedModel, values: dict[str, Any], using: str | None
 ) -> Iterator[tuple[str, Voided]]:
     """What to make void, with the alias that holds it."""
-    if using is not None and not found.home_alias_ok(using):
-        raise ValueError(f"{using!r} holds no cached rows of {found.model.__name__}.")
+    if using is not None and not _has_rows(found, using):
+        why = ""
+        if found.options is not None:
+            group = runtime.group(found.options.group)
+            why = (
+                f": it is no shard of group {group.name!r}, whose shards are 0 to {group.count - 1}"
+            )
+        raise ValueError(f"{using!r} holds no cached rows of {found.model.__name__}{why}.")
     if not values or (found.options is not None and "key" not in values):
         for alias in found.aliases if using is None else (using,):
             yield alias, _whole(found, alias)
@@ -222,6 +228,11 @@ def _rows(
             pks = frozenset({pk})
     wide = found.isolate is not None and isolate is None
     yield alias, Voided(found.scope(found.place(alias), key, isolate), pks, wide)
+
+
+def _has_rows(found: CachedModel, alias: str) -> bool:
+    known = found.options is None or runtime.topology().resolve(alias) is not None
+    return known and found.home_alias_ok(alias)
 
 
 def _whole(found: CachedModel, alias: str) -> Voided:

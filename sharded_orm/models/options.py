@@ -97,7 +97,7 @@ class ShardOptions:
         return value
 
     def locate(self, instance: Model) -> Shard | None:
-        """The shard that the key of ``instance`` names; None for an unplaced key.
+        """The shard that the key of ``instance`` names; None for a key without a shard.
 
         While its key is still to be made, or if it has none: the shard of ``near``, or of
         the rows of the group that it refers to.
@@ -114,10 +114,11 @@ class ShardOptions:
 
         :raises NoOpenShard: no shard takes new rows.
         :raises UnplacedKey: ``near`` is a row that has no shard yet itself.
+        :raises InvalidShardKey: no row can have the key, or the id of a row that it refers to.
         """
         shard = None
         if self.key is None or self.awaits_key(instance):
-            shard = self._beside(instance)
+            shard = self._beside(instance, for_write=True)
         if shard is not None:
             return shard
         if not self.awaits_key(instance):
@@ -132,7 +133,7 @@ class ShardOptions:
             drawn = state.drawn_shard = runtime.strategy(self.group).draw()
         return runtime.shard(self.group, drawn)
 
-    def _beside(self, instance: Any) -> Shard | None:
+    def _beside(self, instance: Any, *, for_write: bool = False) -> Shard | None:
         others = [getattr(instance._state, "near", None), *instance._state.fields_cache.values()]
         for other in others:
             alias = colocated_alias(self, other) if other is not None else None
@@ -141,7 +142,11 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if value is not None and self.tells(field):
-                return runtime.locate(self.group, field.get_prep_value(value))
+                # A row that refers to none that can be is refused, not put on any shard. Where
+                # keys are placed, it is its own key that is to be placed, not this one.
+                refuses = for_write and not runtime.strategy(self.group).places
+                find = runtime.place if refuses else runtime.locate
+                return find(self.group, field.get_prep_value(value))
         return None
 
 

@@ -164,7 +164,7 @@ class ReadingQuerySet(RoutedQuerySet):
                 raise TypeError("Complex aggregates require an alias") from None
         where = self._destination(ordered=self.query.is_sliced)
         if not self._is_named():
-            check_aggregates(self._options, self.query, self._numbers(where), kwargs)
+            check_aggregates(self._colocation(where), self.query, kwargs)
         if isinstance(where, str):
             found: dict[str, Any] = self._run_on(where, super().aggregate, **kwargs)
             return found

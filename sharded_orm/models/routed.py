@@ -12,9 +12,9 @@ from django.db.models.query import EmptyQuerySet
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
-from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
-from sharded_orm.models.routes import Route, bound_of, only_shard, route, targets
+from sharded_orm.models.routes import Route, colocation, colocation_on, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
@@ -106,15 +106,13 @@ class RoutedQuerySet(CachedQuerySet):
         shard = runtime.topology().resolve(alias)
         if shard is None or only_shard(options, self.query, ordered=ordered) == shard:
             return
-        numbers = frozenset({shard.number})
-        check_colocated(options, self.query, numbers, bound_of(options), ordered=ordered)
+        colocation_on(options, alias).check(self.query, ordered=ordered)
 
-    def _numbers(self, where: str | list[Target]) -> frozenset[int]:
-        """The shards of a destination."""
+    def _colocation(self, where: str | list[Target]) -> Colocation:
+        """What a statement may read that runs at this destination."""
         if isinstance(where, str):
-            shard = runtime.topology().resolve(where)
-            return frozenset({shard.number} if shard is not None else ())
-        return frozenset(target.shard.number for target in where)
+            return colocation_on(self._options, where)
+        return colocation(self._options, frozenset(target.shard.number for target in where))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """The shards to merge; None when Django's own code on :attr:`db` is right."""
@@ -168,7 +166,9 @@ class RoutedQuerySet(CachedQuerySet):
         """Allow this query to ask every shard of its group.
 
         :param partial: give the rows of the shards that answer instead of raising
-            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not.
+            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not. A table or
+            column that a shard has not is left out like this only if another shard answers: if
+            none does, the query may be wrong, and :exc:`ScatterError` is raised all the same.
         """
         clone = self._chain()
         clone._scatters, clone._partial = True, partial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from django.db.models.sql.where import AND, NothingNode, WhereNode
 from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models import ordering
-from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.expressions import is_known
 from sharded_orm.models.options import (
     ShardOptions,
@@ -109,13 +109,8 @@ def route(
         bound = _hinted(options, hints)
     if bound is None and not scatter:
         bound = _scoped(options)
-    check_colocated(
-        options,
-        query,
-        bound.shards if bound is not None else None,
-        bound_of(options),
-        ordered=ordered,
-    )
+    shards = bound.shards if bound is not None else None
+    colocation(options, shards).check(query, ordered=ordered)
     if bound is not None:
         return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
     if scatter:
@@ -132,17 +127,23 @@ def _scoped(options: ShardOptions) -> Bound | None:
     return Bound(frozenset({shard.number}), f"it validates a row of {alias!r}")
 
 
-def bound_of(options: ShardOptions) -> Callable[[Query], Bound | None]:
-    """What tells the shards that a query of the group names by itself."""
+def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
+    """What a statement on ``shards`` may read; None for all shards of the group."""
 
-    def bound(query: Query) -> Bound | None:
+    def bound_of(query: Query) -> Bound | None:
         alias = getattr(query, "_db", None)
         number = _resolve_in(options.group)(alias) if alias is not None else None
         if number is not None:
             return Bound(frozenset({number}), f"using({alias!r}) names it")
         return _bound(options, query)
 
-    return bound
+    return Colocation(options, options.group, shards, bound_of)
+
+
+def colocation_on(options: ShardOptions, alias: str) -> Colocation:
+    """What a statement on the shard ``alias`` may read."""
+    shard = runtime.topology().resolve(alias)
+    return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
 # Keys of these types are compared as they are: nothing to resolve, nothing unhashable.

@@ -11,18 +11,13 @@ from typing import Any
 
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
 
-from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
-from sharded_orm.models.colocation import check_colocated
+from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.expressions import nested_queries
-from sharded_orm.models.options import ShardOptions
-from sharded_orm.models.routes import bound_of
 
 
-def check_aggregates(
-    options: ShardOptions, query: Query, shards: frozenset[int], aggregates: Mapping[str, Any]
-) -> None:
-    """Raise unless ``aggregate(**aggregates)`` reads rows of the shards only; see :func:`check_colocated`."""
+def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
+    """Raise unless ``aggregate(**aggregates)`` of ``query`` reads what its database has."""
     copy = query.chain()
     found = []
     # As Query.get_aggregation(), in which later aggregates may refer to earlier ones.
@@ -33,13 +28,11 @@ def check_aggregates(
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved
         found.append(resolved)
-    check_colocated(options, copy, shards, bound_of(options), ordered=query.is_sliced, values=found)
+    colocation.check(copy, ordered=query.is_sliced, values=found)
 
 
-def check_values(
-    options: ShardOptions, query: Query, shards: frozenset[int], values: Iterable[Any]
-) -> None:
-    """Raise unless the values of an UPDATE of the rows of ``query`` are read on the rows' shards."""
+def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
+    """Raise unless the values of an UPDATE of the rows of ``query`` are read beside the rows."""
     expressions = [value for value in values if hasattr(value, "resolve_expression")]
     if not expressions:
         return
@@ -48,31 +41,39 @@ def check_values(
     resolved = [
         value.resolve_expression(copy, allow_joins=False, for_save=True) for value in expressions
     ]
-    check_colocated(options, copy, shards, bound_of(options), ordered=False, values=resolved)
+    colocation.check(copy, ordered=False, values=resolved)
 
 
 def check_update(
-    options: ShardOptions, alias: str, rows: Sequence[Any], names: Iterable[str] | None = None
+    colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """The same of rows on the shard ``alias``, and of their values for the fields ``names``."""
+    """The same of instances, and of their values for the fields ``names``; None: for all."""
     values = _expressions(rows, names)
     if values:
-        check_values(options, Query(options.model), _shards(alias), values)
+        check_values(colocation, Query(type(rows[0])), values)
 
 
-def check_insert(options: ShardOptions, alias: str, rows: Sequence[Any]) -> None:
-    """Raise unless the values of new rows are read on the shard ``alias`` where they will be."""
+def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
+    """Raise unless the values of new rows are read where the rows will be."""
     expressions = _expressions(rows)
     if not expressions:
         return
-    query = InsertQuery(options.model)
+    query = InsertQuery(type(rows[0]))
     # As SQLInsertCompiler.prepare_value().
     resolved = [
         value.resolve_expression(query, allow_joins=False, for_save=True) for value in expressions
     ]
-    check_colocated(
-        options, query, _shards(alias), bound_of(options), ordered=False, values=resolved
-    )
+    colocation.check(query, ordered=False, values=resolved)
+
+
+def check_constraint(constraint: Any) -> None:
+    """Raise if validating ``constraint`` would read rows that its condition selects by itself."""
+    query = Query(None)
+    if any(True for _ in nested_queries(query, *vars(constraint).values())):
+        raise CrossShardRelation(
+            f"The constraint {constraint.name!r} has a subquery, which sees the rows of one shard"
+            " only. Check this in clean(), with a query that names its shards."
+        )
 
 
 def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
@@ -90,18 +91,3 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
             values = (row.__dict__.get(name) for row in rows)
             found += [value for value in values if hasattr(value, "resolve_expression")]
     return found
-
-
-def _shards(alias: str) -> frozenset[int]:
-    shard = runtime.topology().resolve(alias)
-    return frozenset({shard.number} if shard is not None else ())
-
-
-def check_constraint(constraint: Any) -> None:
-    """Raise if validating ``constraint`` would read rows that its condition selects by itself."""
-    query = Query(None)
-    if any(True for _ in nested_queries(query, *vars(constraint).values())):
-        raise CrossShardRelation(
-            f"The constraint {constraint.name!r} has a subquery, which sees the rows of one shard"
-            " only. Check this in clean(), with a query that names its shards."
-        )

@@ -20,6 +20,7 @@ from sharded_orm.models.options import (
     shard_key_required,
 )
 from sharded_orm.models.routed import RoutedQuerySet
+from sharded_orm.models.routes import colocation_on
 from sharded_orm.models.statements import check_insert, check_update, check_values
 
 
@@ -72,8 +73,10 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _alias_of(self, given: dict[str, Any]) -> str:
-        options = self._options
-        names = (options.key.name, options.key.attname) if options.key is not None else ()
+        options, names = self._options, list[str]()
+        if options.key is not None:
+            names += [options.key.name, options.key.attname]
+            names += ["pk"] if options.key.primary_key else []
         for name in (n for n in names if n in given):
             probe = self.model(**{name: given[name]})
             return options.place(probe).alias
@@ -192,7 +195,7 @@ class WritingQuerySet(RoutedQuerySet):
                 obj._refuse_other_shard(alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            check_update(self._options, alias, rows, fields)
+            check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
             for alias, rows in sorted(by_shard.items())
@@ -207,7 +210,7 @@ class WritingQuerySet(RoutedQuerySet):
         for alias in aliases:
             _refuse_elsewhere(self._options, kwargs.values(), alias)
         if not self._is_named():
-            check_values(self._options, self.query, self._numbers(where), kwargs.values())
+            check_values(self._colocation(where), self.query, kwargs.values())
         if isinstance(where, str):
             return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
@@ -267,7 +270,7 @@ def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     """Raise unless what new rows on ``alias`` refer to, and read, is there."""
     for row in rows:
         _refuse_elsewhere(options, row._state.fields_cache.values(), alias)
-    check_insert(options, alias, rows)
+    check_insert(colocation_on(options, alias), rows)
 
 
 def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:

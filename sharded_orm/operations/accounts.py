@@ -23,7 +23,7 @@ _BARE = r"\b[Uu]ser [^\s'\"`]+(?= already has)"
 # Of replication: error connecting to master 'repl@10.0.0.7:3306'
 _MASTER = r"'[^'@\s]+@[^'@\s]+:\d+'"
 _SHAPES = re.compile("|".join((_AT, _NAMED, _BARE, _MASTER)))
-# Our own words: the OPERATOR account 'operator' cannot log in
+# Our own words: node 'db1' refuses the OPERATOR account 'operator'
 _OWN = re.compile(rf"\b(account) {_QUOTED}")
 _SHOWN = "this account"
 

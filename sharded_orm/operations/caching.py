@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.cache.service import Cache
@@ -16,6 +18,7 @@ from sharded_orm.cache.stores.base import Server, ServerDown
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.models.caching import CachedModel, cached_model
 from sharded_orm.models.options import shard_options
+from sharded_orm.operations.typed_keys import typed_key
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,52 @@ def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
             raise LookupError(f"{label!r} is not cached; cached models are {cached!r}.")
         chosen.append(found)
     return chosen
+
+
+def held_on(alias: str) -> list[CachedModel]:
+    """The installed models that are cached and have rows on ``alias``; never none.
+
+    :raises LookupError: there is no such shard or database, or it has rows of none of them.
+    """
+    if runtime.topology().resolve(alias) is None and alias not in connections.settings:
+        raise LookupError(
+            f"There is neither a shard nor a database {alias!r}; an alias is such as 'photos_00042'."
+        )
+    found = [one for one in cached_models() if one.home_alias_ok(alias)]
+    if not found:
+        raise LookupError(f"{alias!r} holds rows of no cached model.")
+    return found
+
+
+def invalidate(found: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
+    """Make void what is cached of a model, as :meth:`ModelCache.invalidate`, by keys as typed.
+
+    :raises ValueError: a value that no row can have, or an alias that has no rows of the model.
+    :raises TypeError: an unknown name.
+    :raises CacheUnavailable: a cache server is down; call it again.
+    """
+    single = len(found.pk_fields) == 1
+    fields = {"pk": found.pk} if single else {}
+    for field in (found.pk if single else None, found.isolate, found.key):
+        if field is not None:
+            fields |= {field.name: field, field.attname: field}
+    values: dict[str, Any] = {}
+    for name, text in keys.items():
+        # A name that is unknown is refused below.
+        values[name] = _typed(found, fields[name], text) if name in fields else text
+    model: Any = found.model
+    model.cache.invalidate(using=using, **values)
+
+
+def _typed(found: CachedModel, field: Any, text: str) -> Any:
+    options = found.options
+    alias = runtime.group(options.group).shard(0).alias if options else found.global_alias
+    try:
+        return typed_key(field, text, alias)
+    except ValidationError as exc:
+        raise ValueError(
+            f"{text!r} is no value of {found.model.__name__}.{field.name}: {' '.join(exc.messages)}"
+        ) from exc
 
 
 def the_cache() -> Cache:

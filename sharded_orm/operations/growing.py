@@ -453,7 +453,9 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
             f"Bounds of type {kind.__name__} cannot be given to a command; change BOUNDS where they"
             " stand."
         )
-    wrong = [text for text in texts if kind is int and not re.fullmatch(r"-?\d+", text)]
+    # int() takes the digits of any script, and not thousands of them.
+    number = re.compile(r"-?\d{1,100}", re.ASCII)
+    wrong = [text for text in texts if kind is int and not number.fullmatch(text)]
     if wrong:
         raise GrowthRefused(f"Bounds of group {name!r} are whole numbers, not {wrong!r}.")
     return [kind(text) for text in texts]

@@ -84,7 +84,8 @@ def parse_numbers(text: str) -> list[range]:
     """
     ranges = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part, re.ASCII)
+        # No more digits than any number of a shard has, or will have: int() has its limits.
+        match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1
         if last < first:

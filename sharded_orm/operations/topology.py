@@ -11,6 +11,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import (
     InvalidTopology,
     TopologyConflict,
+    TopologyError,
     TopologyReadOnly,
     TopologyUnavailable,
 )
@@ -71,19 +72,32 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     )
 
 
-def push(document: Document, comment: str = "") -> Document:
+@dataclass(frozen=True)
+class Pushed:
+    """What became of :func:`push`.
+
+    :param document: as the source holds it, with its version.
+    :param published: False if that was so before: there is no new version, and so no place for
+        the comment.
+    """
+
+    document: Document
+    published: bool
+
+
+def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``; this process uses it on return.
 
     Its version tells which one it was made from: it becomes the next version, if nothing was
-    published since. A higher one is kept.
+    published since. A higher one is kept. Nothing is published if the source holds the same
+    content already, and this process uses it.
 
-    :return: the document as it was published.
     :raises: what :func:`change` raises, and :exc:`TopologyConflict` if it is not made from what
         is there now.
     """
     before = held()
-    if before is not None and document.same_content(before):
-        return before
+    if before is not None and document.same_content(before) and _is_used(before):
+        return Pushed(before, published=False)
     there = 0 if before is None else before.version
     if document.version < there:
         raise TopologyConflict(
@@ -91,7 +105,8 @@ def push(document: Document, comment: str = "") -> Document:
             f" {document.version}. Pull it, repeat the change, and push again."
         )
     following = _next(before)
-    return _publish(before, document.at_version(max(document.version, following)), comment)
+    made = _publish(before, document.at_version(max(document.version, following)), comment)
+    return Pushed(made, published=True)
 
 
 def rollback(version: int, comment: str = "", *, expected: int | None = None) -> Document:
@@ -121,6 +136,15 @@ def held() -> Document | None:
     except InvalidTopology:
         # Written by hand into the source. What is published now takes its place.
         return None
+
+
+def _is_used(document: Document) -> bool:
+    """Whether this process uses what the source holds. It may refuse that."""
+    try:
+        runtime.refresh()
+        return runtime.document() == document
+    except TopologyError:
+        return False
 
 
 def _next(before: Document | None) -> int:
@@ -156,14 +180,16 @@ def _to_do(where: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which of the processes that are connected use a version, as far as the source knows."""
+    """Which of the other processes that are connected use a version, as far as the source knows."""
 
     using: tuple[Process, ...]
     behind: tuple[Process, ...]
 
 
 def wait_until_used(version: int, timeout: float) -> Reach | None:
-    """Wait until every process that is connected uses ``version`` or a later one.
+    """Wait until every other process that is connected uses ``version`` or a later one.
+
+    This one is not waited for, and not counted: it uses what it has published.
 
     :param timeout: seconds. After them, those that are behind are in the answer.
     :return: None where the source does not know the processes.
@@ -174,7 +200,8 @@ def wait_until_used(version: int, timeout: float) -> Reach | None:
         found = source.processes()
         if found is None:
             return None
-        behind = tuple(one for one in found if one.version < version)
+        others = [one for one in found if not one.own]
+        behind = tuple(one for one in others if one.version < version)
         if not behind or time.monotonic() >= end:
-            return Reach(tuple(one for one in found if one.version >= version), behind)
+            return Reach(tuple(one for one in others if one.version >= version), behind)
         time.sleep(_INTERVAL)

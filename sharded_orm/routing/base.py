@@ -55,7 +55,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """The shard of ``key``, or None when the key has no shard yet. Never writes.
+        """The shard of ``key``, or None when no row can have it. Never writes.
+
+        None is a key that has no shard yet, and a value that :meth:`place` refuses, such as a
+        negative id: whoever reads it finds nothing, as on one database.
 
         :raises InvalidShardKey: the key is of a kind that the strategy cannot place.
         """
@@ -65,15 +68,22 @@ class Strategy(ABC):
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """The shard of ``key``; gives it one when it has none. Safe to call at the same time."""
+        """The shard of ``key``; gives it one when it has none. Safe to call at the same time.
+
+        :raises InvalidShardKey: no row can have the key.
+        """
         if not self.places and (number := self.locate(key)) is not None:
             return number
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         """:meth:`place` for several keys."""
-        located = self.locate_many(keys)
-        return {key: number for key, number in located.items() if number is not None}
+        numbers: dict[Any, int] = {}
+        for key, number in self.locate_many(keys).items():
+            if number is None:
+                raise self.refusal(key)
+            numbers[key] = number
+        return numbers
 
     def draw(self) -> int:
         """A random shard among those open for new keys, by the weights of the ranges.
@@ -98,6 +108,10 @@ class Strategy(ABC):
     def explain(self, key: Any) -> str:
         """Why ``key`` is where it is, for people."""
         return f"{self.group.strategy} of {key!r}"
+
+    def refusal(self, key: Any) -> InvalidShardKey:
+        """The error for a row with ``key``, which :meth:`locate` gives no shard."""
+        return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:
         return InvalidShardKey(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
+
+_EXPECTED = "64-bit ids with their shard in them"
 
 
 class EmbeddedStrategy(Strategy):
@@ -36,15 +38,26 @@ class EmbeddedStrategy(Strategy):
                 [f"group {group.name!r}: {group.count} shards do not fit in BITS {self._bits!r}"]
             )
 
-    def locate(self, key: Any) -> int:
-        if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < 1 << 63:
-            raise self.invalid(key, "64-bit ids with their shard in them")
+    def locate(self, key: Any) -> int | None:
+        if not isinstance(key, int) or isinstance(key, bool):
+            raise self.invalid(key, _EXPECTED)
+        number = self._embedded_in(key)
+        return number if number is not None and number < self.group.count else None
+
+    def refusal(self, key: Any) -> InvalidShardKey:
+        number = self._embedded_in(key)
+        if number is None:
+            return self.invalid(key, _EXPECTED)
+        return self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
+
+    def _embedded_in(self, key: int) -> int | None:
+        """The number in ``key``, be there such a shard or not; None if it is no id."""
+        if not 0 <= key < 1 << 63:
+            return None
         number: int = (key >> self._shift) & ((1 << self._bits) - 1)
-        if number >= self.group.count:
-            raise self.invalid(
-                key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}"
-            )
         return number
 
     def explain(self, key: Any) -> str:
+        if self.locate(key) is None:
+            return str(self.refusal(key))
         return f"bits {self._shift} to {self._shift + self._bits - 1} of the id {key!r}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
 
@@ -15,8 +15,8 @@ class RangeStrategy(Strategy):
     """Shard *n* holds the keys from ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``.
 
     Option ``BOUNDS``: one ascending lower bound per shard. The last shard has no upper
-    end; a key below the first bound is an error. Alternatively ``SIZE``: shard *n*
-    holds the integers from ``n * SIZE`` on.
+    end. Alternatively ``SIZE``: shard *n*
+    holds the integers from ``n * SIZE`` on. No row has a key outside of them.
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
@@ -33,7 +33,8 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            self._bounds: tuple[Any, ...] = tuple(n * size for n in range(group.count + 1))
+            # Computed when they are looked at, as many as there are.
+            self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:
             self._open_ended = True
@@ -50,16 +51,21 @@ class RangeStrategy(Strategy):
                     ]
                 )
 
-    def locate(self, key: Any) -> int:
+    def locate(self, key: Any) -> int | None:
         try:
             number = bisect_right(self._bounds, key) - 1
         except TypeError as exc:
             raise self.invalid(key, f"keys comparable with {self._bounds[0]!r}") from exc
         if number < 0 or (not self._open_ended and number >= self.group.count):
-            last = "no upper end" if self._open_ended else repr(self._bounds[-1])
-            raise self.invalid(key, f"keys from {self._bounds[0]!r} up to {last}")
+            return None
         return number
+
+    def refusal(self, key: Any) -> InvalidShardKey:
+        last = "no upper end" if self._open_ended else repr(self._bounds[-1])
+        return self.invalid(key, f"keys from {self._bounds[0]!r} up to {last}")
 
     def explain(self, key: Any) -> str:
         number = self.locate(key)
+        if number is None:
+            return str(self.refusal(key))
         return f"{key!r} is in the range of keys that begins at {self._bounds[number]!r}"

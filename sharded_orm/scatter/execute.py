@@ -18,6 +18,7 @@ from sharded_orm.scatter.failures import (
     concerns_one_shard,
     is_failure,
     is_node_gone,
+    may_be_the_query,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,12 @@ def _of_node(shard: Shard) -> Any:
 
 
 class Executor:
-    """Runs statements for the calling thread. Not to be shared."""
+    """Runs statements for the calling thread. Not to be shared.
+
+    :raises ScatterError: a shard does not answer. With ``partial`` it does so only when errors
+        may be the query's and no shard has answered it: each statement is either answered or has
+        failed before the last row is given, and that a shard answers proves the query.
+    """
 
     def __init__(
         self, plan: Plan, failures: Failures, chunk_size: int, *, stream: bool = False
@@ -52,6 +58,11 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._gone: dict[str, BaseException] = {}
+        # Invariant: no row is given, nor the end of the rows, while there is a doubt, nothing is
+        # answered, and no statement is unsettled. Workers only set the first two.
+        self._doubt: BaseException | None = None
+        self._answered = False
+        self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
@@ -125,7 +136,19 @@ class Executor:
         elif nodes or own:
             found.update(self._run_node(own or nodes[0]))
         self._failures.check()
+        self._settle(len(statements))
         return found
+
+    def _settle(self, statements: int) -> None:
+        """So many more were answered or have failed."""
+        self._unsettled -= statements
+        if self._doubt is not None and not self._answered and not self._unsettled:
+            raise self._failures.error(proven=False) from self._doubt
+
+    def _fail(self, branches: Iterable[Branch], error: DatabaseError) -> None:
+        if may_be_the_query(error):
+            self._doubt = error
+        self._failures.add([branch.shard for branch in branches], error)
 
     def _run_node(self, statements: Sequence[Statement]) -> dict[Statement, Iterable[Row]]:
         return {
@@ -143,6 +166,7 @@ class Executor:
         except DatabaseError:
             # Find out which of its shards fail, and take the rows of the others.
             return self._run(statement, statement.branches)
+        self._answered = True
         self._open.append(rows)
         return rows
 
@@ -160,7 +184,7 @@ class Executor:
         except DatabaseError as error:
             if not started or not is_failure(error):
                 raise
-            self._failures.add([branch.shard for branch in statement.branches], error)
+            self._fail(statement.branches, error)
             self._failures.check()
 
     def _run(self, statement: Statement, branches: Sequence[Branch]) -> list[Row]:
@@ -171,7 +195,7 @@ class Executor:
             return []
         sql, params = statement.sql(branches)
         try:
-            return self._read(statement, sql, params)
+            rows = self._read(statement, sql, params)
         except DatabaseError as error:
             if not is_failure(error):
                 raise
@@ -181,8 +205,10 @@ class Executor:
                 return [*rows, *self._run(statement, branches[middle:])]
             if is_node_gone(error):
                 self._gone[statement.node] = error
-            self._failures.add([branch.shard for branch in branches], error)
+            self._fail(branches, error)
             return []
+        self._answered = True
+        return rows
 
     def _read(self, statement: Statement, sql: str, params: Sequence[Any]) -> list[Row]:
         if statement.alias is not None:
@@ -208,14 +234,19 @@ class Executor:
         assert statement.alias is not None
         sql, params = statement.sql()
         index = (branch.index,)
+        settled = False
         try:
             with connections[statement.alias].chunked_cursor() as cursor:
                 cursor.execute(sql, params)
+                self._answered = settled = True
+                self._settle(1)
                 while rows := cursor.fetchmany(self._chunk_size):
                     for row in rows:
                         yield (*row, *index)
         except DatabaseError as error:
             if not is_failure(error):
                 raise
-            self._failures.add([branch.shard], error)
+            self._fail([branch], error)
             self._failures.check()
+            if not settled:
+                self._settle(1)

@@ -95,12 +95,14 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         from sharded_orm import runtime
 
         current = runtime.topology()
+        made = {}
         if self._groups_added:
             for name, group in current.groups.items():
-                self[name] = complete(runtime.group_settings(group, current))
+                made[name] = complete(runtime.group_settings(group, current))
         for alias in self._exposed:
             if found := runtime.alias_settings(alias):
-                self[alias] = complete(found)
+                made[alias] = complete(found)
+        self.update(made)  # All or, if one cannot be made, none.
 
     def _groups_changed(self, names: set[str]) -> None:
         """Forget the group aliases (``runtime.reset``: settings were overridden)."""

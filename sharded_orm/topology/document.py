@@ -11,14 +11,25 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from sharded_orm.exceptions import InvalidTopology
+from sharded_orm.topology.model import ShardRange
 
 FORMAT = 1
+# What an entry of RANGES means where it does not say so.
+_RANGE_DEFAULTS = {
+    one.name: one.default for one in fields(ShardRange) if one.default is not MISSING
+}
+# Entries of RANGES by the shards they are about, without what goes without saying.
+_Ranges = dict[str, dict[str, Any]]
+# Settings of a driver are three or four deep. What is much deeper is a mistake, and would end
+# whatever walks through it.
+_MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
 # Of a node and, at any depth, of its OPTIONS: what an account is known by.
 _SECRET = re.compile(
@@ -52,8 +63,8 @@ class Document:
         def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             made = dict(pairs)
             if len(made) < len(pairs):
-                names = [key for key, _ in pairs]
-                twice.extend(f"key {key!r} stands twice" for key in made if names.count(key) > 1)
+                times = Counter(key for key, _ in pairs)
+                twice.extend(f"key {key!r} stands twice" for key in made if times[key] > 1)
             return made
 
         try:
@@ -76,7 +87,7 @@ class Document:
             return cls.from_json(raw)
         try:
             content = tomllib.loads(raw.decode())
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise InvalidTopology([f"it is not TOML: {exc}"]) from exc
         return cls.from_content(content)
 
@@ -88,6 +99,9 @@ class Document:
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
+        # Before anything else, which would stumble over it.
+        if (problem := _unfit(content)) is not None:
+            raise InvalidTopology([problem])
         found = [
             f"unknown key {key!r}; valid keys are {sorted(_KEYS)!r}"
             for key in content
@@ -135,8 +149,11 @@ class Document:
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
-        """Whether both say the same, whatever their versions."""
-        return bool(plain(self.at_version(0).content()) == plain(other.at_version(0).content()))
+        """Whether both mean the same, whatever their versions: there are no :meth:`differences`."""
+        return bool(
+            plain(self.nodes) == plain(other.nodes)
+            and _effective(self.groups) == _effective(other.groups)
+        )
 
     def over(self, setting: Mapping[str, Any]) -> dict[str, Any]:
         """``SHARDED_ORM`` with this document laid over its ``NODES`` and ``GROUPS``."""
@@ -188,6 +205,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _unfit(value: Any, depth: int = 0) -> str | None:
+    """Why no process could walk through ``value``, or write it down; None if each can."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"it holds text that UTF-8 cannot encode, {value!r}"
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = [*value, *value.values()]
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    if parts and depth >= _MAX_DEPTH:
+        return f"it is nested more than {_MAX_DEPTH} deep"
+    return next((found for part in parts if (found := _unfit(part, depth + 1))), None)
+
+
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
@@ -223,6 +257,37 @@ def _public(value: Any) -> Any:
 _UNFIT: Any = object()
 
 
+# ##### Differences #####
+
+
+def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Groups so that what means the same is the same: ranges by their shards, no default values."""
+    found = {}
+    for name, group in groups.items():
+        made = found[name] = plain(group)
+        if "RANGES" in group and (ranges := _by_span(made["RANGES"])) is not None:
+            made["RANGES"] = ranges
+    return found
+
+
+def _by_span(ranges: Any) -> _Ranges | None:
+    """The entries by their shards, without what they say of them and without default values.
+
+    None for what are no ranges, or not each with shards of its own.
+    """
+    if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
+        return None
+    found = {
+        str(entry.get("range")): {
+            key: value
+            for key, value in entry.items()
+            if key != "range" and not (key in _RANGE_DEFAULTS and value == _RANGE_DEFAULTS[key])
+        }
+        for entry in ranges
+    }
+    return found if len(found) == len(ranges) else None
+
+
 def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*before, *after}):
         where = f"{kind} {name!r}"
@@ -238,12 +303,21 @@ def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*before, *after}):
         old, new = plain(before.get(key)), plain(after.get(key))
-        if old == new:
+        # None takes the place of what the settings have: it is not the same as nothing.
+        same = (key in before) == (key in after)
+        spans = new_spans = None
+        if key == "RANGES":
+            spans = _by_span(old if key in before else [])
+            new_spans = _by_span(new if key in after else [])
+        if spans is not None and new_spans is not None:
+            changes = list(_range_changes(where, spans, new_spans))
+            yield from changes
+            if changes or same:
+                continue
+        elif same and old == new:
             continue
         if _SECRET.fullmatch(key) or any(_secret_paths(old)) or any(_secret_paths(new)):
             yield f"{where}: {key} changes"
-        elif key == "RANGES":
-            yield from _range_changes(where, old or [], new or [])
         elif key not in before:
             yield f"{where}: {key} is {new!r}"
         elif key not in after:
@@ -252,24 +326,42 @@ def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]
             yield f"{where}: {key} {old!r} becomes {new!r}"
 
 
-def _range_changes(where: str, before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
-    old, new = ({str(_span(r)): r for r in ranges} for ranges in (before, after))
-    for span in old:
-        if span not in new:
+def _range_changes(where: str, before: _Ranges, after: _Ranges) -> Iterator[str]:
+    for span in before:
+        if span not in after:
             yield f"{where}: range {span} goes"
-    for span, entry in new.items():
-        if span not in old:
-            rest = {key: value for key, value in entry.items() if key != "range"}
-            shown = ", ".join(f"{key} {value!r}" for key, value in rest.items())
-            yield f"{where}: range {span} is new: {shown}"
+    for span, entry in after.items():
+        if span not in before:
+            told = ", ".join(
+                f"{key} {value!r}" for key, value in entry.items() if not _SECRET.fullmatch(key)
+            )
+            yield f"{where}: range {span} is new: {told}"
             continue
-        for key in sorted({*old[span], *entry}):
-            if old[span].get(key) != entry.get(key):
-                yield (
-                    f"{where}: range {span}: {key} {old[span].get(key)!r} becomes"
-                    f" {entry.get(key)!r}"
-                )
+        for key in sorted({*before[span], *entry}):
+            if (change := _value_change(key, before[span], entry)) is not None:
+                yield f"{where}: range {span}{change}"
 
 
-def _span(entry: Any) -> Any:
-    return entry.get("range") if isinstance(entry, Mapping) else entry
+def _value_change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    if key in before and key in after and before[key] == after[key]:
+        return None
+    if _SECRET.fullmatch(key):
+        return f": {key} changes"
+    if key == "replica" and key not in before:
+        return f" gets the replica {after[key]!r}"
+    if key == "replica" and key not in after:
+        return f" loses the replica {before[key]!r}"
+    if key not in before and key not in _RANGE_DEFAULTS:
+        return f": {key} is {after[key]!r}"
+    if key not in after and key not in _RANGE_DEFAULTS:
+        return f": {key} {before[key]!r} goes"
+    old, new = (
+        _number(entry[key]) if key in entry else f"{_number(_RANGE_DEFAULTS[key])} (the default)"
+        for entry in (before, after)
+    )
+    return f": {key} {old} becomes {new}"
+
+
+def _number(value: Any) -> str:
+    """As a person writes it."""
+    return repr(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -92,22 +92,23 @@ class Follower(Generic[T]):
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
             # The copy is what it follows, unless it is the same.
             value = self.value if document == copy else self.check(document)
-        except (TopologyUnavailable, InvalidTopology) as exc:
+            changes = self._changes_to(document)
+        except Exception as exc:
+            refusal = refusal_of(exc)
             if copy is None:
-                raise self._unavailable(exc) from exc
+                raise self._unavailable(refusal) from exc
             assert self._copy is not None and self.value is not None
             logger.error(
                 "%s. Going on with the last good copy in %s: version %d, saved at %s.",
-                str(exc).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
+                str(refusal).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
             )  # fmt: skip
-            problems = exc.problems if isinstance(exc, InvalidTopology) else (str(exc),)
             self.standing = Standing(
-                copy.version, Origin.LAST_GOOD, datetime.now(UTC), tuple(problems)
+                copy.version, Origin.LAST_GOOD, datetime.now(UTC), _problems(refusal)
             )
             self.source.using(copy.version)
             return self.value
         assert value is not None
-        self._take(document, value)
+        self._take(document, value, changes)
         return value
 
     def check(self, document: Document) -> T:
@@ -119,10 +120,11 @@ class Follower(Generic[T]):
             raise InvalidTopology(found)
         return self._check(document, self.value)
 
-    def consider(self, document: Document | TopologyError) -> T | None:
-        """Take what has arrived. What to use from now on; None when nothing changes.
+    def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
+        """Take what has arrived, if it may be used. Whether that changes anything.
 
-        :raises TopologyError: it is refused; the log has it, the first time.
+        :param use: begins to use what the document makes, or raises and leaves all as it was.
+        :raises TopologyError: it is refused, whatever was wrong; the log has it, the first time.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
@@ -132,22 +134,26 @@ class Follower(Generic[T]):
                 logger.info("%s has version %d, which is in use.", self.source.describe(), document.version)  # fmt: skip
                 self.standing = Standing(document.version, Origin.SOURCE, self.standing.since)
             self._refused = None
-            return None
+            return False
         try:
             value = self.check(document)
-        except InvalidTopology as exc:
-            self._log_refusal(exc, document)
-            raise
-        self._take(document, value)
-        return value
+            changes = self._changes_to(document)
+            # The last that may fail: from here on it is in use.
+            use(value)
+        except Exception as exc:
+            refusal = refusal_of(exc)
+            self._log_refusal(refusal, document)
+            raise refusal from exc
+        self._take(document, value, changes)
+        return True
 
     def _log_refusal(self, exc: TopologyError, document: Document | None) -> None:
-        problems = exc.problems if isinstance(exc, InvalidTopology) else (str(exc),)
+        problems = _problems(exc)
         if problems == self.standing.refused and document == self._refused:
             return
         self._refused = document
         standing = self.standing
-        self.standing = Standing(standing.version, standing.origin, standing.since, tuple(problems))
+        self.standing = Standing(standing.version, standing.origin, standing.since, problems)
         logger.error(
             "%s: %s is refused, version %d stays in use. %s",
             self.source.describe(),
@@ -156,15 +162,21 @@ class Follower(Generic[T]):
             exc,
         )
 
-    def _take(self, document: Document, value: T) -> None:
+    def _changes_to(self, document: Document) -> str:
+        """For the log; empty if it is what is in use, or nothing is."""
+        before = self.document
+        if before is None or before == document:
+            return ""
+        return "; ".join(before.differences(document)) or "no difference"
+
+    def _take(self, document: Document, value: T, changes: str) -> None:
         before, self._used = self.document, (document, value)
         self._refused = None
         self.standing = Standing(document.version, Origin.SOURCE, datetime.now(UTC))
-        if before is not None and before != document:
+        if before is not None and changes:
             logger.info(
                 "Version %d of the topology takes the place of version %d: %s.",
-                document.version, before.version,
-                "; ".join(before.differences(document)) or "no difference",
+                document.version, before.version, changes,
             )  # fmt: skip
 
     def keep(self) -> None:
@@ -177,7 +189,7 @@ class Follower(Generic[T]):
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except (OSError, TypeError) as exc:  # JSON has no form for a date in a file of TOML.
+            except Exception as exc:  # JSON has no form for a date in a file of TOML, say.
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
@@ -192,7 +204,7 @@ class Follower(Generic[T]):
             document = self._copy.read()
             if document is not None:
                 self._used = document, self._check(document, None)
-        except (InvalidTopology, OSError) as exc:
+        except Exception as exc:
             logger.warning("The last good copy in %s is of no use: %s", self._copy.path, exc)
             return None
         return document
@@ -209,3 +221,15 @@ class Follower(Generic[T]):
             f"{str(exc).rstrip('.')}. {remedy} A first topology is put there by 'manage.py topology"
             " push FILE'."
         )
+
+
+def refusal_of(exc: Exception) -> TopologyError:
+    """``exc`` itself if it is ours. Any other was met while a document was read or used: whatever
+    that holds, it must not end the thread that brings the next one."""
+    if isinstance(exc, TopologyError):
+        return exc
+    return InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"])
+
+
+def _problems(exc: TopologyError) -> tuple[str, ...]:
+    return tuple(exc.problems) if isinstance(exc, InvalidTopology) else (str(exc),)

@@ -8,7 +8,6 @@ Pinterest publishes them, P2).
 from __future__ import annotations
 
 import os
-import string
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,15 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
+
 ALIAS_DIGITS = 5
+#: The most shards of one group. A packed id has 16 bits for its shard (a timestamped one 13),
+#: so that no id could name another; and an alias has five digits, which hold these numbers. A
+#: bound of any kind keeps a mistyped range from naming shards until the memory is full.
+MAX_SHARDS = 1 << 16
+#: The largest weight of a range. With it on every shard of a group the sum is still exact.
+MAX_WEIGHT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +128,23 @@ class Topology:
         """The shard that ``alias`` names, or None when it names no shard."""
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
+        # The length first: int() refuses thousands of digits. And isdigit() knows more scripts.
         if (
             group is None
             or not separator
-            or len(digits) < ALIAS_DIGITS
+            or len(digits) != ALIAS_DIGITS
             or not (digits.isascii() and digits.isdigit())
-            or (len(digits) > ALIAS_DIGITS and digits[0] == "0")
         ):
             return None
         number = int(digits)
         return group.shard(number) if number in group else None
+
+
+def is_weight(value: object) -> bool:
+    """Whether a range may have this weight: a number from 0 to :data:`MAX_WEIGHT`."""
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_WEIGHT
+    )
 
 
 def problems(topology: Topology) -> list[str]:
@@ -138,6 +152,8 @@ def problems(topology: Topology) -> list[str]:
 
     Every shard of every group must be covered exactly once, every node named must
     exist, and no two shards may share a schema of a node.
+
+    Ranges are compared as ranges: time and memory do not depend on how many shards they name.
     """
     found: list[str] = []
     for group in topology.groups.values():
@@ -158,6 +174,12 @@ def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
     expected = 0
     engines = set()
     for r in group.ranges:
+        if r.last >= MAX_SHARDS:
+            yield (
+                f"{where}: range {(r.first, r.last)!r}: a group has at most {MAX_SHARDS:,} shards, so"
+                f" its last is {MAX_SHARDS - 1} at most; is it mistyped?"
+            )
+            return
         if r.first > r.last:
             yield f"{where}: range {(r.first, r.last)!r} ends before it begins"
             continue
@@ -176,8 +198,11 @@ def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
                 )
         if r.primary == r.replica:
             yield f"{where}: range {(r.first, r.last)!r} has the primary {r.primary!r} as its replica"
-        if r.weight < 0:
-            yield f"{where}: range {(r.first, r.last)!r} has the negative weight {r.weight!r}"
+        if not is_weight(r.weight):
+            yield (
+                f"{where}: range {(r.first, r.last)!r}: weight must be a number from 0 to"
+                f" {MAX_WEIGHT:,}, not {r.weight!r}"
+            )
         if r.primary in topology.nodes:
             engines.add(topology.nodes[r.primary].get("ENGINE"))
     if len(engines) > 1:
@@ -189,38 +214,38 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
     if not group.name.isidentifier():
         yield f"{where}: a group's name must be an identifier, because it begins its shards' aliases"
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(group.database_name) if name]
-        group.schema_name(0)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
-        yield (
-            f"{where}: DATABASE_NAME {group.database_name!r} is not a template of {{shard}} and"
-            f" {{group}} ({exc})"
-        )
-    else:
-        if "shard" not in fields:
-            yield f"{where}: DATABASE_NAME {group.database_name!r} must contain {{shard}}"
+        SchemaNames.of(group.database_name, group.name)
+    except ValueError as exc:
+        yield f"{where}: DATABASE_NAME is {group.database_name!r}; {exc}"
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Pairs of groups with a (node, schema) in common, one sentence per pair.
-
-    Walks the shards of two groups only when they share a server at all.
-    """
-    servers = {
-        group.name: {server_of(topology.nodes[r.primary], r.primary) for r in group.ranges}
-        for group in topology.groups.values()
+    """Pairs of groups with a (node, schema) in common, one sentence per pair."""
+    spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
+    names = {
+        name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()
     }
-    for one, other in combinations(topology.groups.values(), 2):
-        if servers[one.name].isdisjoint(servers[other.name]):
-            continue
-        places = {(server_of(topology.nodes[s.node], s.node), s.schema) for s in one.shards()}
-        for shard in other.shards():
-            if (server_of(topology.nodes[shard.node], shard.node), shard.schema) in places:
+    for one, other in combinations(topology.groups, 2):
+        for server in spans[one].keys() & spans[other].keys():
+            number = shared_number(
+                names[one], spans[one][server], names[other], spans[other][server]
+            )
+            if number is not None:
+                shard = topology.groups[other].shard(number)
                 yield (
-                    f"groups {one.name!r} and {other.name!r} both use schema {shard.schema!r} on"
+                    f"groups {one!r} and {other!r} both use schema {shard.schema!r} on"
                     f" node {shard.node!r}; give each group a DATABASE_NAME of its own"
                 )
                 break
+
+
+def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
+    """Server -> the first and last shards of the ranges on it, ascending."""
+    found: dict[object, list[Span]] = {}
+    for r in group.ranges:
+        server = server_of(topology.nodes[r.primary], r.primary)
+        found.setdefault(server, []).append((r.first, r.last))
+    return found
 
 
 def server_of(node: Mapping[str, Any], name: str) -> object:

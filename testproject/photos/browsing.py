@@ -19,6 +19,7 @@ from django.core.servers.basehttp import (
     WSGIRequestHandler,
     get_internal_wsgi_application,
 )
+from django.urls import reverse
 from django.utils.html import escape
 
 from testproject.photos.models import PhotoOwner, WrittenComment
@@ -94,7 +95,7 @@ def browse(address: str, password: str) -> Iterator[str]:
     written = WrittenComment.objects.scatter().order_by("comment_id").first()
     if tag is None or written is None:
         raise CheckFailed("the sample content has no tags or no comments")
-    user_page = f"/photos/{entry.owner.username}/"
+    user_page = reverse("photos:user", args=[entry.owner.username])
     photo_page = f"{user_page}{photo.photo_id}/"
     pages: list[tuple[str, int, str]] = [
         ("/", 200, "Newest photos"),
@@ -103,7 +104,11 @@ def browse(address: str, password: str) -> Iterator[str]:
         (user_page, 200, escape(photo.title)),
         (f"{user_page}albums/{photo.album_id}/", 200, escape(photo.album.title)),
         (f"{user_page}tags/{quote(tag.text)}/", 200, escape(photo.title)),
-        (f"/photos/{written.author.username}/comments/", 200, f"Comments by {written.author}"),
+        (
+            reverse("photos:user_comments", args=[written.author.username]),
+            200,
+            f"Comments by {written.author}",
+        ),
         (photo_page, 200, escape(photo.title)),
         *((f"/pictures/{photo.photo_id}/{width}.webp", 200, "WEBP") for width in WIDTHS),
         ("/static/photos/site.css", 200, "--accent"),

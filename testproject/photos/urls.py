@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import unquote
+
 from django.urls import path, register_converter
 
 from testproject.photos import views
@@ -22,21 +25,47 @@ class IdConverter:
         return str(value)
 
 
+class SegmentConverter:
+    """Any text as one part of an address: a name or a tag that somebody has in the database.
+
+    What ends a part, or means something where it stands alone, is written as ``%2F``. The address
+    as a whole is encoded once more, so that neither browsers nor servers see the sign itself.
+    Nothing at all is written as a lone ``%``, which is no other text.
+    """
+
+    regex = "[^/]+"
+
+    def to_python(self, value: str) -> str:
+        return "" if value == _NOTHING else unquote(value, errors="strict")
+
+    def to_url(self, value: str) -> str:
+        if not value:
+            return _NOTHING
+        # "." and ".." alone are this folder and the one above.
+        special = _SPECIAL if value.strip(".") else _SPECIAL_AND_DOT
+        return special.sub(lambda found: f"%{ord(found[0]):02X}", value)
+
+
+_NOTHING = "%"
+_SPECIAL = re.compile(r"[%/\\\x00-\x1f\x7f]")
+_SPECIAL_AND_DOT = re.compile(r"[.]")
+
 register_converter(IdConverter, "id")
+register_converter(SegmentConverter, "segment")
 
 app_name = "photos"
 urlpatterns = [
     path("", views.front, name="front"),
     path("tags/", views.all_tags, name="tags"),
-    path("tags/<str:text>/", views.tag, name="tag"),
+    path("tags/<segment:text>/", views.tag, name="tag"),
     path("upload/", views.upload, name="upload"),
-    path("photos/<str:username>/", views.user, name="user"),
-    path("photos/<str:username>/albums/<id:album_id>/", views.album, name="album"),
-    path("photos/<str:username>/tags/<str:text>/", views.user_tag, name="user_tag"),
-    path("photos/<str:username>/comments/", views.user_comments, name="user_comments"),
-    path("photos/<str:username>/<id:photo_id>/", views.photo, name="photo"),
+    path("photos/<segment:username>/", views.user, name="user"),
+    path("photos/<segment:username>/albums/<id:album_id>/", views.album, name="album"),
+    path("photos/<segment:username>/tags/<segment:text>/", views.user_tag, name="user_tag"),
+    path("photos/<segment:username>/comments/", views.user_comments, name="user_comments"),
+    path("photos/<segment:username>/<id:photo_id>/", views.photo, name="photo"),
     path(
-        "photos/<str:username>/<id:photo_id>/comments/<id:comment_id>/delete/",
+        "photos/<segment:username>/<id:photo_id>/comments/<id:comment_id>/delete/",
         views.delete_comment,
         name="delete_comment",
     ),

@@ -121,10 +121,12 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
     """A photo with its tags and comments; who is logged in may add a comment."""
     owner = _user(username)
     found = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
+    # Not request.path: that is decoded.
+    address = reverse("photos:photo", args=[username, photo_id])
     form = CommentForm()
     if request.method == "POST":
         if not request.user.is_authenticated:
-            return redirect_to_login(request.path)
+            return redirect_to_login(address)
         form = CommentForm(
             request.POST, instance=Comment(owner=owner, photo=found, author=request.user)
         )
@@ -136,7 +138,7 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
                 # The photo may have been deleted meanwhile, with its tags and comments.
                 get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
                 raise
-            return redirect(f"{request.path}#comment-{comment.pk}")
+            return redirect(f"{address}#comment-{comment.pk}")
     shown = found.comments.filter(owner=owner).order_by("posted_at", "comment_id")
     context = {
         "owner": owner,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[2]
 SITE_SETTINGS = "testproject.settings"
-TIMEOUT = 300  # seconds; far more than anything here takes
 BACKENDS = ["sqlite", "mariadb"]
 
 
@@ -66,7 +66,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=TIMEOUT,
+            timeout=PATIENCE,
         )
 
 

@@ -26,5 +26,5 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
 
 
 def test_pages(project: Project) -> None:
-    files = ["pages", "errors", "pictures", "comments", "tags", "panel", "admin"]
+    files = ["pages", "errors", "pictures", "comments", "tags", "panel", "admin", "names"]
     assert "failed" not in project.pytest(*(f"test_{name}.py" for name in files))

@@ -59,6 +59,30 @@ def test_all_shards_but_the_broken_one(browser: Client, broken: str) -> None:
     assert "16 shards on 2 nodes asked" in shown
 
 
+@pytest.fixture
+def unmigrated(rows: Rows) -> Iterator[None]:
+    """No shard has the table of photos."""
+    table = Photo._meta.db_table
+    aliases = [shard.alias for shard in runtime.group("photos").shards()]
+    for alias in aliases:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_gone")
+    yield
+    for alias in aliases:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table}_gone RENAME TO {table}")
+
+
+def test_a_list_that_no_shard_can_answer_is_not_an_empty_one(
+    browser: Client, unmigrated: None
+) -> None:
+    response = browser.get(url(Photo, "changelist"))
+    assert response.status_code == 503
+    shown = text(response)
+    assert "No shard could run the query" in shown and Photo._meta.db_table in shown
+    assert 'name="_shard"' in response.content.decode()
+
+
 def test_all_shards_but_those_of_a_node(browser: Client, node_down: str) -> None:
     response = browser.get(url(Photo, "changelist"))
     assert sorted(titles(response)) == ["photo of 1", "photo of 3"]

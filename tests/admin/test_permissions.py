@@ -23,6 +23,7 @@ from tests.admin.conftest import (
     form_of,
     inline,
     logged_in,
+    move,
     named,
     url,
     user_with,
@@ -138,7 +139,7 @@ def test_a_name_that_leads_nowhere_is_told_nobody(rows: Rows) -> None:
     gone = client.get(url(Photo, "change", f"{ONE}~12345"))
     assert there.status_code == gone.status_code == 403
     for name in (f"{UNPLACED}~1", "forged", "x~y"):
-        for page in ("change", "delete", "history", "site"):
+        for page in ("change", "delete", "history"):
             assert client.get(url(Photo, page, name)).status_code == 403, (name, page)
 
 
@@ -217,6 +218,51 @@ def test_a_shard_can_be_refused(browser: Client, rows: Rows, registered: Any) ->
     assert browser.get(url(Tag, "changelist", _shard=SHARD[TWO])).status_code == 403
     assert browser.get(url(Tag, "changelist", _key=TWO)).status_code == 403
     assert not LogEntry.objects.exists()
+
+
+def test_where_a_key_is_is_told_only_those_who_may_look_there(
+    browser: Client, rows: Rows, registered: Any
+) -> None:
+    elsewhere = {"_key": str(TWO), "_shard": SHARD[ONE]}
+    pages = [url(Tag, page, **elsewhere) for page in ("changelist", "add")]
+    pages += [
+        url(Tag, "changelist", _shard=SHARD[ONE], _key=UNPLACED),
+        url(Tag, "changelist", _key=TWO),
+        url(Tag, "changelist", user_id=TWO),
+        url(Tag, "add", _key=TWO),
+        url(Tag, "add", user_id=TWO),
+        *(url(Tag, page, named(rows.other_tag)) for page in ("change", "delete", "history")),
+        *(
+            url(Tag, page, named(rows.other_tag), _shard=SHARD[ONE])
+            for page in ("change", "delete", "history")
+        ),
+    ]
+    for address in pages:
+        assert browser.get(address).status_code < 500, address
+    asked = [browser.get(address).content.decode() for address in pages]
+    assert any(f"are on {SHARD[TWO]}" in page for page in asked)
+    registered(Tag, Regional)
+    for address in pages:
+        page = browser.get(address).content.decode()
+        assert SHARD[TWO] not in page and "on no shard" not in page, address
+    assert "not on photos_00003" in browser.get(pages[0]).content.decode()
+
+
+def test_where_a_row_was_moved_to_is_not_told(browser: Client, rows: Rows, registered: Any) -> None:
+    class Editable(Regional):
+        list_display = ("name", "user_id")
+        list_editable = ("name",)
+        list_display_links = None
+
+    registered(Tag, Editable)
+    here = url(Tag, "changelist", _shard=SHARD[ONE])
+    forms = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": rows.tag.pk}
+    move(ONE, 7)
+    response = browser.post(here, {**forms, "form-0-name": "new", "_save": "Save"}, follow=True)
+    page = response.content.decode()
+    assert "Nothing was saved" in page
+    assert "photos_00007" not in page
+    assert Tag.objects.using(SHARD[ONE]).get(pk=rows.tag.pk).name != "new"
 
 
 def test_nothing_is_asked_over_all_shards_if_one_is_refused(

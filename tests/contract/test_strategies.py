@@ -93,6 +93,18 @@ def test_keys_that_no_strategy_takes_are_named_in_the_error(name: str, key: Any)
 
 
 @every
+@pytest.mark.parametrize("key", [-1, -(1 << 80), (1 << 63) - 1, 1 << 63, 1 << 80, 10**400])
+def test_any_number_may_be_asked_for(name: str, key: int) -> None:
+    strategy = make(name)
+    assert strategy.locate_many([key]) == {key: strategy.locate(key)}
+    assert strategy.explain(key)
+    if strategy.locate(key) is None and not strategy.places:
+        for write in (strategy.place, lambda key: strategy.place_many([key])):
+            with pytest.raises(InvalidShardKey):
+                write(key)
+
+
+@every
 def test_unknown_options_are_refused(name: str) -> None:
     group = ShardGroup("g", RANGES, name, {**OPTIONS.get(name, {}), "NONSENSE": 1})
     with pytest.raises(InvalidConfiguration, match="NONSENSE"):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import DOCS, ROOT, Block, blocks
+from tests.patience import PATIENCE
 
 TUTORIALS = sorted(p for p in (DOCS / "tutorial").glob("*.md") if p.name != "index.md")
 APPENDED = " (at the end)"
@@ -41,7 +42,7 @@ class Project:
             encoding="utf-8",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=120,
+            timeout=PATIENCE,
         )
         return done.returncode, done.stdout
 

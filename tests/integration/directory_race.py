@@ -8,6 +8,8 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+from tests.patience import PATIENCE
+
 PROCESSES, KEYS = 4, 60
 
 
@@ -43,7 +45,7 @@ def _place(settings: dict[str, Any], barrier: Any, answers: Any) -> None:
     placed = {}
     for key in range(KEYS):
         # All processes meet at each key, so that every key is a race.
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=PATIENCE)
         placed[key] = strategy.place(key)
     answers.put(placed)
 
@@ -52,7 +54,7 @@ def race(settings: dict[str, Any]) -> list[dict[int, int]]:
     context = multiprocessing.get_context("spawn")
     setup = context.Process(target=_migrate, args=(settings,))
     setup.start()
-    setup.join(60)
+    setup.join(PATIENCE)
     assert setup.exitcode == 0
     barrier, answers = context.Barrier(PROCESSES), context.Queue()
     racers = [
@@ -61,8 +63,8 @@ def race(settings: dict[str, Any]) -> list[dict[int, int]]:
     for racer in racers:
         racer.start()
     try:
-        return [answers.get(timeout=60) for _ in racers]
+        return [answers.get(timeout=PATIENCE) for _ in racers]
     finally:
         for racer in racers:
-            racer.join(10)
+            racer.join(PATIENCE)
             racer.kill()

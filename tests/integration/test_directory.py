@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from sharded_orm import runtime
 from tests.integration.directory_race import KEYS, race
+from tests.patience import PATIENCE
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
 
@@ -34,7 +35,7 @@ def test_processes_that_place_the_same_key_at_once_agree_on_sqlite(tmp_path: Pat
     default = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": str(tmp_path / "default.sqlite3"),
-        "OPTIONS": {"timeout": 30},
+        "OPTIONS": {"timeout": PATIENCE},
     }
     first, *others = race(_settings(default, tmp_path))
     assert len(first) == KEYS

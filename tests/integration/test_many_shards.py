@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.many_shards import LIMIT, SHARDS
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ def test_touching_all_of_4096_shards_is_bounded(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

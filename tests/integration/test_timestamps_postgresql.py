@@ -19,6 +19,7 @@ from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
 from sharded_orm.ids.timestamps_postgresql import create_function, function_name, statements
 from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.defaults import after_migrate
+from tests.patience import PATIENCE
 from tests.photos.models import Visit
 from tests.services.postgresql import Address
 
@@ -154,7 +155,7 @@ def test_concurrent_bulk_inserts_are_unique(
 
     def draw() -> None:
         with closing(psycopg.connect(**postgresql.psycopg(), autocommit=True)) as mine:
-            barrier.wait(30)
+            barrier.wait(PATIENCE)
             drawn.append(insert(mine, table, 20_000))
             for _ in range(100):
                 drawn.append(insert(mine, table))
@@ -163,7 +164,7 @@ def test_concurrent_bulk_inserts_are_unique(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     ids = [number for some in drawn for number in some]
     assert len(ids) == len(set(ids)) == 4 * 20_100
     assert all(some == sorted(some) for some in drawn)

@@ -9,6 +9,8 @@ import multiprocessing
 from functools import partial
 from typing import Any
 
+from tests.patience import PATIENCE
+
 NOW = 200_000_000_000
 ROWS = 30
 
@@ -75,7 +77,7 @@ def _insert(settings: Any, name: str, guarded: bool, barrier: Any, answers: Any)
         field.__dict__["clock"] = TimestampClock(
             field.layout, clock=time.now, wait=time.wait, draw=draw
         )
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=PATIENCE)
         try:
             if number % 2:
                 ids.append(visits.create(page=f"{name} {number}").pk)
@@ -105,8 +107,8 @@ def race(group: Any, *, guarded: bool) -> list[dict[str, Any]]:
     for racer in racers:
         racer.start()
     try:
-        return [answers.get(timeout=60) for _ in racers]
+        return [answers.get(timeout=PATIENCE) for _ in racers]
     finally:
         for racer in racers:
-            racer.join(10)
+            racer.join(PATIENCE)
             racer.kill()

@@ -20,6 +20,7 @@ from django.urls import path
 from sharded_orm.cache import level1
 from sharded_orm.cache.level1 import cache_scope
 from tests.cached.models import CachedNote, CachedPhoto, CachedTag
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, ONE, SHARD, cache
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
@@ -202,7 +203,7 @@ class TestRequests:
         def serve() -> None:
             request_started.send(sender=object)
             seen.append(level1.current())
-            barrier.wait(10)
+            barrier.wait(PATIENCE)
             request_finished.send(sender=object)
             seen.append(level1.current())
 

@@ -131,7 +131,7 @@ def replicated_pair() -> Iterator[Pair]:
 def wait_until_equal(pair: Pair) -> None:
     """Return when the second server has all events of the first."""
     ((position,),) = execute(pair.first, "SELECT @@gtid_binlog_pos")
-    ((outcome,),) = execute(pair.second, "SELECT MASTER_GTID_WAIT(%s, 60)", (position,))
+    ((outcome,),) = execute(pair.second, "SELECT MASTER_GTID_WAIT(%s, 300)", (position,))
     assert outcome == 0, f"the replica does not get to {position}"
 
 

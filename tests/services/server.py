@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from tests.patience import PATIENCE
 from tests.services import keeper
 
+# Seconds that a child has to end by itself before it is told again, or killed.
+GRACE = 10.0
 HOST = "127.0.0.1"
-START_TIMEOUT = 60.0  # seconds
 
 
 class PrivateServer(ABC):
@@ -159,7 +161,7 @@ class PrivateServer(ABC):
     def wait_ready(self) -> None:
         """Return when the server serves clients; RuntimeError with its log when it does not."""
         assert self.pid is not None
-        end = time.monotonic() + START_TIMEOUT
+        end = time.monotonic() + PATIENCE
         while not self.is_ready():
             if time.monotonic() > end or not runs(self.pid):
                 log = (self.folder / "output.log").read_text(errors="replace")
@@ -239,14 +241,14 @@ def run_to_end(command: list[str], environment: dict[str, str]) -> int:
     except KeyboardInterrupt:
         # A terminal has sent it to the child as well, which now cleans up; kill has not.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return child.wait(5)
+            return child.wait(GRACE)
         child.send_signal(signal.SIGINT)
         return child.wait()
     finally:
         if child.poll() is None:
             child.terminate()
             try:
-                child.wait(10)
+                child.wait(GRACE)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()

@@ -99,7 +99,20 @@ def test_the_options_of_the_cache() -> None:
         ),
         (
             broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "weight": math.nan}]),
-            "weight must be a number",
+            "weight must be a number from 0 to 1,000,000, not nan",
+        ),
+        *(
+            (
+                broken(
+                    GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "weight": weight}]
+                ),
+                "range (0, 1): weight must be a number from 0 to 1,000,000",
+            )
+            for weight in (1e308, 10**400, -(10**400), math.inf, -1, 1_000_001, True, "1")
+        ),
+        (
+            broken(GROUPS__photos__RANGES=[{"range": (0, 30_000_000), "primary": "a"}]),
+            "range (0, 30000000): a group has at most 65,536 shards",
         ),
         (broken(CACHE="redis://:s3cret@host"), "CACHE must be a dict, not str"),
         (broken(CACHE={}), "OBJECTS must be an alias of CACHES, not None"),

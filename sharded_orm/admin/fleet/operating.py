@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -13,7 +12,7 @@ from sharded_orm.admin.fleet.parts import span
 from sharded_orm.operations import growing
 from sharded_orm.routing.kinds import keys_of
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.model import ShardGroup, ShardRange
+from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 from sharded_orm.topology.transitions import Keys
 
 #: Ranges that one page describes; one that is asked for with more shards names no range.
@@ -81,7 +80,7 @@ class RangePages(FleetAdmin):
         if do not in ("open", "close", "weight") or (do == "weight" and weight is None):
             return self.refuse(
                 request,
-                "A weight is 0 or more; a decimal point is fine."
+                f"A weight is a number from 0 to {MAX_WEIGHT:,}; a decimal point is fine."
                 if do == "weight"
                 else f"{do!r} is nothing that can be done to a range.",
                 back,
@@ -126,7 +125,7 @@ def _weight(text: str) -> float | None:
         weight = float(text)
     except ValueError:
         return None
-    return weight if math.isfinite(weight) and weight >= 0 else None
+    return weight if is_weight(weight) else None
 
 
 def _question(do: str, name: str, each: ShardRange, weight: float | None) -> str:

@@ -120,7 +120,7 @@ class GroupMixin(GroupTransactions):
         self.close_at = None
         self.closed_in_transaction = False
         self.errors_occurred = False
-        self.connection = GroupConnection()
+        self.connection = GroupConnection(self.alias)
         # AUTOCOMMIT of a node is about its connections; the group has none.
         self.set_autocommit(True)
         self.run_on_commit = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db.backends.base.client import BaseDatabaseClient
 from django.db.backends.base.introspection import BaseDatabaseIntrospection
@@ -25,7 +25,18 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """What ``group_wrapper.connection`` is while it counts as connected."""
+    """What ``group_wrapper.connection`` is while it counts as connected.
+
+    What the engine of the nodes would ask a session, it refuses.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise group_alias_error(self._alias, f"be asked for {name!r} of a session")
 
     def close(self) -> None:
         pass

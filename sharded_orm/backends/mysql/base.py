@@ -24,6 +24,7 @@ from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
+from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.sessions import Identified, OpenSessions, SessionID
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.sizes import ShardSize, TableSize
@@ -46,6 +47,7 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     creation_class = DatabaseCreation
     introspection_class = DatabaseIntrospection
     ops_class = DatabaseOperations
+    SchemaEditorClass = DatabaseSchemaEditor
     #: Many shards of a node can be read by one statement (``UNION ALL``).
     scatter_union = True
 
@@ -71,9 +73,10 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         """A virtual connection; proves that the node answers, not that the schema exists."""
         pool = self._pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
-        if schema is not None:
-            pool.prepare()
-        connection = VirtualConnection(pool, schema, self.alias)
+        with self.wrap_database_errors:
+            if schema is not None:
+                pool.prepare()
+            connection = VirtualConnection(pool, schema, self.alias)
         # Weak, so that a connection object that is dropped gives its session back at once.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
@@ -106,11 +109,12 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         Usable from any thread and apart from this alias: it sees no open transaction.
         With ``stream`` rows stay on the server until they are fetched.
         """
-        cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
-        try:
-            yield cursor
-        finally:
-            cursor.close()
+        with self.wrap_database_errors:
+            cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
+            try:
+                yield cursor
+            finally:
+                cursor.close()
 
     def holds_session(self) -> bool:
         connection = self.connection
@@ -136,7 +140,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         No ping per alias: the pool polls each session, and pings what was idle over the
         end of a request if ``CONN_HEALTH_CHECKS`` is on.
         """
-        assert self.connection is not None
+        if self.connection is None:
+            return False
         try:
             self.connection.check()
         except self.Database.Error:
@@ -150,8 +155,9 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Asked once per node and process."""
-        return self.node_pool.server_data()
+        """Asked once per node and process. Django's features ask for it, outside of any cursor."""
+        with self.wrap_database_errors:
+            return self.node_pool.server_data()
 
     def create_shard_database(self) -> None:
         """Create this alias's schema if it does not exist."""

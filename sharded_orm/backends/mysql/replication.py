@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from django.db import Error
+
 from sharded_orm.topology.aliases import complete
 
 #: Privileges by which an account writes through ``read_only``. SUPER does up to MariaDB 10.10.
@@ -27,6 +29,13 @@ _FILTERS = (
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
+#: Errors of the client: no connection, none in time, or one that was lost.
+_NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
+#: Errors by which a server refuses an account: its name, password, host, plugin or a lock.
+_REFUSED = frozenset(
+    {1044, 1045, 1130, 1251, 1275, 1524, 1698, 1820, 1862, 1873, 2049, 2054, 2058, 2059, 2061, 4151}
+)  # fmt: skip
+_LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 # GRANT a, b (columns) ON *.* TO …: only what holds for all schemas tells about the server.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
@@ -256,6 +265,38 @@ def _link(row: Mapping[str, Any]) -> Link:
         filters={name: str(row[name]) for name in _FILTERS if row.get(name)},
         error="; ".join(errors),
     )
+
+
+# ##### Errors #####
+
+
+def has_no_answer(exc: Error) -> bool:
+    """Whether it is an error of the connection: nobody has answered, or not to the end.
+
+    A server that refuses an account has answered, and so has one with which TLS fails.
+    """
+    return _code(exc) in _NO_ANSWER
+
+
+def is_kept_off(exc: Error) -> bool:
+    """Whether a statement gave up waiting for others."""
+    return _code(exc) == _LOCK_WAIT
+
+
+def why_no_session(node: str, account: str, exc: Error) -> str:
+    """What is wrong when ``account`` gets no session on ``node``, for people.
+
+    :param account: with its role, such as ``the OPERATOR account 'root'``.
+    """
+    if has_no_answer(exc):
+        return f"node {node!r} does not answer: {exc}"
+    if _code(exc) in _REFUSED:
+        return f"node {node!r} refuses {account}: {exc}"
+    return f"node {node!r} answers, and gives {account} no session: {exc}"
+
+
+def _code(exc: Error) -> object:
+    return exc.args[0] if exc.args else None
 
 
 # ##### Positions #####

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,19 +21,26 @@ from sharded_orm.ids.tickets.blocks import Blocks
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer
 from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.turns import Turns
 
 
 class TicketGenerator(IdGenerator):
     """Round robin over the servers, step = number of servers, offset = place in the list.
 
     :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
+    :param turns: makes what tells whose turn it is among so many servers.
 
     On connections of its own: the caller's transaction neither holds the sequence's row
     nor takes ids back. When a server does not answer the next one serves; the first is
     left alone for a while, then tried again by one caller.
     """
 
-    def __init__(self, aliases: Sequence[str], options: TicketOptions | None = None) -> None:
+    def __init__(
+        self,
+        aliases: Sequence[str],
+        options: TicketOptions | None = None,
+        turns: Callable[[int], Turns] = Turns,
+    ) -> None:
         self.options = options = options or TicketOptions()
         count = len(aliases)
         self.servers = [
@@ -52,9 +58,9 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.ward = partner, server
-        # From the turn modulo the count: which servers, in order.
+        # By whose turn it is: which servers, in order.
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
-        self._turn = itertools.count()
+        self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
 
     def next(self, sequence: str) -> int:
@@ -101,7 +107,7 @@ class TicketGenerator(IdGenerator):
         """The servers that are well in turn; then, before giving up, the others."""
         began = time.monotonic()
         left_alone = []
-        for server in self._rounds[next(self._turn) % len(self.servers)]:
+        for server in self._rounds[self._turns.next(sequence)]:
             if server.claim(sequence):
                 yield server, server.take
             else:

@@ -9,7 +9,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 from django.db import Error
 
-from sharded_orm.operations.caching import cached_models, the_cache
+from sharded_orm.operations.caching import cached_models, held_on, invalidate, the_cache
 
 
 class Command(BaseCommand):
@@ -36,19 +36,14 @@ class Command(BaseCommand):
             raise CommandError("Keys belong to one model: name one.")
         try:
             the_cache()
-            for found in cached_models(labels):
-                model: Any = found.model
-                if (
-                    options["all"]
-                    and options["using"]
-                    and not found.home_alias_ok(options["using"])
-                ):
-                    continue
-                model.cache.invalidate(using=options["using"], **where)
+            using = options["using"]
+            every = options["all"] and using is not None
+            for found in held_on(using) if every else cached_models(labels):
+                invalidate(found, where, using)
                 if options["verbosity"]:
                     pairs_given = " ".join(part for part in options["what"] if "=" in part)
                     told = pairs_given or "everything"
-                    self.stdout.write(f"{model._meta.label}: {told} is void.")
+                    self.stdout.write(f"{found.model._meta.label}: {told} is void.")
         except (
             LookupError, TypeError, ValueError, ValidationError, ImproperlyConfigured, Error,
         ) as exc:  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -82,8 +83,17 @@ class Show(Action):
             command.stdout.write("")
             write_table(
                 command,
-                ("host", ">process", ">version", "since"),
-                [(p.host, str(p.pid), str(p.version), _when(p.since)) for p in processes],
+                ("host", ">process", ">version", "since", ""),
+                [
+                    (
+                        p.host,
+                        str(p.pid),
+                        str(p.version),
+                        _when(p.since),
+                        "this command" if p.own else "",
+                    )
+                    for p in processes
+                ],
             )
 
 
@@ -138,7 +148,18 @@ class Push(Action):
         _publishing(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        _published(command, topology.push(_read(options["file"]), options["comment"]), options)
+        pushed = topology.push(_read(options["file"]), options["comment"])
+        if pushed.published:
+            _published(command, pushed.document, options)
+            return
+        command.stdout.write(
+            f"Nothing to publish: version {pushed.document.version}, in use here, is the same."
+        )
+        if options["comment"]:
+            command.stderr.write(
+                command.style.WARNING("The comment is not kept: it would belong to a new version.")
+            )
+        _wait(command, pushed.document, options)
 
 
 class Pull(Action):
@@ -166,7 +187,7 @@ class History(Action):
     help = "Show who published which version, newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--limit", type=int, default=20, metavar="N", help="Default: 20.")
+        parser.add_argument("--limit", type=_limit, default=20, metavar="N", help="Default: 20.")
         _json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -257,11 +278,28 @@ def _publishing(parser: CommandParser) -> None:
     parser.add_argument("--comment", default="", metavar="TEXT", help="For the history.")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=10.0,
         metavar="SECONDS",
         help="Wait so long for all processes that are connected; 0 not at all. Default: 10.",
     )
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
+        raise ArgumentTypeError(f"{text!r} is no number of versions")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # Of "nan" no end ever comes.
+    if not 0 <= seconds < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+    return seconds
 
 
 def _read(path: Path) -> Document:
@@ -278,17 +316,32 @@ def _published(command: BaseCommand, document: Document, options: dict[str, Any]
     command.stdout.write(
         command.style.SUCCESS(f"Version {document.version} is published and in use here.")
     )
+    _wait(command, document, options)
+
+
+def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
+    """For the other processes, as long as the option says."""
     if not options["wait"]:
         return
     reach = topology.wait_until_used(document.version, options["wait"])
     if reach is None:
         return
-    command.stdout.write(f"{len(reach.using)} connected processes use it.")
+    command.stdout.write(_using(len(reach.using), behind=len(reach.behind)))
     if reach.behind:
         raise failed(
             f"{one.host}, process {one.pid}, still uses version {one.version}."
             for one in reach.behind
         )
+
+
+def _using(count: int, *, behind: int) -> str:
+    if behind:
+        return f"{count} of {count + behind} other processes that are connected use it."
+    if not count:
+        return "No other process is connected."
+    if count == 1:
+        return "1 other process is connected, and uses it."
+    return f"{count} other processes are connected, and use it."
 
 
 def _held() -> tuple[Document | None, str | None]:

@@ -13,6 +13,7 @@ from django.core.management.base import CommandParser
 from sharded_orm.management.actions import Action, failed, teller
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.operations import growing
+from sharded_orm.topology.model import MAX_WEIGHT, is_weight
 
 
 class Grow(Action):
@@ -132,7 +133,7 @@ def _group(parser: CommandParser) -> None:
 
 
 def _range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    match = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text, re.ASCII)
     if match is None:
         raise ArgumentTypeError(f"{text!r} is not a range such as 512-1023")
     return int(match[1]), int(match[2])
@@ -143,8 +144,8 @@ def _weight(text: str) -> float:
         weight = float(text)
     except ValueError:
         weight = -1.0
-    if not 0 <= weight < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a weight: a number from 0 on")
+    if not is_weight(weight):
+        raise ArgumentTypeError(f"{text!r} is not a weight: a number from 0 to {MAX_WEIGHT:,}")
     return int(weight) if weight.is_integer() else weight
 
 

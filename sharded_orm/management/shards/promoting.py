@@ -7,8 +7,16 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
+from django.db import Error
 
-from sharded_orm.exceptions import PromotionFailed, PromotionRefused
+from sharded_orm.exceptions import (
+    JournalMissing,
+    LeaseLost,
+    OperationHeld,
+    PromotionFailed,
+    PromotionRefused,
+    TopologyError,
+)
 from sharded_orm.management.actions import Action, teller
 from sharded_orm.operations import promotion
 
@@ -66,7 +74,9 @@ class Promote(Action):
             elif options["abort"]:
                 undone = promotion.abort(options["node"], tell=tell)
                 if undone is None:
-                    raise CommandError("No promotion was broken off.")
+                    raise CommandError(
+                        f"No promotion that replaces {options['node']!r} was broken off."
+                    )
                 report = undone
             else:
                 report = promotion.promote(
@@ -75,8 +85,13 @@ class Promote(Action):
         except PromotionRefused as exc:
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
-        except PromotionFailed as exc:
-            told = {"outcome": "failed", "settled": exc.settled, "problems": [str(exc)]}
+        except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
+            # Before this process has touched anything; later they are PromotionFailed.
+            _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
+            raise
+        except (PromotionFailed, LeaseLost, Error) as exc:
+            settled = isinstance(exc, PromotionFailed) and exc.settled
+            told = {"outcome": "failed", "settled": settled, "problems": [str(exc)]}
             _write_json(command, options, told)
             raise
         _write_json(command, options, report.to_json())
@@ -112,10 +127,10 @@ def _show(command: BaseCommand, report: promotion.Report) -> None:
         if report.loss is not None:
             command.stdout.write(str(report.loss))
         return
+    waited = f"; writes were refused for {report.pause}" if report.pause else ""
     if report.outcome == "undone":
-        command.stdout.write(f"{plan.node} is the primary as before.")
+        command.stdout.write(f"{plan.node} is the primary as before{waited}.")
         return
-    waited = f"; writes were refused for {report.refused_for:.2f} s" if report.refused_for else ""
     command.stdout.write(f"{plan.new} is the primary of {moves}{waited}.")
     if report.loss is not None:
         command.stdout.write(str(report.loss))

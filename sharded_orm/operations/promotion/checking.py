@@ -19,7 +19,9 @@ from sharded_orm.backends.mysql.replication import (
     Link,
     Server,
     Standing,
+    has_no_answer,
     positions,
+    why_no_session,
 )
 from sharded_orm.exceptions import PromotionRefused
 from sharded_orm.operations.promotion.plan import Plan, is_of_mysql
@@ -66,7 +68,8 @@ class Findings:
 def operator(name: str) -> Server:
     """A connection of the operator's account to node ``name``.
 
-    :raises PromotionRefused: the node has no such account, or cannot be reached by it.
+    :raises PromotionRefused: the node has no such account, refuses it, or does not answer. Its
+        cause is the server's error, if there is one.
     """
     entry = runtime.operator_settings(name)
     if entry is None:
@@ -81,8 +84,13 @@ def operator(name: str) -> Server:
         return Server(name, entry)
     except Error as exc:
         raise PromotionRefused(
-            [f"the OPERATOR account {entry['USER']!r} cannot log in to node {name!r}: {exc}"]
+            [why_no_session(name, f"the OPERATOR account {entry['USER']!r}", exc)]
         ) from exc
+
+
+def is_silent(exc: PromotionRefused) -> bool:
+    """Whether :func:`operator` raised it because the node does not answer."""
+    return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 
 def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
@@ -95,16 +103,9 @@ def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
     """
     found, topology = Findings(), runtime.topology()
     with contextlib.ExitStack() as stack:
-        try:
-            new = stack.enter_context(operator(plan.new))
-            old = None if force else stack.enter_context(operator(plan.node))
-        except PromotionRefused as exc:
-            found.problems += exc.problems
-            if not force and not answers(plan):
-                found.problems.append(
-                    f"{plan.node!r} does not answer. If it is dead, --force does without it: what"
-                    f" {plan.new!r} has not received is lost"
-                )
+        new = _session(plan.new, stack, found)
+        old = None if force else _session(plan.node, stack, found, dead=_do_without(plan))
+        if new is None or (old is None and not force):
             return found
         _of_new(new, found)
         if old is None:
@@ -120,6 +121,26 @@ def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
             _of_others(topology, plan, found)
         _of_schemas(topology, plan, found)
     return found
+
+
+def _do_without(plan: Plan) -> str:
+    return (
+        f"If {plan.node!r} is dead, --force does without it: what {plan.new!r} has not received is"
+        " lost"
+    )
+
+
+def _session(
+    name: str, stack: contextlib.ExitStack, found: Findings, dead: str = ""
+) -> Server | None:
+    """Log in once; what is wrong is a problem, and then what to do if the node is ``dead``."""
+    try:
+        return stack.enter_context(operator(name))
+    except PromotionRefused as exc:
+        found.problems += exc.problems
+        if dead and is_silent(exc):
+            found.problems.append(dead)
+        return None
 
 
 def _of_new(new: Server, found: Findings) -> None:
@@ -248,9 +269,7 @@ def answers(plan: Plan) -> bool:
     try:
         Server(plan.node, runtime.topology().nodes[plan.node]).close()
     except Error as exc:
-        code = exc.args[0] if exc.args else 0
-        # From 2000 on are errors of the client: no connection, none in time.
-        return isinstance(code, int) and 0 < code < 2000
+        return not has_no_answer(exc)
     return True
 
 
@@ -311,11 +330,14 @@ def _of_others(topology: Topology, plan: Plan, found: Findings) -> None:
                 if same:
                     found.problems += _may_write_through(application, node)
         except Error as exc:
-            if listed:
-                found.problems.append(
-                    f"the application's account of node {name!r} cannot log in: {exc}"
-                )
+            # The old primary answers: another address that does not is not its.
+            if listed or not has_no_answer(exc):
+                found.problems.append(_no_session_of_application(name, node, exc))
     found.problems += _aliases_on(found.old)
+
+
+def _no_session_of_application(name: str, node: Mapping[str, Any], exc: Error) -> str:
+    return why_no_session(name, f"the application's account {node.get('USER')!r}", exc)
 
 
 def _may_write_through(server: Server, node: Mapping[str, Any]) -> Iterator[str]:
@@ -338,8 +360,13 @@ def _aliases_on(old: Standing) -> Iterator[str]:
             with Server(alias, entry) as server:
                 if server.standing().identity != old.identity:
                     continue
-        except Error:
-            continue  # The old primary answers; this one is elsewhere.
+        except Error as exc:
+            if not has_no_answer(exc):
+                yield (
+                    f"Whether {alias!r} of DATABASES is on the same server is not known, and"
+                    f" read_only would fence it for good: it gives no session ({exc})"
+                )
+            continue  # The old primary answers: what does not is elsewhere.
         yield (
             f"{alias!r} of DATABASES is on the same server: read_only would fence it for good. Move"
             " it to another server first"
@@ -359,9 +386,7 @@ def _of_schemas(topology: Topology, plan: Plan, found: Findings) -> None:
             with Server(name, topology.nodes[name]) as application:
                 absent = sorted(wanted - application.schemas())
         except Error as exc:
-            found.problems.append(
-                f"the application's account of node {name!r} cannot log in: {exc}"
-            )
+            found.problems.append(_no_session_of_application(name, topology.nodes[name], exc))
             continue
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""

@@ -2,14 +2,15 @@
 
 Every effect may be repeated, so a rerun begins with the fence again, whatever the phase was;
 but a switch that may have been published is looked up first. Until the switch everything can
-be undone.
+be undone. The source of the topology is asked before the fence, and again before the phase
+``switching``, which begins only when it has answered: without it nothing is fenced for long.
 
 ============ ======================================================================
 fencing      the old primary becomes read only; nothing is under way there any more
 waiting      until the replica has executed all that the old primary has logged
 stopping     the replication on the new primary
 unfencing    the new primary takes writes; nobody sends any yet
-switching    the map is published
+switching    the map is published; whether it was, only the source can tell
 switched     only what belongs to the end is left
 undoing      back to how it was
 ============ ======================================================================
@@ -20,13 +21,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django.db import Error, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.backends.mysql.replication import Server, Standing, missing
+from sharded_orm.backends.mysql.replication import Server, Standing, is_kept_off, missing
 from sharded_orm.exceptions import (
     CacheUnavailable,
     LeaseLost,
@@ -35,62 +35,20 @@ from sharded_orm.exceptions import (
     TopologyError,
 )
 from sharded_orm.operations import caching, journal, topology
-from sharded_orm.operations.promotion import checking, switching
+from sharded_orm.operations.promotion import checking, lookup, recovery, switching
 from sharded_orm.operations.promotion.checking import Loss
+from sharded_orm.operations.promotion.pause import Pause, moment
 from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.report import Options, Report
 
 #: Seconds that statements under way on the old primary may keep the fence off.
 FENCE_PATIENCE: Final = 5.0
-#: Seconds for which a source that does not answer is asked what it holds.
-LOOK_UP = 15.0
 #: Seconds for all processes to use the new map before the cache is made void.
 READERS_PATIENCE: Final = 10.0
 # Seconds of one wait for the replica; between two, it is looked at.
 _SLICE = 1.0
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to promote.
-
-    :param force: the old primary is dead; what it did not send is lost.
-    :param timeout: seconds that the replica may take to come near, and then, fenced, to catch up.
-    """
-
-    force: bool = False
-    timeout: float = 30.0
-
-
-@dataclass
-class Report:
-    """What became of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
-
-    plan: Plan
-    outcome: str
-    forced: bool = False
-    #: The last position of the old primary, that the new one has.
-    position: str = ""
-    #: Seconds in which writes were refused.
-    refused_for: float | None = None
-    loss: Loss | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        loss = self.loss
-        return {
-            "outcome": self.outcome,
-            "old_primary": self.plan.node,
-            "new_primary": self.plan.new,
-            "moves": switching.as_text(self.plan),
-            "forced": self.forced,
-            "position": self.position,
-            "refused_for": None if self.refused_for is None else round(self.refused_for, 3),
-            "loss": loss
-            and {"received": loss.received, "executed": loss.executed, "idle": loss.idle},
-            "warnings": self.warnings,
-        }
 
 
 class Promotion:
@@ -102,7 +60,6 @@ class Promotion:
         self.plan = Plan.from_json(run.arguments)
         self.link: str = run.arguments["link"]
         self._tell = tell
-        self._fenced_at: float | None = None
         loss = run.arguments["loss"]
         self.report = Report(
             self.plan,
@@ -125,7 +82,9 @@ class Promotion:
     # ##### Forward #####
 
     def run_to_end(self) -> Report:
-        if self.phase == "switched" or (self.phase == "switching" and not self._rule_out()):
+        if self.phase == "switching" and not self._rule_out():
+            self._note_published()
+        if self.phase == "switched":
             self._finish()
             return self.report
         try:
@@ -154,11 +113,13 @@ class Promotion:
         self._begin("unfencing", f"lets {plan.new} take writes")
         new.unfence()
         self._verify(old, new, position)
-        self._begin("switching", "publishes the new map")
-        self._switch()
-        self._begin("switched", f"{plan.new} is the primary of {', '.join(map(str, plan.moves))}")
-        if self._fenced_at is not None:
-            self.report.refused_for = time.monotonic() - self._fenced_at
+        is_exact = self._switch()
+        now = moment(self.run)
+        self._begin(
+            "switched",
+            f"{plan.new} is the primary of {', '.join(map(str, plan.moves))}",
+            switched=[now if is_exact else self.run.arguments["publishing_at"], now],
+        )
         if old is not None:
             self._look_back(old, position)
 
@@ -177,6 +138,8 @@ class Promotion:
         try:
             old.fence(FENCE_PATIENCE)
         except OperationalError as exc:
+            if not is_kept_off(exc):
+                raise PromotionFailed(f"{old.name!r} could not be made read only ({exc}).") from exc
             raise PromotionFailed(
                 f"{old.name!r} could not be made read only within {FENCE_PATIENCE:g} s ({exc}):"
                 " statements are under way there, a migration or LOCK TABLES perhaps."
@@ -188,14 +151,21 @@ class Promotion:
 
     def _catch_up(self, old: Server | None, new: Server) -> str:
         """Fence, and wait until the new primary has it all; returns the last position."""
+        # While writers go on: without the source they would be refused for nothing.
+        switching.require_there(self.plan)
         if old is None:
             self._begin("waiting", f"waits until {self.plan.new} has executed what it received")
             received = str(self.run.arguments["loss"][0])
             self._wait(new, received)
             self.report.position = received
             return received
-        self._begin("fencing", f"makes {self.plan.node} read only")
-        self._fenced_at = time.monotonic()
+        since = self._refused_since(old)
+        self._begin(
+            "fencing",
+            f"makes {self.plan.node} read only",
+            fenced_at=since,
+            warnings=self.report.warnings,
+        )
         position = self._fence(old).logged
         deadline = time.monotonic() + self.options.timeout
         while time.monotonic() < deadline:
@@ -212,6 +182,19 @@ class Promotion:
         raise PromotionFailed(
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
         )
+
+    def _refused_since(self, old: Server) -> str:
+        """When writes were first refused: a process before this one may have fenced already."""
+        since: str | None = self.run.arguments.get("fenced_at")
+        if since is not None:
+            if old.standing().read_only:
+                return since
+            if self.phase != "fencing":  # That may have been noted, and never done.
+                self.report.warnings.append(
+                    f"{old.name!r} took writes again since it was made read only at {since}: how long"
+                    " they were refused then is not counted"
+                )
+        return moment(self.run)
 
     def _wait(self, new: Server, position: str) -> None:
         if not self.options.force:
@@ -254,51 +237,53 @@ class Promotion:
                 " privileged account writes there."
             )
 
-    def _switch(self) -> None:
+    def _switch(self) -> bool:
+        """Publish the map; returns whether the source has said so just now."""
         try:
-            # Asks the journal, not the clock: whoever has taken over has ruled out what was read
-            # before, and nothing that is read later may be published.
-            switching.switch(
-                self.plan,
-                forced=self.options.force,
-                confirm=lambda: self.run.note(phase="switching"),
-            )
-        except (TopologyError, Error, OSError) as exc:
-            # Refused, or published and the answer was lost.
-            if not self._look_up(exc):
+            switching.switch(self.plan, forced=self.options.force, confirm=self._publishes)
+        except (TopologyError, Error, OSError):
+            # Before that phase nothing was sent. In it: refused, or published and the answer lost.
+            if self.phase != "switching" or not self._look_up():
                 raise
+            return False
+        return True
+
+    def _publishes(self) -> None:
+        """The source has answered, and is sent the map next.
+
+        Asks the journal, not the clock: whoever has taken over has ruled out what was read before,
+        and nothing that is read later may be published.
+        """
+        now = moment(self.run)
+        if self.phase == "switching":  # Somebody else has published something: once more.
+            self.run.note(phase="switching", publishing_at=now)
+        else:
+            self._begin("switching", "publishes the new map", publishing_at=now)
+
+    def _note_published(self) -> None:
+        """The map turns out to be published, by a process that could not tell the journal when."""
+        self._begin(
+            "switched",
+            f"{self.plan.new} is the primary: the map had been published",
+            switched=[self.run.arguments["publishing_at"], moment(self.run)],
+        )
 
     def _rule_out(self) -> bool:
-        """Whether the switch that an earlier process may have sent is not published, and never
-        will be."""
+        """Whether the switch that a process may have sent is not published, and never will be."""
         if self._look_up():
             return False
         try:
             return switching.rule_out(self.plan)
-        except TopologyError as exc:
-            raise self._unsettled(exc) from exc
+        except (TopologyError, OSError) as exc:
+            raise lookup.unsettled(self.plan, exc, forced=self.options.force) from exc
 
-    def _look_up(self, cause: BaseException | None = None) -> bool:
-        """Whether the map is switched; asks the source until it answers.
+    def _look_up(self) -> bool:
+        """Whether the map is switched.
 
-        :raises PromotionFailed: it does not: nothing may be undone, and nothing goes on.
+        :raises PromotionFailed: the source does not answer.
         """
-        end = time.monotonic() + LOOK_UP
-        while True:
-            self.run.check()
-            try:
-                return switching.was_switched(self.plan)
-            except (TopologyError, OSError) as exc:
-                if time.monotonic() > end:
-                    raise self._unsettled(exc) from (cause or exc)
-                time.sleep(_SLICE)
-
-    def _unsettled(self, exc: BaseException) -> PromotionFailed:
-        return PromotionFailed(
-            f"Whether the new map was published is not known ({exc}). {self.plan.node!r} stays read"
-            f" only, so nothing can be lost. When the source of the topology answers, run the same"
-            f" command again, or 'manage.py shards promote {self.plan.node} --abort'.",
-            settled=False,
+        return lookup.was_switched(
+            self.plan, forced=self.options.force, check=self.run.check, tell=self._tell
         )
 
     def _look_back(self, old: Server, position: str) -> None:
@@ -317,6 +302,8 @@ class Promotion:
     def _finish(self) -> None:
         self._forget_cached()
         self.report.position = self.report.position or str(self.run.arguments["position"])
+        earliest, latest = self.run.arguments["switched"]
+        self.report.pause = Pause.of(self.run, earliest=earliest, latest=latest)
         self.run.finish("done")
 
     def _forget_cached(self) -> None:
@@ -359,8 +346,9 @@ class Promotion:
         if self.phase == "switched" or (self.phase == "switching" and self._look_up()):
             raise PromotionFailed(
                 f"The map is switched: {self.plan.new!r} may have been written already, so the"
-                " promotion cannot be undone. Run the same command without --abort to finish it;"
-                " to go back, let the old primary follow the new one and promote that.",
+                " promotion cannot be undone. Finish it with"
+                f" {recovery.to_finish(self.plan.node, forced=self.options.force)}; to go back, let"
+                " the old primary follow the new one and promote that.",
                 settled=False,
             )
         self.report.outcome = "undone"
@@ -372,27 +360,36 @@ class Promotion:
     def _after_failure(self, cause: BaseException) -> None:
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause
-        text = journal.one_line(cause)
+        if isinstance(cause, PromotionRefused):
+            text = f"{'; '.join(cause.problems)}."
+        else:
+            text = str(cause) if isinstance(cause, PromotionFailed) else journal.one_line(cause)
         touched, known = self.phase != "checked", len(self.report.warnings)
         try:
             switched = not self._undo(text)
-        except LeaseLost:
-            raise
-        except PromotionFailed:
+        except (LeaseLost, PromotionFailed):
             raise
         except Exception as exc:
+            if self.phase == "switching":  # The journal does not answer.
+                why = f"{text}; {journal.one_line(exc)}"
+                raise lookup.unsettled(self.plan, why, forced=self.options.force) from cause
             raise PromotionFailed(
-                f"{text} And it could not be undone ({exc}): run 'manage.py shards promote"
-                f" {self.plan.node} --abort' when both servers and the source answer.",
+                f"{text} And it could not be undone ({exc})."
+                f" {recovery.refused(self.plan, forced=self.options.force)} until it is: run"
+                f" {recovery.to_undo(self.plan.node)} when both servers answer; if"
+                f" {self.plan.node!r} is dead, run it now, and then"
+                f" {recovery.to_finish(self.plan.node, forced=True)}.",
                 settled=False,
             ) from cause
         if switched:
             return  # Somebody published it after all: forward is the only way.
         if not isinstance(cause, Exception):
             raise cause  # Ctrl-C
-        if isinstance(cause, PromotionRefused):
+        if isinstance(cause, PromotionRefused) and not touched:
             raise cause
         done = "Everything is as before" if touched else "Nothing was touched"
+        if self.report.pause is not None:
+            done += f"; writes were refused for {self.report.pause}"
         left = "".join(f" But {warning}." for warning in self.report.warnings[known:])
         raise PromotionFailed(f"{text} {done}.{left}") from cause
 
@@ -405,8 +402,8 @@ class Promotion:
         if self.phase == "checked":
             self.run.finish("undone", reason)
             return True
-        if self.phase == "switching" and not switching.rule_out(plan):
-            self._begin("switched", f"{plan.new} is the primary: the map had been published")
+        if self.phase == "switching" and not self._rule_out():
+            self._note_published()
             return False
         self._begin("undoing", "goes back to how it was")
         try:
@@ -424,6 +421,7 @@ class Promotion:
             try:
                 with checking.operator(plan.node) as old:
                     self.run.check()  # Logging in may have taken its time.
+                    was_fenced = old.standing().read_only
                     old.unfence()
             except PromotionRefused as exc:
                 if not lenient:
@@ -434,5 +432,8 @@ class Promotion:
                 )
             else:
                 self._tell(f"{plan.node} takes writes as before")
+                if was_fenced:
+                    now = moment(self.run)
+                    self.report.pause = Pause.of(self.run, earliest=now, latest=now)
         self.run.finish("undone", reason)
         return True

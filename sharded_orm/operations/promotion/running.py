@@ -8,10 +8,11 @@ from typing import Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations import journal
-from sharded_orm.operations.promotion import checking, switching
+from sharded_orm.operations.promotion import checking, recovery, switching
 from sharded_orm.operations.promotion.checking import Findings, Loss
-from sharded_orm.operations.promotion.phases import Options, Promotion, Report, Tell
+from sharded_orm.operations.promotion.phases import Promotion, Tell
 from sharded_orm.operations.promotion.plan import Plan, find_plan
+from sharded_orm.operations.promotion.report import Options, Report
 
 KIND: Final = "promote"
 #: One promotion at a time: two could name the same server by different names.
@@ -31,7 +32,10 @@ def check(node: str, *, to: str | None = None, options: Options | None = None) -
     options = options or Options()
     last = journal.last_run(KIND, SUBJECT)
     if last is not None and last.state == "broken off" and _has_begun(last):
-        raise PromotionRefused([_broken_off(last)])
+        raise PromotionRefused([recovery.ways_out(last)])
+    if last is not None and last.held:
+        node_now = last.arguments["node"]
+        raise PromotionRefused([f"one that replaces {node_now!r} is under way, by {last.holder}"])
     plan = _planned(node, to)
     switching.require_writable(plan, forced=options.force)
     found = _examined(plan, options)
@@ -92,16 +96,6 @@ def _has_begun(run: journal.Run | journal.RunStatus) -> bool:
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
-def _broken_off(run: journal.Run | journal.RunStatus) -> str:
-    node, phase = run.arguments["node"], run.arguments["phase"]
-    force = " --force" if run.arguments["force"] else ""
-    return (
-        f"the promotion that replaces {node!r} was broken off in the phase {phase!r}; finish it with"
-        f" 'manage.py shards promote {node}{force}' or undo it with 'manage.py shards promote {node}"
-        " --abort'"
-    )
-
-
 def _planned(node: str, to: str | None) -> Plan:
     # Not by a last good copy, nor by what a push has not brought yet.
     runtime.refresh()
@@ -119,7 +113,7 @@ def _resumed(run: journal.Run, node: str, options: Options, tell: Tell) -> Promo
     if not _has_begun(run):
         return None
     if (run.arguments["node"], run.arguments["force"]) != (node, options.force):
-        raise PromotionRefused([_broken_off(run)])
+        raise PromotionRefused([recovery.ways_out(run)])
     tell(f"goes on with run {run.id}, which was broken off in the phase {run.arguments['phase']!r}")
     return Promotion(run, options, tell)
 

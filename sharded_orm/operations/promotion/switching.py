@@ -48,14 +48,7 @@ def switch(plan: Plan, *, forced: bool, confirm: Callable[[], None] = lambda: No
         confirm()
         if switched(plan, document):
             return document
-        there = {span for span, name in _primaries(document).items() if name in plan.old_names}
-        if there != set(moves):
-            raise PromotionRefused(
-                [
-                    f"the topology was changed meanwhile: the ranges on {plan.node!r} are now"
-                    f" {sorted(there)!r}, and this promotion began with {sorted(moves)!r}"
-                ]
-            )
+        _require_same(plan, document)
         content = document.content()
         for group, entry in content["groups"].items():
             for each in entry.get("RANGES", ()):
@@ -67,6 +60,37 @@ def switch(plan: Plan, *, forced: bool, confirm: Callable[[], None] = lambda: No
 
     how = "without it" if forced else "in order"
     return topology.change(edit, f"{plan.new} promoted in place of {plan.node}, {how}")
+
+
+def _require_same(plan: Plan, document: Document) -> None:
+    there = {span for span, name in _primaries(document).items() if name in plan.old_names}
+    planned = {(move.group, move.first, move.last) for move in plan.moves}
+    if there != planned:
+        raise PromotionRefused(
+            [
+                f"the topology was changed meanwhile: the ranges on {plan.node!r} are now"
+                f" {sorted(there)!r}, and this promotion began with {sorted(planned)!r}"
+            ]
+        )
+
+
+def current() -> Document:
+    """What the source holds.
+
+    :raises TopologyError: it does not answer.
+    """
+    return topology.current()
+
+
+def require_there(plan: Plan) -> None:
+    """Ask the source, so that nothing is touched if it does not answer, or holds other ranges.
+
+    :raises TopologyError: it does not answer.
+    :raises PromotionRefused: somebody has changed which ranges there are on the old primary.
+    """
+    document = topology.current()
+    if not switched(plan, document):
+        _require_same(plan, document)
 
 
 def was_switched(plan: Plan) -> bool:

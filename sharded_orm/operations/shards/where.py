@@ -13,6 +13,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnknownModel
 from sharded_orm.models.directory import Placement
 from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.operations.typed_keys import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
 
@@ -52,19 +53,23 @@ def where(label: str, name: str, text: str) -> Place:
         whose values carry the shard.
     :raises UnknownModel: there is no such model, or it is not sharded.
     :raises ShardKeyRequired: ``name`` does not tell the shard.
-    :raises InvalidShardKey: ``text`` cannot be such a key.
+    :raises InvalidShardKey: ``text`` cannot be such a key: no row can have it, or the strategy
+        takes no such keys.
     """
     options = sharded_model(label)
     field = _field(options, name)
+    group = runtime.group(options.group)
     try:
-        key = field.get_prep_value(field.to_python(text))
+        key = field.get_prep_value(typed_key(field, text, group.shard(0).alias))
     except ValidationError as exc:
         raise InvalidShardKey(
             f"{text!r} cannot be {options.model._meta.object_name}.{field.name}:"
             f" {' '.join(exc.messages)}"
         ) from exc
-    strategy, group = runtime.strategy(options.group), runtime.group(options.group)
+    strategy = runtime.strategy(options.group)
     number = strategy.locate(key)
+    if number is None and not strategy.places:
+        raise strategy.refusal(key)
     told = Place(
         options.model._meta.label,
         field.attname,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import F, Field, Max, Q
 from django.db.models.lookups import Exact
 
-from sharded_orm.exceptions import SequenceNotChecked, ShardDatabaseMissing
+from sharded_orm.exceptions import ScatterError, SequenceNotChecked, ShardDatabaseMissing
 from sharded_orm.ids.tickets.session import Place
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.options import shard_options
@@ -83,11 +83,15 @@ def _on_shards(field: TicketField, above: int, place: Place | None) -> int | Non
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if place is not None:
         rows = rows.filter(Exact(F(field.attname) % place.step, place.position % place.step))
+    failed: Mapping[str, BaseException]
     try:
         found = rows.aggregate(found=Max(field.attname))["found"]
+        failed = rows.failed_shards
+    except ScatterError as exc:
+        found, failed = None, exc.failures  # Perhaps no shard has the table yet.
     except Error as exc:
         raise _not_checked(field, rows._options.group, exc) from exc
-    for alias, cause in rows.failed_shards.items():
+    for alias, cause in failed.items():
         if not _is_missing(cause):
             raise _not_checked(field, alias, cause) from cause
     return None if found is None else int(found)

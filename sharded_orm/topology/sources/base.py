@@ -14,7 +14,12 @@ from typing import Any, ClassVar
 
 from django.utils.module_loading import import_string
 
-from sharded_orm.exceptions import InvalidConfiguration, TopologyError, TopologyReadOnly
+from sharded_orm.exceptions import (
+    InvalidConfiguration,
+    InvalidTopology,
+    TopologyError,
+    TopologyReadOnly,
+)
 from sharded_orm.topology.document import Document
 
 BUILT_IN = {
@@ -46,6 +51,21 @@ class Process:
     pid: int
     version: int
     since: datetime | None
+    #: Whether it is the one that asks.
+    own: bool = False
+
+
+def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
+    """What ``read`` gives, or the error for :data:`OnChange`; raises nothing.
+
+    So that a source goes on following, whatever it was given to read.
+    """
+    try:
+        return read()
+    except TopologyError as exc:
+        return exc
+    except Exception as exc:
+        return InvalidTopology([f"it cannot be read: {type(exc).__name__}: {exc}"])
 
 
 class TopologySource(ABC):

@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sharded_orm.exceptions import (
-    InvalidConfiguration,
-    TopologyError,
-    TopologyUnavailable,
-)
+from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.sources.base import OnChange, TopologySource
+from sharded_orm.topology.sources.base import OnChange, TopologySource, arrived
 
 _DEFAULT_INTERVAL = 1.0
 
@@ -34,7 +30,7 @@ class FileSource(TopologySource):
         super().__init__(options, setting)
         interval = options.get("INTERVAL", _DEFAULT_INTERVAL)
         number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
-        if not number or interval <= 0:
+        if not number or not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidConfiguration(
                 [f"TOPOLOGY: INTERVAL must be a positive number of seconds, not {interval!r}"]
             )
@@ -70,14 +66,10 @@ class FileSource(TopologySource):
         while True:
             stamp = self._stamp()
             if stamp != seen:
-                try:
-                    document = self.load()
-                except TopologyError as exc:
-                    on_change(exc)
-                else:
-                    # A file that is gone for a moment is about to be replaced.
-                    if document is not None:
-                        on_change(document)
+                found = arrived(self.load)
+                # A file that is gone for a moment is about to be replaced.
+                if found is not None:
+                    on_change(found)
                 seen = stamp
             if self._ended.wait(self._interval):
                 return

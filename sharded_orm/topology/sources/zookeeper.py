@@ -39,12 +39,17 @@ from sharded_orm.exceptions import (
     InvalidConfiguration,
     InvalidTopology,
     TopologyConflict,
-    TopologyError,
     TopologyUnavailable,
 )
 from sharded_orm.forks import identity
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.sources.base import OnChange, Process, Revision, TopologySource
+from sharded_orm.topology.sources.base import (
+    OnChange,
+    Process,
+    Revision,
+    TopologySource,
+    arrived,
+)
 
 logger = logging.getLogger("sharded_orm.topology")
 
@@ -56,6 +61,8 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 _RENEW_AFTER = 60.0
 # Seconds until a read that failed on a living connection is repeated.
 _REPEAT_AFTER = 1.0
+# The same, after an error that nobody has expected, which may come at once again.
+_RECOVER_AFTER = 5.0
 # Seconds that the end of a process waits for the thread, which is a daemon.
 _END_WITHIN = 3.0
 # Between two attempts to connect, in seconds at most. kazoo's own default is an hour.
@@ -206,13 +213,12 @@ class ZooKeeperSource(TopologySource):
             except NoNodeError:
                 return []
             asked = [client.get_async(f"{folder}/{name}") for name in names]
-            for answer in asked:
+            for name, answer in zip(names, asked, strict=True):
                 # It may have ended meanwhile.
                 with suppress(NoNodeError, ValueError, KeyError):
                     told = json.loads(self._ask(answer)[0])
-                    found.append(
-                        Process(told["host"], told["pid"], told["version"], _time(told["since"]))
-                    )
+                    since, own = _time(told["since"]), name == self._name
+                    found.append(Process(told["host"], told["pid"], told["version"], since, own))
         return sorted(found, key=lambda one: (one.host, one.pid))
 
     def _entries(self, client: KazooClient) -> list[str]:
@@ -220,7 +226,7 @@ class ZooKeeperSource(TopologySource):
             names = self._ask(client.get_children_async(f"{self._path}/history"))
         except NoNodeError:
             return []
-        return sorted((name for name in names if name.isdigit()), reverse=True)
+        return sorted((name for name in names if name.isascii() and name.isdigit()), reverse=True)
 
     def _trim(self, client: KazooClient) -> None:
         for name in self._entries(client)[self._kept :]:
@@ -310,31 +316,37 @@ class ZooKeeperSource(TopologySource):
     def _follow(self) -> None:
         while not self._ended.is_set():
             self._wake.clear()
-            client = self._started()
-            if client.connected:
-                self._last_connected = time.monotonic()
-                try:
-                    self._look(client)
-                except (KazooException, KazooTimeoutError) as exc:
-                    logger.debug("reading from %s: %r", self.describe(), exc)
-                    self._wake.wait(_REPEAT_AFTER)
-                    continue
-            elif time.monotonic() > self._last_connected + _RENEW_AFTER:
-                self._drop_client()
-                continue
-            self._wake.wait(_RENEW_AFTER)
+            try:
+                pause = self._step()
+            except (KazooException, KazooTimeoutError) as exc:
+                logger.debug("reading from %s: %r", self.describe(), exc)
+                pause = _REPEAT_AFTER
+            except Exception:
+                # Nobody else follows for this process: the thread outlives its own mistakes.
+                logger.exception("Following %s failed, and goes on.", self.describe())
+                pause = _RECOVER_AFTER
+            self._wake.wait(pause)
+
+    def _step(self) -> float:
+        """Look, if it is connected. The seconds until the next time, unless something happens."""
+        client = self._started()
+        if client.connected:
+            self._last_connected = time.monotonic()
+            self._look(client)
+        elif time.monotonic() > self._last_connected + _RENEW_AFTER:
+            self._drop_client()
+            return 0.0
+        return _RENEW_AFTER
 
     def _look(self, client: KazooClient) -> None:
         """Read, tell what is new, and tell others what this process uses."""
         assert self._on_change is not None
         found = self._read(client, self._changed)
         if found is not None and found[1].mzxid != self._told:
-            try:
-                told: Document | TopologyError = _parse(found[0])
-            except InvalidTopology as exc:
-                told = exc
-            self._on_change(told)
-            self._told = found[1].mzxid
+            data, stat = found
+            if (told := arrived(lambda: _parse(data))) is not None:
+                self._on_change(told)
+            self._told = stat.mzxid
         self._announce(client)
 
     def _changed(self, event: object) -> None:
@@ -385,7 +397,8 @@ class ZooKeeperSource(TopologySource):
 
 
 def _positive(name: str, value: Any, found: list[str]) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= threading.TIMEOUT_MAX:
         found.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
         return 1.0
     return float(value)

@@ -24,11 +24,11 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.patience import PATIENCE
 from tests.services import find_program, keeper
 
 DESKTOP = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-TIMEOUT = 20  # seconds; a page takes a fraction of one, unless a node is down
 
 # Elements for a selector, with a text in them: in one round trip, where Selenium's own calls
 # take two for each.
@@ -73,7 +73,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
     )
     driver = webdriver.Chrome(options, service)
     try:
-        driver.set_page_load_timeout(TIMEOUT)
+        driver.set_page_load_timeout(PATIENCE)
         yield driver
     finally:
         driver.quit()
@@ -121,7 +121,7 @@ class Browser:
         """Return what ``condition`` does, as soon as that is true."""
         # A page may change itself between finding an element and looking at it.
         moving = [StaleElementReferenceException, ElementClickInterceptedException]
-        waiting = WebDriverWait(self.driver, TIMEOUT, 0.05, moving)
+        waiting = WebDriverWait(self.driver, PATIENCE, 0.05, moving)
         return waiting.until(lambda _: condition(), f"waited for {what} on {self.path}")
 
     def all(self, css: str) -> list[WebElement]:
@@ -197,7 +197,7 @@ class Browser:
         self.driver.switch_to.window(({*self.driver.window_handles} - windows).pop())
         try:
             yield self
-            WebDriverWait(self.driver, TIMEOUT, 0.05).until(
+            WebDriverWait(self.driver, PATIENCE, 0.05).until(
                 lambda driver: {*driver.window_handles} == windows, "waited for a window to close"
             )
         finally:

@@ -13,6 +13,7 @@ from PIL import Image
 from testproject.photos import pictures
 from testproject.photos.models import Photo
 from testproject.photos.pictures import WIDTHS
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.django_db(
     databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
@@ -71,7 +72,7 @@ def test_who_waits_too_long_is_told_to_come_again(
 
     def slow(number: int) -> Any:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
         return scene(number)
 
     monkeypatch.setattr(pictures, "scene", slow)
@@ -79,7 +80,7 @@ def test_who_waits_too_long_is_told_to_come_again(
     other = Thread(target=pictures.draw, args=(0, WIDTHS[0]))
     other.start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE)
         answer = browser.get(address(dunes))
     finally:
         go_on.set()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.integration.shards.conftest import ROOT, Fleet
+from tests.patience import PATIENCE
 
 ADMIN = "/admin/sharded_orm"
 MAP, FIND = f"{ADMIN}/shardmap/", f"{ADMIN}/shardmap/find/"
@@ -117,5 +118,5 @@ def serving(fleet: Fleet, **environment: str) -> Iterator[Site]:
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
-        process.wait(60)
+        process.wait(PATIENCE)
         process.stdout.close()

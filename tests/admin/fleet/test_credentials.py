@@ -54,7 +54,7 @@ run = OperationRun.objects.create(
         "the application's account 'recognisable-user' of node 'one' may write",
         "view: CREATE DEFINER=`recognisable-user`@`%`",
     ]},
-    error="the OPERATOR account 'recognisable-operator' cannot log in to node 'one': 1045: Access"
+    error="node 'one' refuses the OPERATOR account 'recognisable-operator': 1045: Access"
     " denied for user 'recognisable-operator'@'h'",
 )
 for number, error in enumerate([
@@ -102,7 +102,7 @@ def test_no_page_shows_a_credential(sqlite_template: Path, tmp_path: Path, writa
             assert MAP + path in found
         assert f"{ADMIN}/operationrun/1/change/" in found
         run = site.get(f"{ADMIN}/operationrun/{written}/change/").text
-        assert "the OPERATOR account cannot log in to node 'one'" in run
+        assert "node 'one' refuses the OPERATOR account: 1045" in run
         assert "the application's account of node 'one' may write" in run
         assert "this account has exceeded" in run and "this account already has more" in run
         if writable:

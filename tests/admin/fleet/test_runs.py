@@ -10,6 +10,7 @@ from tests.admin.fleet.site import RUNS, Site
 BEGIN = """
 import threading
 from sharded_orm.operations import journal
+from tests.patience import PATIENCE
 
 class Running(threading.Thread):
     def __init__(self, subject, aliases):
@@ -28,17 +29,20 @@ class Running(threading.Thread):
             second.failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
             third.at(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
             self.ready.set()
-            self.over.wait(60)
+            self.over.wait(PATIENCE)
             run.finish("failed", "not migrated: 1 of 300 shards")
         connections.close_all()
 
 import sharded_orm
 sharded_orm.test_run = run = Running({subject!r}, {aliases!r})
 run.start()
-run.ready.wait(60)
+run.ready.wait(PATIENCE)
 result = run.id
 """
-END = "import sharded_orm; sharded_orm.test_run.over.set(); sharded_orm.test_run.join(60)"
+END = (
+    "import sharded_orm; sharded_orm.test_run.over.set(); from tests.patience import PATIENCE;"
+    " sharded_orm.test_run.join(PATIENCE)"
+)
 
 
 @pytest.fixture

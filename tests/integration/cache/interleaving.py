@@ -26,8 +26,8 @@ from sharded_orm.cache.stores.base import Server, ServerDown
 from sharded_orm.models import cached
 from sharded_orm.models.caching import cached_model
 from tests.cached.models import CachedPhoto
+from tests.patience import PATIENCE
 
-PATIENCE = 30.0  # seconds until what a test waits for counts as missing
 USER = 1
 _METHODS = ("read", "lease", "fill", "mark", "finish", "add", "replace")
 

@@ -212,11 +212,47 @@ def test_all_shards_are_void(generations: Callable[[], dict[str, str]], what: st
         (["cached.Nothing"], r"no model 'cached\.Nothing'"),
         (["nonsense"], "no model 'nonsense'"),
         (["cached.PlainRow"], r"'cached\.PlainRow' is not cached; cached models are"),
+        (["cached.CachedPhoto", f"user_id={10**22}"], "less than or equal to 9223372036854775807"),
+        (["cached.CachedPhoto", "user_id=1", f"pk={10**22}"], "less than or equal to"),
+        (["cached.CachedPhoto", "user_id=1", f"album_id={10**22}"], "less than or equal to"),
         (["cached.CachedPhoto", "--using", "default"], "'default' holds no cached rows"),
+        *(
+            (
+                ["cached.CachedPhoto", "--using", alias],
+                "no shard of group 'photos', whose .* 0 to 15",
+            )
+            for alias in (
+                "photos_00099",
+                "photos_\u0660\u0660\u0660\u0660\u0661",
+                "photos_" + "9" * 5000,
+            )
+        ),
+        (
+            ["cached.CachedPhoto", "user_id=1", "--using", "photos_00099"],
+            "no shard of group 'photos'",
+        ),
+        *(
+            (["--all", "--using", alias], f"There is neither a shard nor a database {alias!r}")
+            for alias in (
+                "photos_00099",
+                "nonesuch",
+                "photos_1",
+                "photos_\u0660\u0660\u0660\u0660\u0661",
+            )
+        ),
+        (["--all", "--using", "tickets_1"], "'tickets_1' holds rows of no cached model"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str) -> None:
     assert run("cache_invalidate", *arguments, fails=message) == ""
+
+
+@pytest.mark.parametrize(
+    "alias", ["photos_00099", "photos_\u0660\u0660\u0660\u0660\u0661", "photos_1"]
+)
+def test_neither_does_a_program_forget_rows_of_no_shard(stores: None, alias: str) -> None:
+    with pytest.raises(ValueError, match="no shard of group 'photos'"):
+        CachedPhoto.cache.invalidate(using=alias)
 
 
 def test_a_server_that_is_down_when_it_should_forget(placed: None) -> None:

@@ -13,6 +13,7 @@ from redis import ConnectionPool, Redis
 from sharded_orm.cache.stores.base import LEASE_SECONDS, Entry, Found, ServerDown
 from sharded_orm.cache.stores.redis import RedisServer
 from tests.conftest import service_missing
+from tests.patience import PATIENCE
 from tests.services import ServiceMissing
 from tests.services import redis as service
 
@@ -242,7 +243,7 @@ def follow(client: Any, primary: service.RedisServer) -> None:
     with Redis.from_url(primary.url, password=primary.password) as writer:
         mark = uuid4().hex
         writer.set("replicated", mark)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while client.info("replication")["master_link_status"] != "up" or not writer.wait(1, 1000):
             assert time.monotonic() < end
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.integration.promotion.scene import PREAMBLE, ROOT, SOURCE, Done
 from tests.integration.promotion.source import replace_file
+from tests.patience import PATIENCE
 from tests.services.zookeeper import ZooKeeperServer
 
 _made_once: dict[str, bytes] = {}
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 
 
 class Scene:
@@ -88,7 +88,7 @@ class Scene:
             alias: {
                 "ENGINE": "django.db.backends.sqlite3",
                 "NAME": str(self.folder / f"{alias}.sqlite3"),
-                "OPTIONS": {"timeout": 30},
+                "OPTIONS": {"timeout": PATIENCE},
             }
             for alias in ("default", "directory")
         }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.growing.scene import Scene
+from tests.patience import PATIENCE
 
 NEW = {"range": [2, 3], "primary": "two"}
 MIGRATED = ["0001_initial"]
@@ -63,7 +64,7 @@ def test_nobody_asks_a_shard_that_is_not_there_yet(scene: Scene) -> None:
     scene.grow()
     scene.wait_for_scatter(4)
     (scene.folder / "stop").touch()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
 
 
@@ -147,7 +148,7 @@ def test_a_source_that_commands_do_not_write(scene: Scene, source: str) -> None:
     scene.save()
     for arguments, change in {
         ("grow", "photos", "--count", "2", "--primary", "two"): "range [2, 3] is new",
-        ("weight", "photos", "0-1", "2"): "range [0, 1]: weight None becomes 2",
+        ("weight", "photos", "0-1", "2"): "range [0, 1]: weight 1 (the default) becomes 2",
     }.items():
         done = scene.manage("shards", *arguments, code=1)
         assert change in done.err

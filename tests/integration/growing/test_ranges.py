@@ -56,7 +56,15 @@ def test_what_does_not_exist(scene: Scene, arguments: list[str], message: str) -
     assert message in scene.manage("shards", *arguments, code=1).err
 
 
-@pytest.mark.parametrize("arguments", [["close", "photos", "0"], ["weight", "photos", "0-1", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["close", "photos", "0"],
+        ["close", "photos", "\u0660-\u0661"],
+        ["close", "photos", f"0-{'9' * 5000}"],
+        *(["weight", "photos", "0-1", weight] for weight in ("-1", "nan", "1e308", "1000001")),
+    ],
+)
 def test_what_is_no_range_or_weight(scene: Scene, arguments: list[str]) -> None:
     scene.manage("shards", *arguments, code=2)
 

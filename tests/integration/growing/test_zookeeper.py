@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import service_missing
 from tests.integration.growing.scene import Scene
+from tests.patience import PATIENCE
 from tests.services import ServiceMissing
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -48,5 +49,5 @@ def test_a_range_is_opened_when_every_process_knows_it(
     scene.grow()
     assert new_range()["open"] is True
     (scene.folder / "stop").touch()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err

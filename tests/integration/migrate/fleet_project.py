@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240  # seconds; far more than anything here takes
 NODES = ("one", "two")
 
 SETTINGS = """
@@ -154,7 +154,7 @@ class Fleet:
         """The shard on which a command waits, as soon as one does."""
         opened = os.open(self.folder / "arrivals", os.O_RDONLY | os.O_NONBLOCK)
         try:
-            readable, _, _ = select.select([opened], [], [], TIMEOUT)
+            readable, _, _ = select.select([opened], [], [], PATIENCE)
             assert readable, "no command came as far"
             return os.read(opened, 1000).decode()
         finally:
@@ -193,7 +193,7 @@ class Fleet:
         )
 
     def finish(self, process: subprocess.Popen[str], status: int = 0) -> Done:
-        out, err = process.communicate(timeout=TIMEOUT)
+        out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == status, f"status {process.returncode}\n{out}\n{err}"
         return Done(process.returncode, out, err)
 

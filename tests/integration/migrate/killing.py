@@ -19,6 +19,7 @@ import pytest
 from tests.integration.migrate import kill_plan, kill_server
 from tests.integration.migrate.fleet_project import NODES, ROOT, Done, Fleet, fleet_on
 from tests.integration.migrate.kill_server import Moment
+from tests.patience import PATIENCE
 
 SHARDS = 6
 NEVER = Moment()
@@ -188,7 +189,7 @@ class Killing:
 
     def close(self) -> None:
         # Its input ends, and so it does.
-        self.server.communicate(timeout=60)
+        self.server.communicate(timeout=PATIENCE)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import pytest
 from tests.integration.migrate.fleet_project import (
     ADD_NOTE,
     MAY_FAIL,
-    TIMEOUT,
     Fleet,
     fleet_on,
 )
+from tests.patience import PATIENCE
 
 FIRST = "id user_id title"
 NOTED = "id user_id title note"
@@ -291,7 +291,7 @@ def test_a_bar_on_a_terminal(fleet: Fleet) -> None:
         while part := os.read(ours, 10_000):
             seen += part
     os.close(ours)
-    out, _ = process.communicate(timeout=TIMEOUT)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (0, "8 shards are migrated.\n")
     assert b"shop: 100%" in seen
     assert b"8/8" in seen

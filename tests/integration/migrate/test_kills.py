@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.integration.migrate import kill_plan
-from tests.integration.migrate.fleet_project import TIMEOUT
 from tests.integration.migrate.kill_server import Moment
 from tests.integration.migrate.killing import (
     Killing,
@@ -25,6 +24,7 @@ from tests.integration.migrate.killing import (
     Schemas,
     killing_on,
 )
+from tests.patience import PATIENCE
 
 # Shards 0 and 1 stand at the first migration and have rows; 2 does not exist. 3, 4 and 5 are
 # like them, on the other node.
@@ -222,7 +222,7 @@ def kill_while_it_runs(killing: Killing, store: Schemas, state: str) -> None:
 
 
 def wait_for(store: Schemas, state: str) -> None:
-    until = time.monotonic() + TIMEOUT
+    until = time.monotonic() + PATIENCE
     while not altering(store, state):
         assert time.monotonic() < until, f"no ALTER TABLE came to the state {state!r}"
 

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.integration.migrate.fleet_project import ADD_NOTE, MAY_FAIL, WAITS, Fleet
+from tests.patience import PATIENCE
 
 FIRST = "id user_id title"
 NOTED = "id user_id title note"
@@ -55,7 +56,7 @@ def test_operators_who_start_at_once_migrate_once(migrated: Fleet) -> None:
     """Whoever is refused is told why; nobody runs into what another one does."""
     migrated.migration("0002_note", ADD_NOTE)
     several = [migrated.start("migrate_shards") for _ in range(4)]
-    outcomes = [(process.communicate(timeout=240), process.returncode) for process in several]
+    outcomes = [(process.communicate(timeout=PATIENCE), process.returncode) for process in several]
     assert any(status == 0 for _, status in outcomes)
     for (_, err), status in outcomes:
         assert status == 0 or "Another process migrates shop." in err

@@ -17,6 +17,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 
 from sharded_orm.exceptions import PoolTimeout
 from tests.integration.mysql.conftest import COUNT, Node
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_threads_not_shards_decide_how_many(node: Node) -> None:
     barrier = threading.Barrier(threads)
 
     def work(thread: int) -> None:
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         for turn in range(60):
             number = (thread + turn) % COUNT
             assert node.run(number, "SELECT DISTINCT shard FROM item") == [(number,)]

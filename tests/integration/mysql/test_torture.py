@@ -21,6 +21,7 @@ from django.db.transaction import TransactionManagementError
 from MySQLdb import cursors
 
 from tests.integration.mysql.conftest import COUNT, Node
+from tests.patience import PATIENCE
 
 THREADS = 6
 INSERT = "INSERT INTO mark (shard, transaction, part, parts) VALUES (%s, %s, %s, %s)"
@@ -214,7 +215,7 @@ def test_no_row_lands_on_a_wrong_shard(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(seconds + 60)
+        thread.join(seconds + PATIENCE)
         assert not thread.is_alive()
 
     assert [worker.wrong for worker in workers if worker.wrong] == [], seed

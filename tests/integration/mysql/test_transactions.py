@@ -17,6 +17,7 @@ from django.db import (
 )
 
 from tests.integration.mysql.conftest import Node
+from tests.patience import PATIENCE
 
 UPDATE = "UPDATE item SET value = %s WHERE id = %s"
 
@@ -92,7 +93,7 @@ def deadlock(node: Node) -> Iterator[None]:
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(PATIENCE)
     # Until the other one waits for us, our statement would only wait.
     while node.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] == "0":
         pass

@@ -146,9 +146,9 @@ def main() -> None:
     if where := os.environ.get("STOP_AT"):
         die_at(where, signal.SIGSTOP)
     if seconds := os.environ.get("LOOK_UP"):
-        from sharded_orm.operations.promotion import phases
+        from sharded_orm.operations.promotion import lookup
 
-        phases.LOOK_UP = float(seconds)
+        lookup.LOOK_UP = float(seconds)
     if seconds := os.environ.get("PATIENCE"):
         from sharded_orm.operations import growing
 

@@ -19,6 +19,7 @@ import MySQLdb
 from MySQLdb.cursors import DictCursor
 
 from tests.integration.promotion.source import replace_file
+from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import Pair, execute, wait_until_equal
 from tests.services.zookeeper import ZooKeeperServer
@@ -39,7 +40,6 @@ try:
 except Entry.DoesNotExist:
     answer = "is not there"
 """
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 ALL_MOVES = ["photos 0-1", "photos 2-3", "visits 0-0"]
 
 
@@ -84,7 +84,7 @@ class Scene:
             "default": {
                 "ENGINE": "django.db.backends.sqlite3",
                 "NAME": str(self.folder / "default.sqlite3"),
-                "OPTIONS": {"timeout": 30},
+                "OPTIONS": {"timeout": PATIENCE},
             }
         }
         self.setting = {
@@ -207,7 +207,7 @@ class Scene:
     def manage(self, *arguments: str, answer: str = "", **environment: str) -> Done:
         """Run a command of ``manage.py`` to its end."""
         process = self.start(*arguments, **environment)
-        out, err = process.communicate(answer, timeout=PATIENCE * 2)
+        out, err = process.communicate(answer, timeout=PATIENCE)
         assert "Traceback" not in err, err
         return Done(process.returncode, out, err)
 
@@ -334,8 +334,8 @@ class Scene:
         """Processes that start from now on cache entries."""
         self.caches = {"default": server.django()}
         self.setting["CACHE"] = {
-            "OBJECTS": "default", "PREFIX": f"{self.folder.name}:", "TIMEOUT": 0.1,
-            "COMMIT_WITHIN": 0.2, "QUARANTINE": 0.5,
+            "OBJECTS": "default", "PREFIX": f"{self.folder.name}:", "TIMEOUT": 1.0,
+            "COMMIT_WITHIN": 1.5, "QUARANTINE": 3.5,
         }  # fmt: skip
         self.save()
 
@@ -378,10 +378,19 @@ class Writers:
 
     def wait_for_more(self, number: int, count: int = 20) -> None:
         """Return when a writer has written ``count`` rows more."""
-        before, end = len(self.acknowledged(number)), time.monotonic() + PATIENCE
-        while len(self.acknowledged(number)) < before + count:
+        goal = len(self.acknowledged(number)) + count
+        self._wait(number, lambda: len(self.acknowledged(number)) >= goal, "writes no more")
+
+    def wait_for_refusals(self, number: int) -> None:
+        """Return when a writer was refused again."""
+        before = len(self.errors(number))
+        self._wait(number, lambda: len(self.errors(number)) > before, "is not refused")
+
+    def _wait(self, number: int, there: Callable[[], bool], otherwise: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not there():
             assert self._processes[number].poll() is None, self._processes[number].communicate()
-            assert time.monotonic() < end, f"writer {number} writes no more"
+            assert time.monotonic() < end, f"writer {number} {otherwise}"
             time.sleep(0.02)  # between two looks at its file
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.promotion.scene import Scene
+from tests.patience import PATIENCE
 from tests.services.replication import execute, wait_until_equal
 
 PHASES = ("fencing", "waiting", "stopping", "unfencing", "switching")
@@ -92,11 +94,24 @@ def test_a_check_tells_of_what_was_broken_off(scene: Scene) -> None:
     scene.promote("--check")
 
 
+def test_a_topology_that_was_changed_after_the_fence(scene: Scene) -> None:
+    scene.promote_and_die("begin:waiting")
+    groups = copy.deepcopy(scene.groups)
+    groups["photos"]["RANGES"][1].update(primary="db2", replica="db1")
+    scene.publish(groups)
+    done = scene.promote("--json", code=1)
+    assert done.json["outcome"] == "failed"
+    assert done.json["settled"]
+    assert "the topology was changed meanwhile" in done.err
+    assert "Everything is as before" in done.err
+    assert scene.are_as_before()
+
+
 def test_killed_when_only_the_end_is_left(scene: Scene) -> None:
     scene.promote_and_die("begin:switched")
     assert scene.is_promoted()
     assert scene.promote("--json").json["outcome"] == "promoted"
-    assert "No promotion was broken off" in scene.promote("--abort", code=1).err
+    assert "No promotion that replaces 'db1' was broken off" in scene.promote("--abort", code=1).err
 
 
 @pytest.mark.parametrize("then", ["again", "abort"])
@@ -122,7 +137,7 @@ def test_a_process_that_was_silent_for_too_long_publishes_nothing(scene: Scene) 
     scene.promote("--abort")
     assert scene.is_as_before()
     os.kill(first.pid, signal.SIGCONT)
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 1
     assert "taken over by another process" in err
     assert scene.is_as_before()
@@ -159,7 +174,11 @@ def test_an_old_primary_that_dies_meanwhile(scene: Scene) -> None:
     scene.write_a_row(1)
     scene.promote_and_die("begin:waiting")
     scene.pair.first.kill()
-    assert "could not be undone" in scene.promote(code=1).err
+    told = scene.promote(code=1).err
+    assert "could not be undone" in told
+    assert "are refused until it is" in told
+    assert "'manage.py shards promote db1 --abort'" in told
+    assert "'manage.py shards promote db1 --force'" in told
     done = scene.promote("--abort", "--json")
     assert any("could not be made writable" in each for each in done.json["warnings"])
     assert scene.promote("--force", "--no-input", "--json").json["forced"]
@@ -196,11 +215,11 @@ def test_a_replica_that_stays_behind_is_undone_in_time(scene: Scene) -> None:
 def test_two_operators(scene: Scene) -> None:
     with scene.locked("second"):
         scene.write_a_row(1)
-        first = scene.start("shards", "promote", "db1", "--timeout", "30")
+        first = scene.start("shards", "promote", "db1", "--timeout", "300")
         scene.wait_for_run()
         second = scene.promote(code=1)
     assert "held by" in second.err
-    _out, err = first.communicate(timeout=60)
+    _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, err
     assert scene.is_promoted()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from tests.integration.promotion.scene import ALL_MOVES, LOOK_UP_7, PREAMBLE, Scene
+from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute
 
@@ -108,7 +109,7 @@ def test_what_a_process_that_lags_behind_has_cached_is_void(
     # The map is published; the end of the promotion is left.
     scene.promote_and_die("begin:switched")
     scene.run("Entry.objects.get(user_id=0, entry_id=7).delete(); answer = None")
-    out, err = lagging.communicate("\n", timeout=60)
+    out, err = lagging.communicate("\n", timeout=PATIENCE)
     assert out == "has cached it\n", err
     assert scene.run(LOOK_UP_7) == 7
     scene.promote()

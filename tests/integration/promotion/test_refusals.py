@@ -110,12 +110,47 @@ def test_a_node_without_an_operator(scene: Scene, node: str) -> None:
     assert f"node {node!r} has no OPERATOR" in refused(scene)
 
 
-def test_an_operator_that_cannot_log_in(scene: Scene) -> None:
-    scene.setting["NODES"]["db2"]["OPERATOR"]["PASSWORD"] = "wrong-and-secret"
+@pytest.mark.parametrize("node", ["db1", "db2"])
+def test_an_operator_that_cannot_log_in(scene: Scene, node: str) -> None:
+    scene.setting["NODES"][node]["OPERATOR"]["PASSWORD"] = "wrong-and-secret"
     scene.save()
     told = refused(scene)
-    assert "cannot log in to node 'db2'" in told
+    assert f"node {node!r} refuses the OPERATOR account 'operator'" in told
+    assert "does not answer" not in told
     assert "wrong-and-secret" not in told
+
+
+def test_a_server_that_has_refused_an_account_is_not_asked_again(scene: Scene) -> None:
+    scene.setting["NODES"]["db1"]["OPERATOR"]["PASSWORD"] = "wrong"
+    scene.save()
+    before = connections(scene)
+    scene.promote("--check", code=1)
+    # This look and the check's.
+    assert connections(scene) == before + 2
+
+
+def connections(scene: Scene) -> int:
+    """That were made to the first server, with this one."""
+    ((_, count),) = execute(scene.pair.first, "SHOW GLOBAL STATUS LIKE 'Connections'")
+    return int(count)
+
+
+@pytest.mark.parametrize("node", ["db1", "db2"])
+def test_an_application_that_cannot_log_in(scene: Scene, node: str) -> None:
+    scene.setting["NODES"][node]["PASSWORD"] = "wrong-and-secret"
+    scene.save()
+    told = refused(scene)
+    assert f"node {node!r} refuses the application's account 'application'" in told
+    assert "wrong-and-secret" not in told
+
+
+def test_a_replica_that_does_not_answer(scene: Scene) -> None:
+    scene.setting["NODES"]["db2"]["PORT"] = 1
+    scene.save()
+    told = refused(scene)
+    assert "node 'db2' does not answer" in told
+    assert "account" not in told
+    assert "--force" not in told
 
 
 @pytest.mark.parametrize(
@@ -206,6 +241,18 @@ def test_the_reasons_as_json(scene: Scene) -> None:
     assert told["problems"] == ["the ranges on 'db1' name 'db2' as their replica, not 'db1'"]
 
 
+def test_every_end_is_told_as_json(scene: Scene) -> None:
+    told = scene.promote("--abort", "--json", code=1).json
+    assert told["problems"] == ["No promotion that replaces 'db1' was broken off."]
+    scene.trouble("down")
+    try:
+        for arguments in ((), ("--check",)):
+            told = scene.promote("--json", *arguments, code=1).json
+            assert told == {"outcome": "refused", "problems": ["the file does not answer"]}
+    finally:
+        scene.trouble("")
+
+
 def test_names_that_are_wrong(scene: Scene) -> None:
     assert "there is no node 'db9'" in refused(scene, "--to", "db9")
     assert "name 'db2' as their replica, not 'db1'" in refused(scene, "--to", "db1")
@@ -224,6 +271,15 @@ def test_a_global_database_that_would_be_fenced(scene: Scene) -> None:
     }
     scene.save()
     assert "'other' of DATABASES is on the same server" in refused(scene)
+    # Where its account is refused, nobody can tell.
+    scene.databases["other"]["PASSWORD"] = "wrong"
+    scene.save()
+    told = refused(scene)
+    assert "Whether 'other' of DATABASES is on the same server is not known" in told
+    # What does not answer is elsewhere: this server does.
+    scene.databases["other"]["PORT"] = 1
+    scene.save()
+    scene.promote("--check")
 
 
 def test_another_address_of_the_same_server(scene: Scene) -> None:

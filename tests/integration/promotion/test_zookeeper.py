@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.conftest import service_missing
 from tests.integration.promotion.scene import Scene
+from tests.patience import PATIENCE
 from tests.services import ServiceMissing
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -64,3 +68,94 @@ def test_it_dies_while_the_map_is_published(
     rows = scene.rows("second")
     for number in writers.numbers:
         assert {row for _, row in writers.acknowledged(number)} <= rows
+
+
+def stopped(scene: Scene, where: str, **environment: str) -> subprocess.Popen[str]:
+    """A promotion that stands still there, and goes on with SIGCONT."""
+    process = scene.start("shards", "promote", "db1", STOP_AT=where, **environment)
+    scene.wait_for_run(where.partition(":")[2])
+    return process
+
+
+def go_on(process: subprocess.Popen[str]) -> str:
+    """Let it go on to its end, which is an error; what it says."""
+    os.kill(process.pid, signal.SIGCONT)
+    _out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1, err
+    return err
+
+
+@pytest.fixture
+def lost(zookeeper: ZooKeeperServer) -> Iterator[Callable[[], None]]:
+    """To kill ZooKeeper in the middle of a test; it runs again afterwards."""
+    yield zookeeper.kill
+    if zookeeper.pid is None:
+        zookeeper.start()
+
+
+def test_it_is_gone_before_anything_is_fenced(
+    on_zookeeper: Scene, lost: Callable[[], None]
+) -> None:
+    scene = on_zookeeper
+    with scene.writers(1) as writers:
+        process = stopped(scene, "begin:checked")
+        lost()
+        told = go_on(process)
+        writers.wait_for_more(0)
+    assert "does not answer" in told
+    assert "Nothing was touched" in told
+    assert "makes db1 read only" not in told
+    assert not writers.errors(0)
+    assert scene.are_as_before()
+
+
+def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Scene, lost: Callable[[], None]) -> None:
+    """Nobody can have published anything: it is undone without asking."""
+    scene = on_zookeeper
+    with scene.writers(1) as writers:
+        process = stopped(scene, "begin:unfencing")
+        lost()
+        told = go_on(process)
+        writers.wait_for_more(0)
+    assert "does not answer" in told
+    assert "Everything is as before" in told
+    assert scene.are_as_before()
+
+
+def test_it_is_gone_when_the_map_may_have_been_sent(
+    on_zookeeper: Scene, lost: Callable[[], None], zookeeper: ZooKeeperServer
+) -> None:
+    scene = on_zookeeper
+    with scene.writers(1) as writers:
+        process = stopped(scene, "begin:switching", LOOK_UP="7")
+        lost()
+        told = go_on(process)
+        assert "writes to photos 0-1, photos 2-3, visits 0-0 are refused" in told
+        assert "'manage.py shards promote db1'" in told
+        assert "'manage.py shards promote db1 --abort'" in told
+        assert scene.is_read_only("first")
+        zookeeper.start()
+        scene.promote("--abort")
+        writers.wait_for_more(0)
+    assert scene.is_as_before()
+
+
+def test_writers_need_not_wait_for_the_last_word(
+    on_zookeeper: Scene, lost: Callable[[], None], zookeeper: ZooKeeperServer
+) -> None:
+    """It is told at once that writes are refused; when ZooKeeper is back, nobody has to come."""
+    scene = on_zookeeper
+    process = stopped(scene, "begin:switching", LOOK_UP="600")
+    lost()
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.stderr is not None
+    told = ""
+    while "are refused until" not in told:
+        told = process.stderr.readline()
+        assert told, "it has ended"
+    zookeeper.start()
+    _out, err = process.communicate(timeout=PATIENCE)
+    # It is one or the other, as nobody has published it: undone.
+    assert process.returncode == 1
+    assert "Everything is as before" in err
+    assert scene.is_as_before()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address, MariaDBServer
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +69,7 @@ class Fleet:
             input=given,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         return Run(done.returncode, done.stdout, done.stderr)
 

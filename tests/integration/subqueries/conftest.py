@@ -11,10 +11,10 @@ from django.db import connections
 
 from sharded_orm import runtime
 from tests.integration.scatter.conftest import insert
-from tests.queries.conftest import DATABASES
+from tests.queries.conftest import DATABASES, db_all, placed
 from tests.twins.models import PlainTrunk, PlainTwig, Trunk, Twig
 
-__all__ = ["DATABASES"]
+__all__ = ["DATABASES", "db_all", "placed"]
 
 #: Two of them are on one shard.
 OWNERS = (0, 1, 2, 8)

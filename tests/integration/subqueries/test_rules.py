@@ -46,6 +46,8 @@ from tests.integration.subqueries.conftest import (
     aliases,
     rows_of,
 )
+from tests.photos.models import Album, Comment, Person
+from tests.queries.conftest import ONE
 from tests.twins.models import Trunk, Twig
 
 pytestmark = [
@@ -419,3 +421,89 @@ def test_every_attribute_of_a_query_is_known() -> None:
     assert found == known - used_by_instances_only
     assert not HOLDS_EXPRESSIONS & HOLDS_NAMES
     assert not (HOLDS_EXPRESSIONS | HOLDS_NAMES) & HOLDS_NONE
+
+
+# -- Rows of the global database
+
+
+ACROSS: dict[str, Callable[[Any], Any]] = {
+    "by name": lambda rows: list(rows.order_by("author__username")),
+    "by name, downward": lambda rows: list(rows.order_by("-author__username")),
+    "by an expression": lambda rows: list(rows.order_by(F("author__username").desc())),
+    "by a function": lambda rows: list(rows.order_by(Coalesce("author__username", Value("")))),
+    "by the related order": lambda rows: list(rows.order_by("author")),
+    "the latest": lambda rows: rows.latest("author__username"),
+    "the earliest": lambda rows: rows.earliest("author__username"),
+    "the first": lambda rows: rows.order_by("author__username").first(),
+    "the first values": lambda rows: list(rows.order_by("author__username").values("pk")[:2]),
+    "a number of a slice": lambda rows: rows.order_by("author__username")[:3].count(),
+    "an aggregate": lambda rows: rows.aggregate(x=Count("author__username")),
+    "a filter of an aggregate": lambda rows: rows.aggregate(
+        x=Count("pk", filter=Q(author__username="x"))
+    ),
+    "distinct by it": lambda rows: list(rows.distinct("author__username")),
+    "a filter": lambda rows: list(rows.filter(author__username="x")),
+    "an annotation": lambda rows: list(rows.annotate(x=F("author__username"))),
+    "select_related": lambda rows: list(rows.select_related("author")),
+    "a subquery": lambda rows: list(
+        rows.filter(author_id__in=Person.objects.filter(username="x").values("pk"))
+    ),
+    "iterator": lambda rows: list(rows.order_by("author__username").iterator()),
+    "explain": lambda rows: rows.order_by("author__username").explain(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ["key", "all", "partial"])
+@pytest.mark.parametrize("name", ACROSS)
+def test_a_join_to_the_global_database_is_refused_before_anything_is_sent(
+    name: str, scope: str, placed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Person._meta, "ordering", ["username"])
+    rows = {
+        "key": lambda: Comment.objects.filter(user_id=ONE),
+        "all": lambda: Comment.objects.scatter(),  # type: ignore[attr-defined]
+        "partial": lambda: Comment.objects.scatter(partial=True),  # type: ignore[attr-defined]
+    }[scope]()
+    with CaptureQueriesContext(connections["photos_00003"]) as sent:
+        with pytest.raises(CrossShardRelation, match=r"Person, which is in the global database"):
+            ACROSS[name](rows)
+    assert not sent.captured_queries
+
+
+def test_what_needs_no_join_is_run(placed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Person._meta, "ordering", ["username"])
+    rows = Comment.objects.filter(user_id=ONE)
+    # The number of rows does not depend on their order.
+    assert rows.order_by("author__username").count() == 0
+    assert not rows.order_by("author").exists()
+    assert not rows.order_by("author_id")
+    assert rows.order_by("author__username").delete()[0] == 0
+    assert rows.aggregate(x=Count("author_id")) == {"x": 0}
+
+
+GLOBAL: dict[str, Callable[[], Any]] = {
+    "filter": lambda: list(Person.objects.filter(albums__title="x")),
+    "order": lambda: list(Person.objects.order_by("albums__title")),
+    "order by a subquery": lambda: list(Person.objects.order_by(Subquery(_titles()))),
+    "aggregate": lambda: Person.objects.aggregate(x=Count("albums")),
+    "aggregate with a subquery": lambda: Person.objects.aggregate(x=Max(Subquery(_titles()))),
+    "update": lambda: Person.objects.update(username=Subquery(_titles())),
+    "create": lambda: Person.objects.create(username=Subquery(_titles())),
+    "bulk_create": lambda: Person.objects.bulk_create([Person(username=Subquery(_titles()))]),
+    "save": lambda: Person(pk=1, username=Subquery(_titles())).save(),
+    "bulk_update": lambda: Person.objects.bulk_update(
+        [Person(pk=1, username=Subquery(_titles()))], ["username"]
+    ),
+}
+
+
+def _titles() -> Any:
+    return Album.objects.filter(owner_id=ONE).values("title")[:1]
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_the_global_database_cannot_reach_a_shard(name: str) -> None:
+    with CaptureQueriesContext(connections["default"]) as sent:
+        with pytest.raises(CrossShardRelation, match="Album, which is in group 'photos'"):
+            GLOBAL[name]()
+    assert not [query for query in sent.captured_queries if "photos" in query["sql"]]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +64,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=PATIENCE,
         )
         lines = record.read_text().splitlines() if record.exists() else []
         recorded = [tuple(line.split(" ", 2)) for line in lines]

@@ -9,15 +9,21 @@ import pytest
 
 from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
+from sharded_orm.ids.tickets.turns import Turns
 from sharded_orm.operations.tickets import begin
 
 PAIR = ("tickets_1", "tickets_2")
 _numbers = itertools.count(1)
 
 
+def in_order(count: int) -> Turns:
+    """Every sequence begins with the first server, so that a test knows which is asked."""
+    return Turns(count, first=lambda count: 0)
+
+
 @pytest.fixture
 def generator() -> Iterator[TicketGenerator]:
-    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
+    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
     yield made
     made.close()
 

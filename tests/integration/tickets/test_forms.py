@@ -18,6 +18,7 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.operations.tickets import advance, begin
 from tests.integration.tickets.test_generator import administer
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -68,7 +69,7 @@ def test_threads_and_batches_at_once(generator: TicketGenerator, form: str) -> N
     everybody = threading.Barrier(6)
 
     def draw(number: int) -> None:
-        everybody.wait(30)
+        everybody.wait(PATIENCE)
         for turn in range(40):
             drawn.extend(generator.take(name, 7 if (turn + number) % 3 == 0 else 1))
 
@@ -76,7 +77,7 @@ def test_threads_and_batches_at_once(generator: TicketGenerator, form: str) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(drawn) == len(set(drawn)) > 6 * 40
 
 
@@ -147,7 +148,7 @@ def test_a_name_that_no_table_can_have(generator: TicketGenerator) -> None:
 def test_the_session_variables_are_the_server_s_place(generator: TicketGenerator) -> None:
     """Whatever the server's own configuration says."""
     sql = "SELECT @@auto_increment_increment, @@auto_increment_offset"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     for server in generator.servers:
         with server.session(deadline) as lent:
             rows = lent.ask(lambda session: session.execute(sql, (), deadline))

@@ -21,8 +21,9 @@ from sharded_orm.ids.tickets.pool import SessionPool
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import Session
 from sharded_orm.operations.tickets import begin
-from tests.integration.tickets.conftest import PAIR
+from tests.integration.tickets.conftest import PAIR, in_order
 from tests.integration.tickets.test_marks import down, put_back
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -36,7 +37,7 @@ LONG = 3600.0
 @pytest.fixture
 def patient(sequence: str) -> Iterator[TicketGenerator]:
     """Who fails is left alone for longer than the test takes."""
-    made = TicketGenerator(PAIR, TicketOptions(backoff=LONG))
+    made = TicketGenerator(PAIR, TicketOptions(backoff=LONG), turns=in_order)
     yield made
     made.close()
 
@@ -104,7 +105,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
 
     def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
         if not hasattr(waited, "for_all"):
-            waited.for_all = everybody.wait(30)
+            waited.for_all = everybody.wait(PATIENCE)
         return probe(self, name, count, began)
 
     monkeypatch.setattr(TicketServer, "probe", probe_together)
@@ -119,7 +120,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert len(failed) == 8
     assert sorted(asked) == sorted(PAIR)
 
@@ -143,7 +144,9 @@ def test_one_sequence_that_is_behind_does_not_stop_the_others(
 def test_refusing_without_the_partner_does_not_blame_the_server(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strict = TicketGenerator(PAIR, TicketOptions(backoff=LONG, partner_down="refuse"))
+    strict = TicketGenerator(
+        PAIR, TicketOptions(backoff=LONG, partner_down="refuse"), turns=in_order
+    )
     for _ in range(2):
         strict.next(sequence)
     other = f"{sequence}_other"
@@ -167,7 +170,9 @@ def test_refusing_processes_recover_when_both_servers_have_failed(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each needs the other's mark, and each is left alone: who tries one asks both."""
-    strict = TicketGenerator(PAIR, TicketOptions(backoff=LONG, partner_down="refuse"))
+    strict = TicketGenerator(
+        PAIR, TicketOptions(backoff=LONG, partner_down="refuse"), turns=in_order
+    )
     with monkeypatch.context() as patch:
         for server in strict.servers:
             down(server, patch)
@@ -181,7 +186,7 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The partner hangs, and the server's idle connection is dead: a new one has time to open."""
-    generator = TicketGenerator(PAIR)
+    generator = TicketGenerator(PAIR, turns=in_order)
     server = generator.servers[0]
     generator.next(sequence), generator.next(sequence)
     left: list[float] = []
@@ -223,7 +228,7 @@ def test_a_connection_is_checked_again(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that were restored under open connections, in a process that draws rarely."""
-    idle, busy = TicketGenerator(PAIR), generator
+    idle, busy = TicketGenerator(PAIR, turns=in_order), generator
     assert idle.next(sequence) == 1
     busy.take(sequence, 1000), busy.next(sequence)
     put_back(busy.servers[0], sequence, 9)
@@ -255,7 +260,7 @@ def test_a_partner_that_connects_slowly_is_waited_for(
     sequence: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its share of the time is its own."""
-    generator = TicketGenerator(PAIR)
+    generator = TicketGenerator(PAIR, turns=in_order)
     opens, left = SessionPool.open, []
 
     def note(self: SessionPool, deadline: float) -> Session:
@@ -283,7 +288,7 @@ def test_an_error_out_of_nowhere_leaves_no_answer_behind(
         taken.append(kind_take(self, *args))
         raise RuntimeError("soft time limit")
 
-    with server.session(time.monotonic() + 30) as lent:
+    with server.session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     kind_take = kind.take
     with monkeypatch.context() as patch:

@@ -15,7 +15,8 @@ from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.pool import SessionPool
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import SequenceRow, Session
-from tests.integration.tickets.conftest import PAIR
+from tests.integration.tickets.conftest import PAIR, in_order
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -25,7 +26,7 @@ pytestmark = [
 
 
 def row_of(server: TicketServer, sequence: str) -> SequenceRow:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         row = lent.ask(lambda session: session.read(sequence, deadline))
     assert row is not None
@@ -34,7 +35,7 @@ def row_of(server: TicketServer, sequence: str) -> SequenceRow:
 
 def put_back(server: TicketServer, sequence: str, value: int) -> None:
     """As if the server had come back from a backup."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     sql = "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s"
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, [value, sequence], deadline))
@@ -84,7 +85,7 @@ def test_a_new_process_learns_the_mark_from_the_partner(
 ) -> None:
     generator.take(sequence, 100), generator.next(sequence)
     put_back(generator.servers[0], sequence, 9)
-    new = TicketGenerator(PAIR)
+    new = TicketGenerator(PAIR, turns=in_order)
     assert new.next(sequence) == 4
     assert isinstance(new.servers[0].cause(sequence), TicketServerBehind)
     new.close()
@@ -94,7 +95,7 @@ def test_a_new_process_learns_the_mark_from_the_partner(
 def test_the_policy_while_the_partner_is_down(
     sequence: str, policy: str, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = TicketGenerator(PAIR, TicketOptions(partner_down=policy))
+    new = TicketGenerator(PAIR, TicketOptions(partner_down=policy), turns=in_order)
 
     down(new.servers[1], monkeypatch)
     if serves:
@@ -113,7 +114,7 @@ def test_an_unchecked_server_is_checked_when_the_partner_is_back(
 ) -> None:
     generator.take(sequence, 10_000), generator.next(sequence)
     put_back(generator.servers[0], sequence, 9)
-    new = TicketGenerator(PAIR, TicketOptions(backoff=0.001))
+    new = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
 
     with monkeypatch.context() as patch:
         down(new.servers[1], patch)
@@ -138,22 +139,22 @@ def test_answers_out_of_order_are_no_alarm(
         ids = take(self, *args)
         if threading.current_thread() is slow:
             drawn.set()
-            assert overtaken.wait(30)
+            assert overtaken.wait(PATIENCE)
         return ids
 
     monkeypatch.setattr(kind, "take", late)
     got: list[int] = []
     slow = threading.Thread(target=lambda: got.extend(server.take(sequence, 1)))
     slow.start()
-    assert drawn.wait(30)
+    assert drawn.wait(PATIENCE)
     later = server.take(sequence, 1)
     overtaken.set()
-    slow.join(30)
+    slow.join(PATIENCE)
     assert got[0] < later[0]
     assert server.cause() is None and server.cause(sequence) is None
     assert server.mark(sequence) == later[0]
 
 
 def _a_session(server: TicketServer) -> Session:
-    with server.session(time.monotonic() + 30) as lent:
+    with server.session(time.monotonic() + PATIENCE) as lent:
         return lent.ask(lambda session: session)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[3]
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 SHARDS = 4
 T = TypeVar("T")
 
@@ -34,6 +35,53 @@ def document(
     """A document with all shards of ``photos`` on ``primary``."""
     photos = {"RANGES": [{"range": [0, shards - 1], "primary": primary}]}
     return {"format": 1, "version": version, "nodes": {}, "groups": {"photos": photos, **groups}}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def untakeable(version: int) -> dict[str, str]:
+    """Documents as text, each by what is said of it."""
+
+    def text(**changes: Any) -> str:
+        return json.dumps({**document(version), **changes})
+
+    def strategy(name: str) -> dict[str, Any]:
+        path = f"tests.integration.topology.strategies.{name}"
+        return {"STRATEGY": path, "RANGES": [{"range": [0, 0], "primary": "one"}]}
+
+    photos = document(version)["groups"]["photos"]
+    return {
+        "a group has at most 65,536 shards": text(
+            groups={"photos": {"RANGES": [{"range": [0, 30_000_000], "primary": "one"}]}}
+        ),
+        "weight must be a number from 0 to 1,000,000": text(
+            groups={"photos": {"RANGES": [{"range": [0, 3], "primary": "one", "weight": 1e308}]}}
+        ),
+        "it is not JSON": "[" * 100_000,
+        "it is nested more than 32 deep": text(nodes={"one": {"OPTIONS": nested(500)}}),
+        "it holds text that UTF-8 cannot encode": text(nodes={"one": {"OPTIONS": {"a": "\ud800"}}}),
+        "DATABASE_NAME": text(groups={"photos": {**photos, "DATABASE_NAME": "{shard:030000000d}"}}),
+        "it cannot be used: RuntimeError: a mistake": text(
+            groups={"photos": photos, "visits": strategy("Broken")}
+        ),
+        "it cannot be used: RecursionError": text(
+            groups={"photos": photos, "visits": strategy("Endless")}
+        ),
+    }
+
+
+#: For the code of a site: what is under way when it begins to use a document fails.
+BREAK = """
+from django.conf import settings
+def fail(): raise ZeroDivisionError("a mistake of ours")
+settings.DATABASES.renew_groups = fail
+"""
+MEND = "del settings.DATABASES.renew_groups"
 
 
 @dataclass

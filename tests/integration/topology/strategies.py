@@ -1,4 +1,4 @@
-"""A strategy of somebody's own, with a mistake."""
+"""Strategies of somebody's own, with mistakes."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ class Broken(Strategy):
 
     def locate(self, key: Any) -> int:
         return 0
+
+
+class Endless(Broken):
+    """Its mistake is none that anybody expects."""
+
+    def __init__(self, *args: Any) -> None:
+        self.__init__(*args)  # type: ignore[misc]  # that is the mistake

@@ -10,7 +10,7 @@ from typing import Any
 
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.last_good import LastGoodCopy
-from tests.integration.topology.scene import Scene, document
+from tests.integration.topology.scene import BREAK, MEND, Scene, document, untakeable
 
 BROKEN = {
     "STRATEGY": "tests.integration.topology.strategies.Broken",
@@ -52,6 +52,59 @@ def test_a_bad_change_is_refused_and_named(file_scene: Scene) -> None:
             assert site.ask("place()") == "one"
         replace(file_scene, document(2, "two"))
         site.wait_version(2)
+
+
+def test_whatever_it_holds_the_next_one_is_followed(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        version = 1
+        for problem, text in untakeable(50).items():
+            replace(file_scene, text)
+            site.wait_log(problem)
+            assert site.ask("version()") == version
+            assert problem in site.ask("refused()")
+            version += 1
+            replace(file_scene, document(version, ("one", "two")[version % 2]))
+            site.wait_version(version)
+            assert site.ask("place()") == ("one", "two")[version % 2]
+        assert "Exception in thread" not in site.log
+        assert version == 1 + len(untakeable(50))
+
+
+def test_a_document_that_cannot_be_begun_with_changes_nothing(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        site.run(BREAK)
+        replace(file_scene, document(2, "two"))
+        site.wait_log("version 2 is refused, version 1 stays in use")
+        assert "it cannot be used: ZeroDivisionError: a mistake of ours" in site.ask("refused()")
+        assert (site.ask("version()"), site.ask("place()")) == (1, "one")
+        site.run(MEND)
+        replace(file_scene, document(3, "two"))
+        site.wait_version(3)
+        assert (site.ask("refused()"), site.ask("place()")) == ("", "two")
+
+
+def test_toml_is_followed_whatever_it_holds(file_scene: Scene) -> None:
+    path = Path(file_scene.source["OPTIONS"]["PATH"]).with_suffix(".toml")
+    file_scene.source["OPTIONS"]["PATH"] = str(path)
+    file_scene.save()
+    text = 'format = 1\nversion = {}\ngroups.photos.RANGES = [{{range = [0, 3], primary = "{}"}}]\n'
+    path.write_text(text.format(1, "one"))
+    with file_scene.site() as site:
+        replace(file_scene, f"version = {'[' * 100_000}")
+        site.wait_log("it is not TOML")
+        replace(file_scene, text.format(2, "two"))
+        site.wait_version(2)
+
+
+def test_a_last_good_copy_of_no_use_keeps_nothing_back(file_scene: Scene) -> None:
+    file_scene.last_good.parent.mkdir()
+    for problem, text in untakeable(50).items():
+        file_scene.last_good.write_text(text)
+        with file_scene.site() as site:
+            assert site.ask("version()") == 1
+            assert "is of no use" in site.log
+            assert problem in site.log
+        assert LastGoodCopy(file_scene.last_good).read() is not None
 
 
 def test_a_start_with_a_bad_file_uses_the_last_good_copy(file_scene: Scene) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import service_missing
 from tests.integration.topology.conftest import scene_with_zookeeper
-from tests.integration.topology.scene import PATIENCE, document
+from tests.integration.topology.scene import document
+from tests.patience import PATIENCE
 from tests.services import ServiceMissing, find_program
 from tests.services.server import HOST, free_port
 from tests.services.zookeeper import ZooKeeperServer

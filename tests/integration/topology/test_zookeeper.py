@@ -13,7 +13,15 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl_credential
 
 from tests.integration.topology.conftest import scene_with_zookeeper
-from tests.integration.topology.scene import Scene, document, wait_for
+from tests.integration.topology.scene import (
+    BREAK,
+    MEND,
+    Scene,
+    document,
+    untakeable,
+    wait_for,
+)
+from tests.patience import PATIENCE
 from tests.services.proxy import Proxy
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -39,8 +47,8 @@ def test_a_push_reaches_twenty_processes(zk_scene: Scene) -> None:
     with zk_scene.sites(PROCESSES) as sites:
         assert {site.ask("place()") for site in sites} == {"one"}
         done = zk_scene.push(document(1, "two"), "--wait", "60")
-        # All of them, and the command itself.
-        assert f"{PROCESSES + 1} connected processes use it" in done.out
+        # All of them; the command itself is none that had to follow.
+        assert f"{PROCESSES} other processes are connected, and use it." in done.out
         assert {site.ask("place()") for site in sites} == {"two"}
         told = zk_scene.topology("show", "--json").json["processes"]
         assert {one["version"] for one in told} == {2}
@@ -107,6 +115,93 @@ def test_what_is_no_document_is_refused_and_replaced(zk_scene: Scene, client: Ka
         assert site.ask("place()") == "one"
         zk_scene.push(document(1, "two"))
         site.wait_version(2)
+
+
+def test_whatever_it_holds_the_next_one_is_followed(zk_scene: Scene, client: KazooClient) -> None:
+    zk_scene.push(document(1))
+    with zk_scene.site() as site:
+        version = 1
+        for problem, text in untakeable(50).items():
+            client.set(path(zk_scene), text.encode())
+            site.wait_log(problem)
+            assert site.ask("version()") == version
+            version += 1
+            client.set(path(zk_scene), json.dumps(document(version, "two")).encode())
+            site.wait_version(version)
+            assert site.ask("place()") == "two"
+        site.run(BREAK)
+        client.set(path(zk_scene), json.dumps(document(version + 1)).encode())
+        site.wait_log("it cannot be used: ZeroDivisionError: a mistake of ours")
+        assert (site.ask("version()"), site.ask("place()")) == (version, "two")
+        site.run(MEND)
+        client.set(path(zk_scene), json.dumps(document(version + 2)).encode())
+        site.wait_version(version + 2)
+        assert "Exception in thread" not in site.log
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_following(zk_scene: Scene) -> None:
+    zk_scene.push(document(1))
+    with zk_scene.site() as site:
+        site.run(
+            "source = runtime.source()\n"
+            "def fail(client):\n"
+            "    del source._announce\n"
+            "    raise ZeroDivisionError('a mistake of ours')\n"
+            "source._announce = fail\n"
+        )
+        zk_scene.push(document(1, "two"))
+        site.wait_version(2)
+        site.wait_log("a mistake of ours")
+        # It tells its version when it has recovered.
+        wait_for(lambda: zk_scene.told_version(site.process.pid) == 2, "version 2 was told")
+        zk_scene.push(document(2))
+        site.wait_version(3)
+
+
+def test_a_push_of_what_is_there_says_that_it_publishes_nothing(zk_scene: Scene) -> None:
+    assert "No other process is connected." in zk_scene.push(document(1)).out
+    with zk_scene.site():
+        done = zk_scene.push(document(1, "two"), "--comment", "kept")
+        assert "Version 2 is published and in use here." in done.out
+        assert "1 other process is connected, and uses it." in done.out
+        again = document(2, "two")
+        # The same in other words.
+        again["groups"]["photos"]["RANGES"][0]["open"] = True
+        done = zk_scene.push(again, "--comment", "lost")
+        assert "Nothing to publish: version 2, in use here, is the same." in done.out
+        assert "is published" not in done.out
+        assert "The comment is not kept: it would belong to a new version." in done.err
+        # It waits for the others all the same.
+        assert "1 other process is connected, and uses it." in done.out
+        assert zk_scene.push(again).err == ""
+    entries = zk_scene.topology("history", "--json").json
+    assert [(entry["version"], entry["comment"]) for entry in entries] == [(2, "kept"), (1, "")]
+
+
+def test_a_push_of_what_is_there_and_refused_is_no_success(
+    zk_scene: Scene, client: KazooClient
+) -> None:
+    zk_scene.push(document(1))
+    bad = {**document(2), **BAD["gap"]}
+    client.set(path(zk_scene), json.dumps(bad).encode())
+    done = zk_scene.push(bad, code=1)
+    assert "gap" in done.err
+    assert "in use here" not in done.out
+    # Sound, and as old as what is in use: it gets a version that can be used.
+    client.set(path(zk_scene), json.dumps(document(1, "two")).encode())
+    assert "Version 2 is published" in zk_scene.push(document(1, "two")).out
+
+
+def test_the_processes_are_shown_with_the_one_that_asks(zk_scene: Scene) -> None:
+    zk_scene.push(document(1))
+    with zk_scene.site() as site:
+        told = zk_scene.topology("show", "--json").json["processes"]
+        assert [one["own"] for one in told if one["pid"] == site.process.pid] == [False]
+        lines = zk_scene.topology("show").out.splitlines()
+        (line,) = (line for line in lines if str(site.process.pid) in line)
+        assert not line.endswith("this command")
+        own = "{process.pid for process in runtime.source().processes() if process.own}"
+        wait_for(lambda: site.ask(f"list({own})") == [site.process.pid], "it sees itself")
 
 
 def test_an_older_version_is_refused(zk_scene: Scene, client: KazooClient) -> None:
@@ -186,7 +281,7 @@ def test_without_a_copy_and_without_servers_nothing_starts(
     zk_scene.source["OPTIONS"].update(HOSTS="127.0.0.1:1", WAIT=0.2)
     zk_scene.save()
     process = zk_scene.start("check")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "TopologyUnavailable: ZooKeeper at 127.0.0.1:1" in err
     assert "There is no last good copy" in err
@@ -248,7 +343,7 @@ def test_two_who_push_at_once_do_not_overwrite_each_other(zk_scene: Scene) -> No
         zk_scene.write({**document(1), "nodes": {"two": {"CONN_MAX_AGE": 5}}}, "b.json"),
     ]
     pushers = [zk_scene.start("topology", "push", file, "--wait", "0") for file in files]
-    ends = [(*pusher.communicate(timeout=60), pusher.returncode) for pusher in pushers]
+    ends = [(*pusher.communicate(timeout=PATIENCE), pusher.returncode) for pusher in pushers]
     assert sorted(end[2] for end in ends) == [0, 1], ends
     (loser,) = (end for end in ends if end[2])
     assert "by now" in loser[1] or "at this moment" in loser[1]
@@ -374,7 +469,7 @@ def test_pull_edit_push_history_rollback_watch(zk_scene: Scene) -> None:
     zk_scene.topology("rollback", "1", "--comment", "two was a mistake")
     assert json.loads(watcher.stdout.readline())["version"] == 3
     watcher.send_signal(signal.SIGINT)
-    _, err = watcher.communicate(timeout=60)
+    _, err = watcher.communicate(timeout=PATIENCE)
     assert watcher.returncode == 0, err
     entries = zk_scene.topology("history", "--json").json
     assert [(e["version"], e["comment"]) for e in entries] == [
@@ -385,7 +480,16 @@ def test_pull_edit_push_history_rollback_watch(zk_scene: Scene) -> None:
     assert zk_scene.topology("diff", str(pulled)).out.strip() == "No difference."
 
 
-def test_two_ways_to_push_nothing(zk_scene: Scene) -> None:
-    zk_scene.push(document(1))
-    assert "Version 1 is published" in zk_scene.push(document(1)).out
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["history", "--limit", limit] for limit in ("0", "-5", "x", "\u0663", "9" * 5000)),
+        *(["rollback", "1", "--wait", seconds] for seconds in ("nan", "inf", "-1", "x")),
+    ],
+)
+def test_numbers_that_are_none(zk_scene: Scene, arguments: list[str]) -> None:
+    assert "is no number of" in zk_scene.topology(*arguments, code=2).err
+
+
+def test_a_file_that_is_not_there_is_not_pushed(zk_scene: Scene) -> None:
     assert "cannot be read" in zk_scene.topology("push", "nonesuch.json", code=1).err

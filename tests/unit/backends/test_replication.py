@@ -1,10 +1,16 @@
-"""Positions of MariaDB's replication, as text."""
+"""Positions of MariaDB's replication as text, and what its errors say."""
 
 from __future__ import annotations
 
 import pytest
+from django.db import Error, InterfaceError, OperationalError
 
-from sharded_orm.backends.mysql.replication import missing, positions
+from sharded_orm.backends.mysql.replication import (
+    has_no_answer,
+    missing,
+    positions,
+    why_no_session,
+)
 
 
 def test_positions() -> None:
@@ -29,3 +35,31 @@ def test_positions() -> None:
 )
 def test_missing(wanted: str, have: str, expected: str) -> None:
     assert missing(wanted, have) == expected
+
+
+# ##### What an error says of a server and of an account #####
+
+WHO = "the OPERATOR account 'operator'"
+
+
+@pytest.mark.parametrize("code", [2002, 2003, 2005, 2006, 2013])
+def test_nobody_answers(code: int) -> None:
+    exc = OperationalError(code, "Can't connect")
+    assert has_no_answer(exc)
+    assert why_no_session("db1", WHO, exc).startswith("node 'db1' does not answer: ")
+
+
+@pytest.mark.parametrize("code", [1045, 1130, 1698, 1862, 2059, 4151])
+def test_the_account_is_refused(code: int) -> None:
+    exc = OperationalError(code, "Access denied")
+    assert not has_no_answer(exc)
+    assert why_no_session("db1", WHO, exc).startswith(f"node 'db1' refuses {WHO}: ")
+
+
+@pytest.mark.parametrize(
+    "exc", [OperationalError(1040, "Too many connections"), InterfaceError("odd"), Error()]
+)
+def test_nothing_else_is_taken_for_a_dead_server(exc: Error) -> None:
+    """A server that is given up must be dead."""
+    assert not has_no_answer(exc)
+    assert f"gives {WHO} no session" in why_no_session("db1", WHO, exc)

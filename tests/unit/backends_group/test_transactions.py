@@ -34,6 +34,17 @@ def test_commits_all_shards_it_touched(shards: Shards) -> None:
     assert shards[0].get_autocommit()
 
 
+def test_a_shard_may_be_connected_before_its_first_statement(shards: Shards) -> None:
+    """As CaptureQueriesContext and assertNumQueries() do in a test case."""
+    with pytest.raises(Boom), atomic(using=GROUP):
+        shards[0].close()
+        shards[0].ensure_connection()
+        shards.add(0, 1)
+        assert shards.group.open_transactions() == {shards.alias(0)}
+        raise Boom
+    assert shards.rows(0) == []
+
+
 def test_rolls_back_all_shards_on_an_exception(shards: Shards) -> None:
     with pytest.raises(Boom), atomic(using=GROUP):
         shards.add(0, 1)

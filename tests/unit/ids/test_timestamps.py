@@ -15,6 +15,7 @@ import pytest
 from sharded_orm.exceptions import InvalidID, TimestampExhausted
 from sharded_orm.ids.layout import EPOCH, TimestampedID, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
+from tests.patience import PATIENCE
 
 LAYOUT = TimestampedLayout()
 START = LAYOUT.epoch_milliseconds + 1_000_000
@@ -163,7 +164,7 @@ def test_who_waits_for_the_clock_keeps_nobody_from_another_table() -> None:
         for lane in ((0, "b"), (1, "a")):
             thread = threading.Thread(target=lambda lane=lane: others.extend(clock.take(*lane)))
             thread.start()
-            thread.join(5)
+            thread.join(PATIENCE)
 
     time.on_wait = meanwhile
     clock.take(0, "a")

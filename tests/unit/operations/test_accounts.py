@@ -45,8 +45,8 @@ from sharded_orm.operations.accounts import without_accounts
             "error connecting to master this account - retry-time: 60",
         ),
         (
-            "the OPERATOR account 'site' cannot log in to node 'one': 1045",
-            "the OPERATOR account cannot log in to node 'one': 1045",
+            "node 'one' refuses the OPERATOR account 'site': 1045",
+            "node 'one' refuses the OPERATOR account: 1045",
         ),
         (
             "the application's account 'site' of node 'one' may write",

@@ -9,6 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from sharded_orm.operations.nodes import MOST, NoAnswer, ask_nodes, ask_one
+from tests.patience import PATIENCE
 
 
 def test_many_who_ask_at_once_are_all_answered() -> None:
@@ -16,7 +17,9 @@ def test_many_who_ask_at_once_are_all_answered() -> None:
     together = threading.Barrier(readers)
 
     def read(number: int) -> object:
-        return ask_nodes(["busy"], lambda node, alive: together.wait(30), patience=30)["busy"]
+        return ask_nodes(["busy"], lambda node, alive: together.wait(PATIENCE), patience=PATIENCE)[
+            "busy"
+        ]
 
     with ThreadPoolExecutor(readers) as pool:
         found = list(pool.map(read, range(readers)))
@@ -29,7 +32,7 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
 
     def hang() -> int:
         begun.append(threading.current_thread())
-        released.wait(60)
+        released.wait(PATIENCE)
         return 1
 
     try:
@@ -39,19 +42,21 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
         with pytest.raises(
             OperationalError, match="20 earlier questions have no answer yet"
         ) as told:
-            ask_one("the hanging", hang, within=10)
+            ask_one("the hanging", hang, within=PATIENCE)
         # Then it has not even begun.
         assert not isinstance(told.value, NoAnswer)
         # A node may have the name of a service.
-        assert ask_nodes(["the hanging"], lambda node, alive: 2, patience=10) == {"the hanging": 2}
+        assert ask_nodes(["the hanging"], lambda node, alive: 2, patience=PATIENCE) == {
+            "the hanging": 2
+        }
     finally:
         released.set()
     for thread in begun:
-        thread.join(60)
-    assert ask_one("the hanging", hang, within=10) == 1
+        thread.join(PATIENCE)
+    assert ask_one("the hanging", hang, within=PATIENCE) == 1
     assert len(begun) == MOST + 1
 
 
 def test_what_was_asked_raises() -> None:
     with pytest.raises(LookupError, match="no such"):
-        ask_one("somebody", lambda: {}["no such"], within=10)
+        ask_one("somebody", lambda: {}["no such"], within=PATIENCE)

@@ -52,7 +52,9 @@ def test_nothing_is_an_error() -> None:
         found("photos", [range(2)], node)
 
 
-@pytest.mark.parametrize("text", ["", "1,", "a", "3-1", "-1", "1-", "1.5", "²"])
+@pytest.mark.parametrize(
+    "text", ["", "1,", "a", "3-1", "-1", "1-", "1.5", "²", "٣", "9" * 5000, f"0-{'9' * 5000}"]
+)
 def test_text_that_is_no_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number or a range"):
         parse_numbers(text)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sharded_orm.exceptions import InvalidWaves
 from sharded_orm.operations.waves import Stopping, Waves, work_through
 from sharded_orm.topology.model import Shard
+from tests.patience import PATIENCE
 
 
 def shards(**counts: int) -> list[Shard]:
@@ -61,7 +62,7 @@ def test_numbers_that_make_no_sense(wrong: dict[str, float]) -> None:
 
 def test_so_many_of_each_node_at_once_and_no_more() -> None:
     """All that may run at once meet; one more, or one fewer, breaks the barrier."""
-    meeting = threading.Barrier(2 + 2, timeout=30)
+    meeting = threading.Barrier(2 + 2, timeout=PATIENCE)
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
     lock = threading.Lock()

@@ -45,8 +45,9 @@ def test_text_that_no_database_stores_is_no_key(name: str) -> None:
 def test_range_by_bounds() -> None:
     by_bounds = strategy("range", 3, BOUNDS=["a", "h", "p"])
     assert [by_bounds.locate(k) for k in ("a", "gz", "h", "zebra")] == [0, 0, 1, 2]
-    with pytest.raises(InvalidShardKey):
-        by_bounds.locate("A")
+    assert by_bounds.locate("A") is None
+    with pytest.raises(InvalidShardKey, match="'a' up to no upper end"):
+        by_bounds.place("A")
     with pytest.raises(InvalidShardKey):
         by_bounds.locate(5)
 
@@ -55,16 +56,23 @@ def test_range_by_size() -> None:
     by_size = strategy("range", 4, SIZE=1000)
     assert [by_size.locate(k) for k in (0, 999, 1000, 3999)] == [0, 0, 1, 3]
     for outside in (-1, 4000):
-        with pytest.raises(InvalidShardKey):
-            by_size.locate(outside)
+        assert by_size.locate(outside) is None
+        with pytest.raises(InvalidShardKey, match="0 up to 4000"):
+            by_size.place(outside)
+        assert "up to 4000" in by_size.explain(outside)
 
 
 def test_embedded_reads_the_published_id() -> None:
     assert strategy("embedded").locate(241294492511762325) == 3429  # P1
     assert strategy("embedded", 8, SHIFT=10, BITS=13).locate(5 << 10 | 3) == 5
-    for wrong in (-1, 1 << 63, "5", True, 4096 << 46):
+    for wrong in ("5", True):
         with pytest.raises(InvalidShardKey):
             strategy("embedded").locate(wrong)
+    for nobodys in (-1, 1 << 63, 4096 << 46):
+        assert strategy("embedded").locate(nobodys) is None
+        with pytest.raises(InvalidShardKey, match=str(nobodys)):
+            strategy("embedded").place(nobodys)
+        assert str(nobodys) in strategy("embedded").explain(nobodys)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.proxy import Proxy
-
-WAIT = 20.0  # seconds until what is expected counts as missing
 
 
 class Echo:
@@ -41,7 +40,7 @@ class Echo:
 
     def wait_for(self, text: bytes) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: text in self.heard, WAIT)
+            assert self.changed.wait_for(lambda: text in self.heard, PATIENCE)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closed before
@@ -63,7 +62,7 @@ def proxy(echo: Echo) -> Iterator[Proxy]:
 
 
 def connect(proxy: Proxy) -> socket.socket:
-    return socket.create_connection((proxy.host, proxy.port), timeout=WAIT)
+    return socket.create_connection((proxy.host, proxy.port), timeout=PATIENCE)
 
 
 def read(client: socket.socket, size: int) -> bytes:
@@ -97,7 +96,7 @@ def test_more_than_a_socket_holds(proxy: Proxy) -> None:
         sender = threading.Thread(target=client.sendall, args=(text,))
         sender.start()
         assert read(client, len(text)) == text
-        sender.join(WAIT)
+        sender.join(PATIENCE)
 
 
 def test_what_ends_on_one_side_ends_on_the_other(proxy: Proxy, echo: Echo) -> None:

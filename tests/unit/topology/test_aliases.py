@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 from django.core.handlers.base import BaseHandler
 from django.db import close_old_connections, connections, reset_queries
-from django.db.utils import ConnectionHandler
+from django.db.utils import ConnectionDoesNotExist, ConnectionHandler
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.topology.aliases import ShardedDatabases, sharded_databases
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
+from tests.patience import PATIENCE
 
 SHARDS = 4096
 DEFAULT = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
@@ -46,6 +47,13 @@ def test_answers_for_every_shard_and_no_other(many: ShardedDatabases) -> None:
         assert wrong not in many
         with pytest.raises(KeyError):
             many[wrong]  # type: ignore[index]
+    handler = ConnectionHandler(many)
+    for unknown in (
+        "fleet_99999", "fleet_" + "9" * 5000, "fleet_\u0660\u0660\u0660\u0660\u0661",
+        "fleet_0000\u00b2", "fleet_000001", "_", "",
+    ):  # fmt: skip
+        with pytest.raises(ConnectionDoesNotExist):
+            handler[unknown]
     settings = many["fleet_00001"]
     assert settings["ATOMIC_REQUESTS"] is False
     assert settings["TEST"]["MIRROR"] is None
@@ -88,5 +96,5 @@ def test_two_threads_may_be_the_first(
 
     monkeypatch.setattr(runtime, "group_settings", meanwhile)
     assert list(many) == ["default", "fleet"]
-    other.join(30)
+    other.join(PATIENCE)
     assert seen == [["default", "fleet"]]

@@ -61,6 +61,14 @@ def test_neither_is_other_json(value: Any) -> None:
         ('{"format": 1, "version": 1, "nodes": []}', "nodes must be an object, not list"),
         ('{"format": 1, "version": 1, "groups": {"a": 3}}', "group 'a' must be an object, not int"),
         ("[" * 100_000, "it is not JSON"),
+        (
+            '{"format": 1, "version": 1, "nodes": {"a": {"b": ' + "[" * 40 + "]" * 40 + "}}}",
+            "it is nested more than 32 deep",
+        ),
+        (
+            '{"format": 1, "version": 1, "nodes": {"\\ud800": {}}}',
+            "it holds text that UTF-8 cannot encode, '\\ud800'",
+        ),
     ],
 )
 def test_problems_are_named(text: str, problem: str) -> None:
@@ -147,10 +155,77 @@ def test_differences_are_sentences() -> None:
         "node 'db2': new",
         "node 'db2': HOST is 'two'",
         "group 'photos': range [0, 511]: primary 'db1' becomes 'db2'",
-        "group 'photos': range [0, 511]: replica None becomes 'db1'",
+        "group 'photos': range [0, 511] gets the replica 'db1'",
         "group 'photos': range [512, 1023] is new: primary 'db2'",
         "group 'visits': new",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, {"weight": 5}, "weight 1 (the default) becomes 5"),
+        ({"weight": 0.5}, {}, "weight 0.5 becomes 1 (the default)"),
+        ({"weight": 0.5}, {"weight": 1.0}, "weight 0.5 becomes 1 (the default)"),
+        ({}, {"open": False}, "open True (the default) becomes False"),
+        ({"open": False}, {"open": True}, "open False becomes True (the default)"),
+        ({"weight": 2.0}, {"weight": 3}, "weight 2 becomes 3"),
+        ({"open": False}, {}, "open False becomes True (the default)"),
+        ({"replica": "db2"}, {"replica": "db3"}, "replica 'db2' becomes 'db3'"),
+        ({}, {"wieght": 5}, "wieght is 5"),
+        ({"wieght": None}, {}, "wieght None goes"),
+    ],
+)
+def test_what_changes_in_a_range_is_said_with_its_default(
+    before: dict[str, Any], after: dict[str, Any], told: str
+) -> None:
+    old, new = (
+        Document(1, {}, {"photos": {"RANGES": [{"range": [0, 3], "primary": "a", **more}]}})
+        for more in (before, after)
+    )
+    assert old.differences(new) == [f"group 'photos': range [0, 3]: {told}"]
+    assert not old.same_content(new)
+
+
+def test_a_range_gets_and_loses_its_replica() -> None:
+    without, with_one = (
+        Document(1, {}, {"photos": {"RANGES": [{"range": [0, 3], "primary": "a", **more}]}})
+        for more in ({}, {"replica": "b"})
+    )
+    assert without.differences(with_one) == ["group 'photos': range [0, 3] gets the replica 'b'"]
+    assert with_one.differences(without) == ["group 'photos': range [0, 3] loses the replica 'b'"]
+
+
+def ranges(*entries: Any) -> Document:
+    return Document(1, {}, {"photos": {"RANGES": list(entries)}})
+
+
+FIRST, SECOND = {"range": [0, 3], "primary": "a"}, {"range": [4, 7], "primary": "a"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        # What a default says is the same, whether it stands there or not; so is any order.
+        (ranges(FIRST), ranges({**FIRST, "open": True, "weight": 1.0, "replica": None}), True),
+        (ranges(FIRST, SECOND), ranges(SECOND, FIRST), True),
+        (ranges(FIRST), ranges({**FIRST, "range": (0, 3)}), True),
+        (Document(1, {}, {}), Document(9, {}, {}), True),
+        (ranges(FIRST), ranges(FIRST, FIRST), False),
+        (ranges(FIRST), ranges(FIRST, 5), False),
+        (ranges(FIRST), Document(1, {}, {"photos": {"RANGES": 5}}), False),
+        (Document(1, {}, {"photos": {}}), ranges(), False),
+        (Document(1, {}, {}), Document(1, {}, {"photos": {}}), False),
+        # None takes the place of what the settings say.
+        (Document(1, {"a": {}}, {}), Document(1, {"a": {"HOST": None}}, {}), False),
+        (Document(1, {"a": {"OPTIONS": {}}}, {}), Document(1, {"a": {}}, {}), False),
+    ],
+)
+def test_the_same_content_is_what_has_no_difference(
+    one: Document, other: Document, same: bool
+) -> None:
+    assert (one.same_content(other), other.same_content(one)) == (same, same)
+    assert (one.differences(other) == [], other.differences(one) == []) == (same, same)
 
 
 def test_the_account_of_operators() -> None:
@@ -227,3 +302,8 @@ def test_whatever_a_document_holds_it_is_used_or_named(nodes: Any, groups: Any) 
     with patch.object(conf, "read", return_value=SETTING):
         found = problems_of(document)
     assert not any("it cannot be used" in problem for problem in found)
+    # To be compared it need not be sound.
+    for other in (DOCUMENT, document):
+        same = document.same_content(other)
+        assert (document.differences(other) == []) is same
+        assert (other.differences(document) == []) is same

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology, problems
+from sharded_orm.ids.layout import PACKED
+from sharded_orm.routing.base import make_strategy
+from sharded_orm.topology.model import (
+    MAX_SHARDS,
+    MAX_WEIGHT,
+    Shard,
+    ShardGroup,
+    ShardRange,
+    Topology,
+    problems,
+)
 
 NODES: dict[str, dict[str, Any]] = {
     "a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one"},
@@ -41,6 +52,11 @@ def test_ranges_tell_node_and_replica() -> None:
         ("photos", None),
         ("other_00001", None),
         ("photos_0001x", None),
+        ("photos_0000١", None),
+        ("photos_0001²", None),
+        ("photos_100000", None),
+        ("photos_" + "9" * 5000, None),
+        ("photos_" + "0" * 5000, None),
     ],
 )
 def test_an_alias_names_a_shard_only_in_its_one_spelling(alias: str, number: int | None) -> None:
@@ -48,9 +64,13 @@ def test_an_alias_names_a_shard_only_in_its_one_spelling(alias: str, number: int
     assert (shard.number if shard else None) == number
 
 
-def test_aliases_beyond_five_digits() -> None:
-    found = topology(ShardRange(0, 199_999, "a")).resolve("photos_100000")
-    assert found is not None and found.alias == "photos_100000"
+def test_the_last_shard_of_the_largest_group() -> None:
+    largest = topology(ShardRange(0, MAX_SHARDS - 1, "a"))
+    assert problems(largest) == []
+    found = largest.resolve("photos_65535")
+    assert found is not None and found.number == 65_535
+    # It is the last number that the sixteen bits of a packed id hold.
+    assert PACKED.pack(shard=found.number, type=0, local=0)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +85,13 @@ def test_aliases_beyond_five_digits() -> None:
         ([ShardRange(0, 5, "z")], "unknown primary 'z'"),
         ([ShardRange(0, 5, "a", "z")], "unknown replica 'z'"),
         ([ShardRange(0, 5, "a", "a")], "as its replica"),
-        ([ShardRange(0, 5, "a", weight=-1)], "negative weight"),
+        ([ShardRange(0, 5, "a", weight=-1)], "weight must be a number from 0 to 1,000,000, not -1"),
+        ([ShardRange(0, 5, "a", weight=1e308)], "weight must be a number from 0 to 1,000,000"),
+        ([ShardRange(0, 5, "a", weight=10**400)], "weight must be a number from 0 to 1,000,000"),
+        ([ShardRange(0, 5, "a", weight=float("nan"))], "not nan"),
+        ([ShardRange(0, 65_536, "a")], "range (0, 65536): a group has at most 65,536 shards"),
+        ([ShardRange(0, 3, "a"), ShardRange(4, 30_000_000, "a")], "at most 65,536 shards"),
+        ([ShardRange(10**4299, 10**4299, "a")], "at most 65,536 shards"),
     ],
 )
 def test_wrong_ranges(ranges: list[ShardRange], expected: str) -> None:
@@ -75,6 +101,36 @@ def test_wrong_ranges(ranges: list[ShardRange], expected: str) -> None:
 def test_a_sound_topology_has_no_problems() -> None:
     other = ShardGroup("users", (ShardRange(0, 511, "a"),), "modulo")
     assert problems(topology(ShardRange(0, 511, "a", "b"), users=other)) == []
+
+
+def test_a_range_costs_the_same_however_many_shards_it_names() -> None:
+    def peak(last: int) -> int:
+        groups = [
+            ShardGroup(
+                name, (ShardRange(0, last, "a"),), "modulo", database_name=f"{name}_{{shard}}"
+            )
+            for name in ("photos", "users")
+        ]
+        both = Topology(NODES, {group.name: group for group in groups})
+        tracemalloc.start()
+        problems(both)
+        try:
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(3)  # What is made at the first use only.
+    few = peak(3)
+    assert peak(MAX_SHARDS - 1) < few + 10_000
+    assert peak(30_000_000) < few + 10_000
+
+
+def test_no_weights_add_up_to_more_than_a_number_can_be() -> None:
+    heaviest = [ShardRange(n, n, "a", weight=MAX_WEIGHT) for n in range(MAX_SHARDS)]
+    group = ShardGroup("photos", tuple(heaviest), "directory")
+    assert problems(Topology(NODES, {"photos": group})) == []
+    strategy = make_strategy(group)
+    assert {strategy.draw() in group for _ in range(3)} == {True}
 
 
 def test_two_groups_on_one_schema() -> None:
@@ -93,7 +149,7 @@ def test_two_groups_on_one_schema() -> None:
     assert any("both use schema" in p for p in problems(Topology(twins.nodes, both)))
 
 
-@pytest.mark.parametrize("template", ["same", "db_{number}", "db_{", 7])
+@pytest.mark.parametrize("template", ["same", "db_{number}", "db_{", 7, "{shard:030000000d}"])
 def test_templates_without_the_shard(template: Any) -> None:
     group = ShardGroup("photos", (ShardRange(0, 1, "a"),), "modulo", database_name=template)
     assert any("DATABASE_NAME" in p for p in problems(Topology(NODES, {"photos": group})))

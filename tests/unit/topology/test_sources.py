@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ ZOOKEEPER = {"HOSTS": ["zk1:2181", "zk2:2181"], "LAST_GOOD": "/x/topology.json"}
         ("static", {"PATH": "x"}, "unknown option 'PATH'; this source takes"),
         ("file", {}, "this source needs the option 'PATH'"),
         ("file", {"PATH": "x", "INTERVAL": 0}, "INTERVAL must be a positive number of seconds"),
+        ("file", {"PATH": "x", "INTERVAL": math.nan}, "positive number of seconds, not nan"),
+        ("file", {"PATH": "x", "INTERVAL": math.inf}, "positive number of seconds, not inf"),
+        ("zookeeper", {**ZOOKEEPER, "TIMEOUT": math.nan}, "TIMEOUT must be a positive number"),
         ("file", {"PATH": "x", "CREDENTIALS": "no"}, "CREDENTIALS must be True or False"),
         ("zookeeper", {"HOSTS": "zk1"}, "this source needs the option 'LAST_GOOD'"),
         ("zookeeper", {**ZOOKEEPER, "PATH": "x"}, "PATH must begin with '/', not 'x'"),

@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.integration.cache.faults import failpoints
 from tests.integration.cache.faults.judge import Judge, Question
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, PATIENCE, World
+from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.patience import PATIENCE
 
 
 class Part:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integration.cache.faults import readers, writers
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, PATIENCE, World
+from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.patience import PATIENCE
 
 
 class Member:

@@ -15,11 +15,11 @@ import redis
 from pymemcache.client.base import Client
 
 from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.redis import RedisServer
 from tests.services.server import HOST
 
-_SECONDS = 30.0  # for administration
 _JUNK = 1000
 
 
@@ -117,7 +117,7 @@ class Memcached(CacheServer):
     @contextlib.contextmanager
     def _client(self) -> Iterator[Client]:
         # A new one each time: the server may have been another one before.
-        client = Client((HOST, self.server.port), timeout=_SECONDS, connect_timeout=_SECONDS)
+        client = Client((HOST, self.server.port), timeout=PATIENCE, connect_timeout=PATIENCE)
         try:
             yield client
         finally:
@@ -126,7 +126,7 @@ class Memcached(CacheServer):
     def names(self) -> list[str]:
         # Not by the client, which expects lines to end as those of other answers do.
         with (
-            socket.create_connection((HOST, self.server.port), timeout=_SECONDS) as connection,
+            socket.create_connection((HOST, self.server.port), timeout=PATIENCE) as connection,
             connection.makefile("rwb") as stream,
         ):
             found: list[str] = []
@@ -176,7 +176,7 @@ class Redis(CacheServer):
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         client = redis.Redis(
-            HOST, self.server.port, password=self.server.password, socket_timeout=_SECONDS
+            HOST, self.server.port, password=self.server.password, socket_timeout=PATIENCE
         )
         try:
             yield client

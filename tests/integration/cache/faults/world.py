@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.services.keeper import die_with_parent
 from tests.services.mariadb import Address
 
@@ -24,7 +25,6 @@ CONTEXT.set_forkserver_preload(
         "MySQLdb", "pymemcache", "redis", "sharded_orm.runtime", "sharded_orm.backends.mysql.base",
     ]
 )  # fmt: skip
-PATIENCE = 60.0  # seconds until what a test waits for counts as missing
 
 GROUP, SHARDS = "chaos", 2
 GLOBAL_SCHEMA = "chaos_global"

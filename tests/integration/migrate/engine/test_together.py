@@ -18,6 +18,7 @@ from sharded_orm.models import OperationScript
 from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.every_backend
 
@@ -219,12 +220,12 @@ def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> N
                 connections.close_all()
 
         done = threads.submit(work)
-        assert waits.wait(60)
+        assert waits.wait(PATIENCE)
         waits.clear()
-        assert waits.wait(60)
+        assert waits.wait(PATIENCE)
         assert fleet.schema(1).is_empty
         other.close()
-        done.result(60)
+        done.result(PATIENCE)
     assert ("fleet", "0028_photo_mood") in fleet.applied(1)
 
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.integration.tickets.faults.project import CONTEXT, PATIENCE, Project
+from tests.integration.tickets.faults.project import CONTEXT, Project
+from tests.patience import PATIENCE
 
 _SECONDS_BEFORE_INTERRUPTION = 0.3
 

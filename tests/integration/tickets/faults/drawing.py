@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.integration.tickets.faults.project import CONTEXT, PATIENCE, Project
+from tests.integration.tickets.faults.project import CONTEXT, Project
+from tests.patience import PATIENCE
 
 _SECONDS_BETWEEN_REPORTS = 0.02
 _ONE_BATCH_IN, _LARGEST_BATCH = 25, 60

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 CHILDREN, EACH = 10, 30
 
 
@@ -62,7 +64,7 @@ def main(project: Any, sequence: str, busy: bool, end: str) -> None:
 
 def _session(server: Any) -> Any:
     """The connection that is used next, after it has been used once more."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
 
     def use(session: Any) -> Any:
         session.execute("SELECT 1", (), deadline)

@@ -15,7 +15,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["django.contrib.contenttypes", "django.db", "MySQLdb", "psycopg", "sharded_orm.runtime"]
 )
-PATIENCE = 120.0  # seconds until what a test waits for counts as missing
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from django.db.utils import ConnectionHandler
 
 from sharded_orm.ids.tickets.session import CATALOG, Place, SequenceRow, Session, session_class
 from tests.integration.tickets.faults.drawing import Crowd
+from tests.patience import PATIENCE
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
 from tests.services.proxy import Proxy
 
 DATABASE = "tickets"
-_SECONDS = 30.0  # for administration
 
 
 class TicketDatabase:
@@ -35,7 +35,7 @@ class TicketDatabase:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
-        session = self._class(self.alias, self._settings[self.alias], self._place, _SECONDS)
+        session = self._class(self.alias, self._settings[self.alias], self._place, PATIENCE)
         try:
             yield session
         finally:
@@ -57,7 +57,7 @@ class TicketDatabase:
 
 
 def _deadline() -> float:
-    return time.monotonic() + _SECONDS
+    return time.monotonic() + PATIENCE
 
 
 def _row(session: Session, sequence: str) -> SequenceRow:

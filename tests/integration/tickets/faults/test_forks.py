@@ -14,13 +14,14 @@ import pytest
 
 from sharded_orm.ids.tickets.session import Place
 from tests.integration.tickets.faults import forking
-from tests.integration.tickets.faults.project import PATIENCE, Project
+from tests.integration.tickets.faults.project import Project
 from tests.integration.tickets.faults.servers import (
     MariaDBTickets,
     PostgreSQLTickets,
     SQLiteTickets,
     TicketDatabase,
 )
+from tests.patience import PATIENCE
 
 BLOCKS = pytest.mark.parametrize("block_size", [1, 100])
 ENDS = pytest.mark.parametrize("end", ["exit", "_exit"])

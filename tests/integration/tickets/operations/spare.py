@@ -17,6 +17,8 @@ from sharded_orm import runtime
 from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
+from tests.integration.tickets.conftest import in_order
+from tests.patience import PATIENCE
 from tests.photos.models import Photo
 
 #: An alias that tests may use for a third server.
@@ -82,7 +84,7 @@ def run(alias: str, sql: str, params: Sequence[Any] = ()) -> None:
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
     """Change the database of one server behind the generator's back."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
 
@@ -99,7 +101,7 @@ def lose(server: TicketServer, name: str) -> None:
 
 @contextmanager
 def generator_of(aliases: Sequence[str]) -> Iterator[TicketGenerator]:
-    made = TicketGenerator(aliases, TicketOptions(backoff=0.001))
+    made = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
     try:
         yield made
     finally:

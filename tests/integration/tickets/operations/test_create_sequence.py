@@ -50,13 +50,15 @@ def test_each_server_is_migrated_by_its_alias(project: Project) -> None:
     for number in (1, 2):
         project.manage("migrate", "--database", f"tickets_{number}")
         assert "0 silenced" in project.manage("check", "--database", f"tickets_{number}")
-    assert project.manage("tickets", "next", "jobs", "--count", "2").split() == ["101", "103"]
-    assert project.manage("tickets", "next", "more").split() == ["1"]
+    assert project.take(0, "jobs", 2) == [101, 103]
+    # Of either server, as the process begins anywhere.
+    ids = project.manage("tickets", "next", "more", "--count", "2").split()
+    assert ids in (["1", "3"], ["2", "4"])
     assert "was there" in project.manage("tickets", "create")
     # Backwards nothing is taken back, and forwards again nothing begins again.
     project.manage("migrate", "jobs", "0001", "--database", "tickets_1")
     project.manage("migrate", "--database", "tickets_1")
-    assert project.manage("tickets", "next", "jobs").split() == ["105"]
+    assert project.take(0, "jobs", 1) == [105]
 
 
 def test_what_django_says_of_it(project: Project) -> None:

@@ -18,6 +18,7 @@ from tests.integration.tickets.postgresql.conftest import (
     soon,
     take,
 )
+from tests.patience import PATIENCE
 from tests.services.postgresql import Address
 
 psycopg = pytest.importorskip("psycopg")
@@ -51,7 +52,7 @@ def test_create_is_safe_when_many_do_it_at_once(postgresql: Address, connect: Op
         rows: list[SequenceRow] = []
 
         def make(mine: Any) -> None:
-            barrier.wait(30)
+            barrier.wait(PATIENCE)
             mine.create_catalog(soon())
             rows.append(mine.create("photos", "sequence", 10, soon()))
 
@@ -59,7 +60,7 @@ def test_create_is_safe_when_many_do_it_at_once(postgresql: Address, connect: Op
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert rows == [SequenceRow("photos", "sequence", 2, 1, 9, 0)] * 6
         assert list(take(sessions[0], rows[0])) == [11]
     finally:

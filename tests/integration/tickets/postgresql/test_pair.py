@@ -29,7 +29,9 @@ from sharded_orm.ids.tickets.session import LAST_ID, Session
 from sharded_orm.operations.tickets.beginning import begin, create
 from sharded_orm.operations.tickets.repair import advance
 from sharded_orm.operations.tickets.servers import ask
+from tests.integration.tickets.conftest import in_order
 from tests.integration.tickets.faults.drawing import Crowd, Project
+from tests.patience import PATIENCE
 from tests.services.mariadb import Address as MariaDBAddress
 from tests.services.postgresql import Address, PostgreSQLServer
 
@@ -82,7 +84,7 @@ def make(pair: Any) -> Iterator[Maker]:
     made: list[TicketGenerator] = []
 
     def generator(*aliases: str, options: TicketOptions = OPTIONS) -> TicketGenerator:
-        made.append(TicketGenerator(aliases or PAIR, options))
+        made.append(TicketGenerator(aliases or PAIR, options, turns=in_order))
         return made[-1]
 
     yield generator
@@ -109,7 +111,7 @@ def begun(generator: TicketGenerator, after: int = 0) -> str:
 
 
 def administer(server: TicketServer, sql: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, (), deadline))
 
@@ -130,7 +132,7 @@ def test_a_million_ids_are_one_request(
     for _ in range(2):
         generator.next(sequence), generator.take(sequence, 2)
         generator.next(sequence)
-    with generator.servers[0].session(time.monotonic() + 30) as lent:
+    with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     asked: list[str] = []
     ask = kind._ask  # type: ignore[attr-defined]
@@ -154,7 +156,7 @@ def test_threads_share_a_generator(generator: TicketGenerator, sequence: str) ->
     drawn: list[int] = []
 
     def draw() -> None:
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         mine = [generator.next(sequence) for _ in range(100)]
         for _ in range(20):
             mine.extend(generator.take(sequence, 500))
@@ -164,7 +166,7 @@ def test_threads_share_a_generator(generator: TicketGenerator, sequence: str) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(drawn) == len(set(drawn)) == 8 * 10_100
 
 

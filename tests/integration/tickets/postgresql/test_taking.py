@@ -21,6 +21,7 @@ from tests.integration.tickets.postgresql.conftest import (
     soon,
     take,
 )
+from tests.patience import PATIENCE
 
 pytest.importorskip("psycopg")
 
@@ -64,7 +65,7 @@ def test_batches_of_several_sessions_interleave_without_a_duplicate(
     batches: list[Sequence[int]] = []
 
     def draw(mine: Any) -> None:
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         for _ in range(5):
             batches.append(take(mine, row, 20_000))
             batches.append(take(mine, row))
@@ -73,7 +74,7 @@ def test_batches_of_several_sessions_interleave_without_a_duplicate(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     drawn = [number for batch in batches for number in batch]
     assert len(drawn) == 4 * 5 * 20_001
     assert sorted(drawn) == list(range(1, 2 * len(drawn), 2))
@@ -102,14 +103,14 @@ def test_of_two_batches_at_the_end_one_is_refused_at_least(
 
     def draw(mine: Any) -> None:
         take(mine, row, 2)
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         answers.append(len(take(mine, row, 100_000)))
 
     threads = [threading.Thread(target=draw, args=(one,)) for one in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     # Both, when they have taken the last numbers from each other.
     assert sorted(answers) in ([0, 0], [0, 100_000])
 

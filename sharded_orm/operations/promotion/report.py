@@ -1,0 +1,54 @@
+"""How a promotion is asked for, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharded_orm.operations.promotion import pause as pauses
+from sharded_orm.operations.promotion import switching
+from sharded_orm.operations.promotion.checking import Loss
+from sharded_orm.operations.promotion.pause import Pause
+from sharded_orm.operations.promotion.plan import Plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to promote.
+
+    :param force: the old primary is dead; what it did not send is lost.
+    :param timeout: seconds that the replica may take to come near, and then, fenced, to catch up.
+    """
+
+    force: bool = False
+    timeout: float = 30.0
+
+
+@dataclass
+class Report:
+    """What became of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
+
+    plan: Plan
+    outcome: str
+    forced: bool = False
+    #: The last position of the old primary, that the new one has.
+    position: str = ""
+    #: For how long writes were refused; None if the promotion has fenced nothing.
+    pause: Pause | None = None
+    loss: Loss | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        loss = self.loss
+        return {
+            "outcome": self.outcome,
+            "old_primary": self.plan.node,
+            "new_primary": self.plan.new,
+            "moves": switching.as_text(self.plan),
+            "forced": self.forced,
+            "position": self.position,
+            **(self.pause.to_json() if self.pause else pauses.UNKNOWN),
+            "loss": loss
+            and {"received": loss.received, "executed": loss.executed, "idle": loss.idle},
+            "warnings": self.warnings,
+        }

@@ -1,0 +1,35 @@
+"""Tests wait with one bound, which is far above what they need: a number of their own is none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+WAITING = {"wait", "wait_for", "join", "result", "communicate", "Barrier"}
+#: Shorter ones are pauses between two looks, or of what must not come.
+SHORT = 1.0
+
+
+def bounds(call: ast.Call) -> Iterator[float]:
+    """The numbers that are written as bounds of a call that waits."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name in WAITING:
+        # With two numbers it is a command of Redis.
+        alone = len(call.args) == 1 and name in ("wait", "join", "result")
+        first = call.args if alone else []
+        for value in [*first, *(word.value for word in call.keywords if word.arg == "timeout")]:
+            if isinstance(value, ast.Constant) and isinstance(value.value, int | float):
+                yield value.value
+
+
+def test_no_wait_has_a_bound_of_its_own() -> None:
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if path.parts[len(TESTS.parts)] not in ("benchmarks", "django_suite")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and any(bound >= SHORT for bound in bounds(node))
+    ]
+    assert found == [], "use tests.patience.PATIENCE"
