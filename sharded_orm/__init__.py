@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ExactCharField",
     "GlobalModel",
     "PackedIDField",
     "ShardedModel",
@@ -22,6 +23,7 @@ __all__ = [
 if TYPE_CHECKING:
     from sharded_orm.cache.level1 import cache_scope, uncached
     from sharded_orm.models import (
+        ExactCharField,
         GlobalModel,
         PackedIDField,
         ShardedModel,

@@ -23,10 +23,11 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm.backends import writes
+        from sharded_orm.backends import text_keys, writes
         from sharded_orm.cache import level1
         from sharded_orm.models import access, caching, counters, defaults, invalidation
         from sharded_orm.models.directory import DatabaseDirectory
+        from sharded_orm.models.text_keys import guard
         from sharded_orm.models.written import CacheObserver
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
@@ -35,6 +36,7 @@ class ShardedOrmConfig(AppConfig):
             import_module(f"sharded_orm.{module}")  # Each check registers itself.
         runtime.provide_directory(DatabaseDirectory)
         writes.provide_observer(CacheObserver())
+        text_keys.provide_guard(guard)
         try:
             runtime.validate()
         except TopologyUnavailable:
@@ -44,6 +46,7 @@ class ShardedOrmConfig(AppConfig):
                 raise
             return
         runtime.on_reset(caching.forget)
+        runtime.on_reset(guard.forget)
         request_started.connect(level1.begin_request)
         request_finished.connect(level1.end_request)
         request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")

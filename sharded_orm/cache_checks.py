@@ -228,21 +228,26 @@ def _keys(model: Any) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"The {what} {field.name!r} of a cached model: the database takes values for equal"
                 " that are written differently, and the cache does not.",
-                hint=_remedy(token, rules.vendor),
+                hint=_remedy(token, rules.vendor, what),
                 obj=field,
                 id="sharded_orm.E032",
             )
 
 
-def _remedy(field: TokenField, vendor: str) -> str:
+def _remedy(field: TokenField, vendor: str, what: str) -> str:
     if not isinstance(field.target, models.CharField | models.TextField):
         return (
             "Use an integer, text, a date or a UUID, or set cache = False:"
             f" {type(field.target).__name__} has several spellings of one value."
         )
     whose = "" if field.target is field.field else f" of {field.target.model._meta.label}"
-    collation = {"sqlite": "BINARY", "mysql": "utf8mb4_bin"}.get(vendor, "C")
-    return f"Set db_collation={collation!r} on {field.target.name!r}{whose}, or cache = False."
+    # The cache knows of padding, the router does not.
+    mysql = "utf8mb4_nopad_bin" if what == "shard key" else "utf8mb4_bin"
+    collation = {"sqlite": "BINARY", "mysql": mysql}.get(vendor, "C")
+    return (
+        f"Set db_collation={collation!r} on {field.target.name!r}{whose}, or make it an"
+        " ExactCharField, or set cache = False."
+    )
 
 
 def _engine(model: Any) -> Iterator[checks.CheckMessage]:

@@ -24,6 +24,8 @@ Ids are permanent. None touches a database.
 ``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
 ``sharded_orm.W020``  a foreign key inside its group that no database enforces
 ``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique
+``sharded_orm.E050``  a key of text with a collation that takes two keys for one; see also
+                      ``sharded_orm.database_checks``, which ask what a database really has
 ==================  ==========================================================
 """
 
@@ -40,10 +42,12 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.caching import equality_rules
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.query import ShardedQuerySet
+from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact, key_columns
 
 ROUTER = "sharded_orm.routers.ShardRouter"
 
@@ -63,6 +67,7 @@ def check_models(
             if errors and any(e.level >= checks.ERROR for e in errors):
                 continue
             declared.add(model)
+            found += _collations(model)
             found += _uniqueness(model)
             found += _inheritance(model)
             found += _manager(model)
@@ -207,6 +212,22 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             hint="Use TicketField(primary_key=True) for ids that are unique everywhere.",
             obj=model,
             id="sharded_orm.W011",
+        )
+
+
+def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    rules = equality_rules(model)
+    for key in key_columns(model):
+        collation = declared_inexact(key, rules.vendor)
+        if collation is None:
+            continue
+        yield checks.Error(
+            f"{key.field.name!r} tells the shard, and by its collation {collation!r} the database takes"
+            " different keys for equal, such as 'Ada', 'ada' or 'Ada '.",
+            hint=f"Declare {key.target.model._meta.label}.{key.target.name} as an ExactCharField"
+            f"{EXACT_BY_NAME.get(rules.vendor, '')}.",
+            obj=key.field,
+            id="sharded_orm.E050",
         )
 
 

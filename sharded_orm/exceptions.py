@@ -7,6 +7,7 @@
     ├── RoutingError
     │   ├── ShardKeyRequired       (TypeError)             a query names no shard
     │   ├── InvalidShardKey        (ValueError)            a key that no strategy can place
+    │   ├── InexactShardKey        (ImproperlyConfigured)  a column that takes two keys for one
     │   ├── UnknownShard           (ConnectionDoesNotExist) no such shard or group in the topology
     │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
     │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
@@ -96,6 +97,13 @@ class ShardKeyRequired(RoutingError, TypeError):
 
 class InvalidShardKey(RoutingError, ValueError):
     """The value cannot be a shard key of this group."""
+
+
+class InexactShardKey(RoutingError, ImproperlyConfigured):
+    """A database takes keys for equal that the router tells apart, such as ``Ada`` and ``ada``.
+
+    Nothing was sent. The message names model, column and collation, and how to change it.
+    """
 
 
 class UnknownShard(RoutingError, ConnectionDoesNotExist):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
+    from sharded_orm.backends.text_keys import ColumnTypes
     from sharded_orm.topology.model import Shard
 
 
@@ -76,6 +77,8 @@ class ShardAliasMixin(EndingMixin):
     _unlogged = False
     # Used since the group last closed what is obsolete.
     is_active = False
+    #: Of schema editors: while there is one, a migration is under way.
+    open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
         # The blocks that stand, on this shard, for the open levels of the group's
@@ -167,6 +170,19 @@ class ShardAliasMixin(EndingMixin):
         """The tables of ``shard``, on the node of this alias, by name; one query (SQLite: one each).
 
         Empty if the schema does not exist.
+        """
+        raise NotImplementedError
+
+    def column_types(
+        self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
+    ) -> ColumnTypes:
+        """What those of ``columns`` are that ``tables`` of ``shards`` have; one query per 500 shards.
+
+        All names but the aliases are in lower case; what does not exist is left out. Not in the
+        log of queries. Only where a server knows more than the models do: not on SQLite.
+
+        :param shards: on the node of this alias. If it is this one alone, the statement takes part
+            in its transaction; else their wrappers are not used.
         """
         raise NotImplementedError
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
 from sharded_orm.models.directory import Placement
-from sharded_orm.models.fields import PackedIDField, TicketField, TimestampedIDField
+from sharded_orm.models.fields import (
+    ExactCharField,
+    PackedIDField,
+    TicketField,
+    TimestampedIDField,
+)
 from sharded_orm.models.fleet import ShardMap, TopologyVersion
 from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
@@ -12,6 +17,7 @@ from sharded_orm.models.routes import Route
 from sharded_orm.models.tickets import TicketSequence
 
 __all__ = [
+    "ExactCharField",
     "GlobalManager",
     "GlobalModel",
     "GlobalQuerySet",

@@ -23,6 +23,7 @@ from sharded_orm import runtime
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
+from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.topology.model import ALIAS_DIGITS
 
@@ -360,8 +361,10 @@ def token_field(field: Any, rules: EqualityRules) -> TokenField:
     while target.is_relation:
         target = target.target_field
     if isinstance(target, models.CharField | models.TextField):
-        exact, pad = rules.of_text(getattr(target, "db_collation", None))
-        return TokenField(field, target, exact, pad)
+        collation = getattr(target, "db_collation", None)
+        if isinstance(target, ExactCharField) and not collation:
+            return TokenField(field, target, True)
+        return TokenField(field, target, *rules.of_text(collation))
     # A decimal number, a moment in another zone or a float can be written in several ways
     # and be the same for the database.
     exact = isinstance(

@@ -11,6 +11,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
 from sharded_orm.autonomous import AutonomousConnections
+from sharded_orm.models.fields.text import ExactCharField
 
 BATCH = 500
 
@@ -18,8 +19,8 @@ BATCH = 500
 class Placement(models.Model):
     """One shard key of one group, and the shard where its rows are."""
 
-    group: models.CharField[str, str] = models.CharField(max_length=64)
-    key: models.CharField[str, str] = models.CharField(max_length=100)
+    group: models.CharField[str, str] = ExactCharField(max_length=64)
+    key: models.CharField[str, str] = ExactCharField(max_length=100)
     shard: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
     placed_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)
 

@@ -67,13 +67,15 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
+# Nor are parts of a union looked at here: they are queries of their own.
+_PASSED_OVER = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
 # Types whose values hold no expression.
 _PLAIN = frozenset(
     {
         bool, bytes, date, datetime, Decimal, float, int, str, time, timedelta, type(None), UUID,
     }
 )  # fmt: skip
-_PLAIN_TYPES = set(_PLAIN)
+_LISTS = frozenset({frozenset, list, set, tuple})
 # How expressions were called, before they were resolved.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
@@ -132,9 +134,13 @@ def nested_queries(query: Query, *more: Any) -> Iterator[Nested]:
     :raises UnknownExpression: what it holds might read other rows, and nobody can tell.
     """
     for name, value in vars(query).items():
+        if not value or name in _PASSED_OVER:
+            continue
         if name == "where":
             yield from _in_where(value, certain=True, not_null=())
-        elif name == "extra_tables" and value:
+        elif name == "alias_map":
+            yield from _in_each(join for join in value.values() if type(join) is not BaseTable)
+        elif name == "extra_tables":
             raise UnknownExpression(
                 f"extra(tables={list(value)!r}) joins tables that the library cannot place: use"
                 " relations, or name a shard with using()."
@@ -142,7 +148,7 @@ def nested_queries(query: Query, *more: Any) -> Iterator[Nested]:
         elif name == "extra":
             for sql, _ in value.values():
                 _check_text(sql)
-        elif name not in HOLDS_NONE and name not in HOLDS_NAMES and name != "combined_queries":
+        else:
             yield from _inside(value)
     for expression in more:
         yield from _inside(expression)
@@ -204,10 +210,10 @@ def _in_where(node: Any, *, certain: bool, not_null: tuple[Col, ...]) -> Iterato
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The ordinary condition, a column against a value, holds no query.
+        # The ordinary condition, a column against a value or a list, holds no query.
         if (
             type(getattr(child, "lhs", None)) is Col
-            and type(child.rhs) in _PLAIN
+            and _is_plain(child.rhs)
             and is_known(type(child))
         ):
             continue
@@ -218,7 +224,7 @@ def _inside(
     value: Any, *, certain: bool = False, not_null: tuple[Col, ...] = ()
 ) -> Iterator[Nested]:
     kind = type(value)
-    if kind in _PLAIN or kind is Col or kind is Value:
+    if kind is Col or kind is Value or _is_plain(value):
         return
     if isinstance(value, dict):
         yield from _in_each(value.values())
@@ -247,10 +253,13 @@ def _inside(
         raise _unknown(value)
 
 
-def _in_each(values: Iterable[Any]) -> Iterator[Nested]:
+def _is_plain(value: Any) -> bool:
     # Lists of keys are long, and hold values of few types.
-    if {*map(type, values)} <= _PLAIN_TYPES:
-        return
+    kind = type(value)
+    return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
+
+
+def _in_each(values: Iterable[Any]) -> Iterator[Nested]:
     for value in values:
         yield from _inside(value)
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from django.db import models
 
+from sharded_orm.models.fields.text import ExactCharField
+
 
 class OperationRun(models.Model):
     """One run of a long operation, and who holds it.
@@ -19,8 +21,8 @@ class OperationRun(models.Model):
     run of a kind and subject, beside any number that are over.
     """
 
-    kind: models.CharField[str, str] = models.CharField(max_length=32)
-    subject: models.CharField[str, str] = models.CharField(max_length=128)
+    kind: models.CharField[str, str] = ExactCharField(max_length=32)
+    subject: models.CharField[str, str] = ExactCharField(max_length=128)
     arguments: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     state: models.CharField[str, str] = models.CharField(max_length=16, default="running")
     unfinished: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
@@ -65,7 +67,7 @@ class OperationStep(models.Model):
         OperationRun, models.CASCADE, related_name="steps"
     )
     run_id: int
-    alias: models.CharField[str, str] = models.CharField(max_length=128)
+    alias: models.CharField[str, str] = ExactCharField(max_length=128)
     state: models.CharField[str, str] = models.CharField(max_length=16, default="pending")
     migration: models.CharField[str, str] = models.CharField(max_length=255, default="")
     operation: models.TextField[str, str] = models.TextField(default="")
@@ -92,7 +94,7 @@ class OperationScript(models.Model):
         OperationRun, models.CASCADE, related_name="scripts"
     )
     run_id: int
-    key: models.CharField[str, str] = models.CharField(max_length=200)
+    key: models.CharField[str, str] = ExactCharField(max_length=200)
     content: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField()
 
     class Meta:

@@ -16,7 +16,7 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` is ordered by columns of its own table only, or not at all."""
+    """Whether ``query`` is ordered by its own columns and annotations only, or not at all."""
     if query.distinct_fields or query.extra_order_by:
         return False
     names: Any = query.order_by
@@ -26,11 +26,13 @@ def is_plain(query: Query) -> bool:
         names = query.model._meta.ordering
         if not names:
             return True
-    own = own_names(query.model)
+    own, annotations = own_names(query.model), query.annotations
     for name in names:
         if type(name) is not str:
             return False
-        if name[1:] not in own if name[:1] in "-+" else name not in own and name != "?":
+        column = name[1:] if name[:1] in "-+" else name
+        # An annotation is resolved already.
+        if column not in own and column not in annotations and name != "?":
             return False
     return True
 

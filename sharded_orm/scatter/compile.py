@@ -54,6 +54,7 @@ class Template:
     # Whether rows of several shards have to be merged into one group.
     merges_groups: bool = False
     pk: int | None = None
+    tables: frozenset[str] = frozenset()
 
     @property
     def compared(self) -> tuple[int, ...]:
@@ -100,7 +101,8 @@ def compile_query(
         # Not a Node, yet all that the tree asks of a condition.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
-    compiler = Facade(wrapper, qualify=qualify).root(_Root, query)
+    facade = Facade(wrapper, qualify=qualify)
+    compiler = facade.root(_Root, query)
     compiler.options = options
     compiler.marks_rows = qualify
     compiler.elide_empty = options.elide_empty
@@ -121,6 +123,7 @@ def compile_query(
         partials=tuple(compiler.partials),
         merges_groups=compiler.merges_groups,
         pk=compiler.pk_column,
+        tables=frozenset(facade.tables),
     )
 
 

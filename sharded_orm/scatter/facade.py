@@ -39,6 +39,9 @@ class Facade:
         # What compiles must not keep a connection in use, nor use it.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
+        #: Names of the tables that the query reads; known when it is compiled.
+        self.tables: set[str] = set()
+        self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, Checked) if qualify else (Checked,)
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
+from sharded_orm.backends import text_keys
 from sharded_orm.scatter.compile import Options, Template, compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
@@ -185,6 +186,9 @@ def make_plan(
             branches.setdefault(target.shard.node, []).append(
                 Branch(index, target.shard, template, keys)
             )
+    for node in list(branches):
+        if (cause := _key_trouble(branches[node])) is not None:
+            failures.add([branch.shard for branch in branches.pop(node)], cause)
     failures.check()
     shards = {i: target.shard for i, target in enumerate(targets)}
     first = next((b[0] for b in branches.values()), None)
@@ -215,6 +219,22 @@ def _compile(target: Target, options: Options) -> Template | None:
             return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
     except EmptyResultSet:
         return None
+
+
+def _key_trouble(branches: Sequence[Branch]) -> DatabaseError | None:
+    """What keeps the node of ``branches`` from telling how it compares keys, if anything does.
+
+    :raises InexactShardKey: not as the router does.
+    """
+    tables = frozenset().union(*(branch.template.tables for branch in branches))
+    shards = [branch.shard for branch in branches]
+    try:
+        text_keys.check(connections[shards[0].alias], shards, tables)
+    except DatabaseError as error:
+        if not is_failure(error):
+            raise
+        return error
+    return None
 
 
 def _comparison(branch: Branch) -> Comparison:

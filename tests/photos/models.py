@@ -6,6 +6,7 @@ from django.db import models
 
 from sharded_orm.ids.layout import TimestampedLayout
 from sharded_orm.models import (
+    ExactCharField,
     GlobalModel,
     PackedIDField,
     ShardedModel,
@@ -98,7 +99,7 @@ class Vote(OnPhotos):
 class Event(ShardedModel):
     """Sharded by text, modulo its md5."""
 
-    account = models.CharField(max_length=100)
+    account = ExactCharField(max_length=100)
     number = models.IntegerField(default=0)
 
     class ShardMeta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
 from sharded_orm.models import ShardedModel
@@ -43,3 +44,25 @@ class Part(OnPhotos):
 
     class Meta:
         ordering = ["-weight", "id"]
+
+
+class Handle(ShardedModel):
+    """Its key is text that a directory places."""
+
+    name = models.CharField(max_length=40, primary_key=True, db_collation=settings.EXACT_COLLATION)
+    note = models.CharField(max_length=40, default="")
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "name"
+
+
+class Letter(ShardedModel):
+    """Beside the handle that it is written to; its number repeats from shard to shard."""
+
+    handle = models.ForeignKey(Handle, models.CASCADE, related_name="letters")
+    text = models.CharField(max_length=40, default="")
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "handle"

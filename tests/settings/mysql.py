@@ -20,7 +20,7 @@ _OPTIONS = {"charset": "utf8mb4", "isolation_level": "read committed"}
 
 # Cached models live in the first global alias; the others are Django's stock backend. The
 # second ticket server is on another node than the first.
-EXACT_COLLATION = "utf8mb4_bin"
+EXACT_COLLATION = "utf8mb4_nopad_bin"
 
 DATABASES = sharded_databases(
     {

@@ -14,7 +14,7 @@ from django.test.utils import isolate_apps
 
 from sharded_orm import runtime
 from sharded_orm.cache_checks import check_cache_aliases, check_cached_models
-from sharded_orm.models import GlobalModel, ShardedModel, TicketField
+from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel, TicketField
 
 LOCAL = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 
@@ -207,8 +207,12 @@ def test_text_on_mysql_needs_an_exact_collation() -> None:
         (found,) = messages(everywhere({"isolate_key": "name"}, name=text(None)))
     assert found.id == "sharded_orm.E032"
     assert "db_collation='utf8mb4_bin'" in found.hint
-    good = text("utf8mb4_bin")
-    assert not declare(lambda: everywhere({"isolate_key": "name"}, name=good))
+    for good in (text("utf8mb4_bin"), ExactCharField(max_length=20)):
+        assert not declare(lambda field=good: everywhere({"isolate_key": "name"}, name=field))
+    with isolate_apps("tests.cached"):
+        # What a cache can live with, the router cannot.
+        (found,) = messages(sharded({"shard_key": "topic"}, topic=text(None)))
+    assert "db_collation='utf8mb4_nopad_bin'" in found.hint
 
 
 def test_a_child_table_is_not_cached() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import models
+from django.db import connection, models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from sharded_orm.checks import check_autonomous_files, check_models, check_ticket_files
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models import (
+    ExactCharField,
     GlobalModel,
     PackedIDField,
     ShardedModel,
@@ -441,3 +442,60 @@ def test_a_shard_key_that_is_the_key_of_its_parent_needs_no_constraint() -> None
             },
         )
         assert ids(child) == set()
+
+
+@pytest.mark.every_backend
+def test_a_key_of_text_with_a_collation_that_takes_two_for_one() -> None:
+    is_mysql = connection.vendor == "mysql"
+    wrong = ["utf8mb4_general_ci", "utf8mb4_bin"] if is_mysql else ["NOCASE", "rtrim"]
+    right = [None, "utf8mb4_nopad_bin", "utf8mb4_0900_bin"] if is_mysql else [None, "binary"]
+
+    def keyed(key: Any) -> type[Any]:
+        class Keyed(ShardedModel):
+            id = TicketField(primary_key=True)
+            name = key
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "name"
+
+        return Keyed
+
+    for kind in (models.CharField, models.EmailField, models.SlugField, models.TextField):
+        for collation in wrong:
+            key = kind(max_length=20, db_collation=collation)
+            assert declare(lambda key=key: keyed(key)) == {"E050"}
+        for collation in right:
+            key = kind(max_length=20, db_collation=collation)
+            assert declare(lambda key=key: keyed(key)) == set()
+    assert declare(lambda: keyed(ExactCharField(max_length=20))) == set()
+    assert declare(lambda: keyed(models.UUIDField())) == set()
+
+    def beside() -> type[Any]:
+        class Owner(ShardedModel):
+            name = models.CharField(max_length=20, primary_key=True, db_collation=wrong[0])
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "name"
+
+        class Owned(ShardedModel):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(Owner, models.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "owner"
+
+        return Owned
+
+    assert declare(beside) == {"E050"}

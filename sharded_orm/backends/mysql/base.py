@@ -15,7 +15,7 @@ from django.utils.functional import cached_property
 
 from sharded_orm.backends import moves
 from sharded_orm.backends.endings import Fate
-from sharded_orm.backends.mysql import identity, locks, sizes, snapshot
+from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -30,6 +30,7 @@ from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -204,6 +205,27 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     def table_sizes(self, shard: Shard) -> list[TableSize]:
         with self.wrap_database_errors, self.node_cursor() as cursor:
             return sizes.tables(cursor, shard.schema)
+
+    def column_types(
+        self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
+    ) -> ColumnTypes:
+        found: ColumnTypes = {}
+        for start in range(0, len(shards), BATCH):
+            batch = shards[start : start + BATCH]
+            sql, params = collations.statement([s.schema for s in batch], tables, columns)
+            schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
+            found |= {shard.alias: schemas.get(shard.schema.lower(), {}) for shard in batch}
+        return found
+
+    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
+        """Of a statement beside those that the caller wants, which tests may count."""
+        if len(shards) == 1 and shards[0].alias == self.alias:
+            with self.cursor() as cursor, self.wrap_database_errors:
+                cursor.cursor.execute(sql, params)
+                return cursor.cursor.fetchall()
+        with self.wrap_database_errors, self.node_cursor() as node_cursor:
+            node_cursor.execute(sql, params)
+            return node_cursor.fetchall()
 
     def open_sessions(self) -> OpenSessions:
         pool = self.node_pool

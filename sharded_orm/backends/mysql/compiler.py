@@ -1,13 +1,18 @@
-"""Django's compilers; those of writes tell of them."""
+"""Django's compilers: on a shard they look at keys of text; those of writes tell of them."""
 
 from __future__ import annotations
 
 from django.db.backends.mysql import compiler
 
-from sharded_orm.backends.compilers import WriteMixin
+from sharded_orm.backends.compilers import ReadMixin, WriteMixin
 
-SQLCompiler = compiler.SQLCompiler
-SQLAggregateCompiler = compiler.SQLAggregateCompiler
+
+class SQLCompiler(ReadMixin, compiler.SQLCompiler):
+    """A SELECT."""
+
+
+class SQLAggregateCompiler(ReadMixin, compiler.SQLAggregateCompiler):
+    """A SELECT of aggregates of another one."""
 
 
 class SQLInsertCompiler(WriteMixin, compiler.SQLInsertCompiler):

@@ -6,8 +6,10 @@ from typing import Any
 
 from django.db.backends.mysql import schema
 
+from sharded_orm.backends.schema import EditorMixin
 
-class DatabaseSchemaEditor(schema.DatabaseSchemaEditor):
+
+class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
     """Quotes by a session of the node, which may have to be opened for it."""
 
     def quote_value(self, value: Any) -> Any:

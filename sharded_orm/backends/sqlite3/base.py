@@ -26,6 +26,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
+from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
 from sharded_orm.exceptions import ShardDatabaseMissing
 
@@ -61,6 +62,7 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
     """Django's SQLite connection, with the life cycle of a shard."""
 
     ops_class = DatabaseOperations
+    SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
     creation_class = DatabaseCreation
     # Each idle wrapper that is connected holds an open file.

@@ -224,6 +224,15 @@ def _aliases(found: GroupOnNode, state: str) -> list[str]:
 def _checked(found: Checked, *, each: bool) -> dict[str, Any]:
     return {
         **_fleet(found.status, each=each),
+        "inexact_keys": [
+            {
+                "model": one.key.model._meta.label,
+                "field": one.key.field.name,
+                "problem": one.what,
+                "shards": [shard.alias for shard in one.shards],
+            }
+            for one in found.inexact
+        ],
         "drift": [
             {
                 "shard": one.shard.alias,

@@ -1,9 +1,10 @@
-"""Fields whose value comes from an id generator."""
+"""Fields for ids that generators make, and for keys of text."""
 
 from __future__ import annotations
 
 from sharded_orm.models.fields.packed import PackedIDField
+from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.fields.timestamped import TimestampedIDField
 
-__all__ = ["PackedIDField", "TicketField", "TimestampedIDField"]
+__all__ = ["ExactCharField", "PackedIDField", "TicketField", "TimestampedIDField"]

@@ -1,11 +1,13 @@
-"""Everything that can be wrong with shards: :func:`status`, drift and misplaced rows."""
+"""Everything that can be wrong with shards: :func:`status`, keys of text, drift, misplaced rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sharded_orm.models.text_keys import InexactKey, inexact_keys
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.misplaced import Misplaced, Rows
 from sharded_orm.operations.shards.status import (
@@ -26,11 +28,13 @@ SAMPLE = 100
 class Checked:
     """What :func:`check` found.
 
+    :param inexact: columns that take two shard keys for one.
     :param rows: how many rows were looked at.
     :param errors: alias, node or group -> why it could not be looked at to the end.
     """
 
     status: FleetStatus
+    inexact: tuple[InexactColumn, ...]
     drifts: tuple[Drift, ...]
     misplaced: tuple[Misplaced, ...]
     rows: int
@@ -41,6 +45,7 @@ class Checked:
         """Each with its remedy."""
         return [
             *self.status.problems,
+            *(f"{column.problem} {column.remedy}" for column in self.inexact),
             *map(_of_drift, self.drifts),
             *map(_of_rows, self.misplaced),
             *(
@@ -59,8 +64,8 @@ def check(
 ) -> Checked:
     """Look for everything that is wrong with shards. Changes nothing.
 
-    Costs what :func:`status` does, two round trips for the schema of each shard, and what
-    :meth:`Rows.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
+    Costs what :func:`status` does, a query per 500 shards of a group with keys of text, two round
+    trips for the schema of each shard, and what :meth:`Rows.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
     each shard, and each distinct schema once.
 
     :param shards: only these; by default all.
@@ -70,27 +75,33 @@ def check(
     found = status(shards, timeout=timeout, sizes=sizes)
     alive_nodes = {node.name: node for node in found.nodes if node.error is None}
 
-    def look(name: str, alive: Alive) -> tuple[Schemas, Rows]:
+    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, Rows]:
+        inexact: list[InexactKey] = []
         schemas, rows = Schemas(), Rows(sample)
         with node_connection(name) as wrapper:
             for group in alive_nodes[name].groups:
                 existing = list(_existing(group))
+                inexact += inexact_keys(wrapper, [one.shard for one in existing])
+                alive()
                 schemas.read(existing, alive)
                 if sample != 0:
                     # Models may not fit the tables of a shard that is behind.
                     current = [one.shard for one in existing if one.state == "current"]
                     rows.read(wrapper, current, alive)
-        return schemas, rows
+        return inexact, schemas, rows
 
+    inexact: list[InexactKey] = []
     schemas, rows, errors = Schemas(), Rows(sample), {}
     for name, outcome in ask_nodes(alive_nodes, look, patience=timeout).items():
         if isinstance(outcome, Exception):
             errors[name] = told_by(outcome)
         else:
-            schemas.add(outcome[0])
-            rows.add(outcome[1])
+            inexact += outcome[0]
+            schemas.add(outcome[1])
+            rows.add(outcome[2])
     return Checked(
         found,
+        tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),
         tuple(rows.misplaced),
         rows.looked_at,

@@ -15,6 +15,7 @@ from django.test import TestCase
 
 from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ScatterError, ScatterNotSupported
+from sharded_orm.models.text_keys import guard
 from sharded_orm.scatter import two_phase
 from tests.integration.scatter.conftest import (
     SHARDS,
@@ -25,7 +26,7 @@ from tests.integration.scatter.conftest import (
     targets,
 )
 from tests.queries.conftest import DATABASES
-from tests.samples.models import Part, Sample
+from tests.samples.models import Handle, Part, Sample
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -299,3 +300,12 @@ def test_a_node_that_is_down(node_down: None) -> None:
     assert [row.pk for row in found] == [0, 1]
     (report,) = reports
     assert set(report.failures) == {"photos_00008", "photos_00009"}
+
+
+def test_a_node_that_is_down_before_its_keys_were_looked_at(node_down: None) -> None:
+    guard.forget()
+    asked = Handle.objects.scatter(partial=True)
+    assert list(asked) == []
+    assert set(asked.failed_shards) == {f"photos_{number:05d}" for number in range(8, 16)}
+    with pytest.raises(ScatterError, match="8 of 16 shards"):
+        list(Handle.objects.scatter())

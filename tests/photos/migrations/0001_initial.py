@@ -20,7 +20,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("account", models.CharField(max_length=100)),
+                ("account", sharded_orm.models.fields.ExactCharField(max_length=100)),
                 ("number", models.IntegerField(default=0)),
             ],
             options={

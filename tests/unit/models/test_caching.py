@@ -19,7 +19,7 @@ from django.test.utils import isolate_apps
 import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.cache.keys import token
-from sharded_orm.models import GlobalModel, ShardedModel
+from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel
 from sharded_orm.models.caching import (
     NULL,
     CachedModel,
@@ -319,6 +319,12 @@ def test_equality_of_text(vendor: str, collation: str | None, exact: bool, pad: 
         assert found.token("a") != found.token("A")
     else:
         assert found.token("a") is None
+
+
+@pytest.mark.parametrize("vendor", ["sqlite", "mysql", "postgresql"])
+def test_an_exact_field_is_exact_everywhere(vendor: str) -> None:
+    found = token_field(field_of(ExactCharField(max_length=20)), EqualityRules(vendor))
+    assert len({found.token(text) for text in ("a", "A", "a ")} - {None}) == 3
 
 
 @pytest.mark.mysql_settings

@@ -1,0 +1,45 @@
+"""How columns of schemas compare, in one statement for many schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sharded_orm.backends.text_keys import ColumnType
+
+# With constants for schema and table, the server opens no other table. Names are compared as the
+# file system does; ours are told as they were asked for.
+_COLUMNS = (
+    "SELECT table_schema, table_name, column_name, data_type, collation_name,"
+    " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
+    " WHERE table_schema IN ({schemas}) AND table_name IN ({tables}) AND column_name IN ({columns})"
+)
+
+
+def statement(
+    schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The question, and its parameters."""
+    sql = _COLUMNS.format(
+        **{
+            name: ", ".join(["%s"] * len(values))
+            for name, values in (("schemas", schemas), ("tables", tables), ("columns", columns))
+        }
+    )
+    return sql, [*schemas, *tables, *columns]
+
+
+def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
+    """The answer: schema -> table -> column, all in lower case."""
+    found: dict[str, dict[str, dict[str, ColumnType]]] = {}
+    for schema, table, column, data_type, collation, length, definition, nullable in rows:
+        null = "NULL" if nullable == "YES" else "NOT NULL"
+        found.setdefault(schema.lower(), {}).setdefault(table.lower(), {})[column.lower()] = (
+            ColumnType(
+                data_type.lower(),
+                collation,
+                None if length is None else int(length),
+                f"{definition} {null}",
+            )
+        )
+    return found

@@ -1,0 +1,22 @@
+"""Schema editors that tell their connection that they are open."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+
+
+class EditorMixin(BaseDatabaseSchemaEditor):
+    """Put before a backend's ``DatabaseSchemaEditor``. While one is open, a migration is under way."""
+
+    connection: Any
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.connection.open_editors += 1
+        return self
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        self.connection.open_editors -= 1
+        super().__exit__(exc_type, exc_value, traceback)

@@ -1,0 +1,53 @@
+"""Key columns of text that take two keys for one; see :mod:`sharded_orm.models.text_keys`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sharded_orm.models.text_keys import InexactKey, KeyColumn, describe_inexact, inexact_keys
+from sharded_orm.operations.nodes import node_connection
+from sharded_orm.topology.model import Shard
+
+
+@dataclass
+class InexactColumn:
+    """One column that is wrong in the same way on some shards."""
+
+    key: KeyColumn
+    what: str
+    remedy: str
+    shards: list[Shard] = field(default_factory=list)
+
+    @property
+    def problem(self) -> str:
+        """A sentence that names model, column, collation and shards."""
+        first = self.shards[0].alias
+        number = len(self.shards)
+        where = f"on {number} shards, {first!r} for one" if number > 1 else f"on {first!r}"
+        return f"{describe_inexact(self.key, self.what)}: {where}."
+
+
+def inexact_columns(found: Iterable[InexactKey]) -> list[InexactColumn]:
+    """``found``, each column once."""
+    columns: dict[tuple[str, str, str], InexactColumn] = {}
+    for one in found:
+        name = one.key.table, one.key.field.column, one.what
+        column = columns.setdefault(name, InexactColumn(one.key, one.what, one.remedy))
+        column.shards.append(one.shard)
+    return list(columns.values())
+
+
+def read(shards: Sequence[Shard]) -> list[InexactColumn]:
+    """What is wrong on ``shards``; one query per node, group and 500 shards.
+
+    :raises django.db.Error: a node does not answer.
+    """
+    places: dict[tuple[str, str], list[Shard]] = {}
+    for shard in shards:
+        places.setdefault((shard.node, shard.group), []).append(shard)
+    found: list[InexactKey] = []
+    for (node, _), several in places.items():
+        with node_connection(node) as connection:
+            found += inexact_keys(connection, several)
+    return inexact_columns(found)
