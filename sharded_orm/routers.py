@@ -80,7 +80,7 @@ class ShardRouter:
         alias = colocated_alias(options, instance)
         if alias is not None:
             return alias
-        return self._from_key_target(options, instance, write=write)
+        return self._from_another(options, instance, write=write)
 
     def _own(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
         if not instance._state.adding and instance._state.db not in (None, options.group):
@@ -92,23 +92,20 @@ class ShardRouter:
             raise _unplaced(options, options.key_of(instance))
         return shard.alias
 
-    def _from_key_target(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """``user.photo_set``: the instance is what the shard key refers to. Or it is new."""
+    def _from_another(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
+        """The instance is of another model and on no shard of the group, or not yet.
+
+        Django does not tell by which relation it was reached, so its values say nothing: it
+        may be what the shard key refers to, and be asked for rows that another field of
+        theirs relates to it. Our descriptors know, and do not ask.
+        """
         theirs = shard_options(type(instance))
         if theirs is not None and theirs.group == options.group and instance._state.adding:
             if theirs.awaits_key(instance):
                 shard = theirs.locate(instance)
                 return shard.alias if shard is not None else options.group
             return options.group  # Saved later; then Django asks again.
-        key = options.key
-        remote = getattr(key, "remote_field", None)
-        if key is not None and remote is not None and isinstance(instance, remote.model):
-            value = getattr(instance, key.target_field.attname)  # type: ignore[attr-defined]  # it is a foreign key
-            shard = None if value is None else runtime.locate(options.group, value)
-            # An unplaced key is placed by the row's own save, not by a related
-            # manager that is only looked at; the group's alias means "by the key".
-            return shard.alias if shard is not None else options.group
-        if theirs is None and write:
+        if write:
             # Comment(author=person): the row's key, which may be set later, tells its shard.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")

@@ -32,6 +32,7 @@ from sharded_orm.models.statements import (
     check_update,
     check_values,
 )
+from sharded_orm.models.through import install_through
 from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
 
@@ -45,6 +46,7 @@ class ShardedModelBase(ModelBase):
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             install_descriptors(cls)
+            install_through(cls)
         return cls
 
 
@@ -179,7 +181,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             )
         raise CrossShardRelation(
             f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
-            " Leave out using=, and relate it only to rows with the same shard key."
+            " Relate it only to rows with the same shard key, and leave out using= if it is given."
         )
 
     def _refuse_away(self, alias: str, beside: Shard | None) -> None:

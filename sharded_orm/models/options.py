@@ -61,6 +61,13 @@ class ShardOptions:
         return carried is None or carried == runtime.strategy(self.group).embedded
 
     @cached_property
+    def ends(self) -> list[str]:
+        """The arguments that tell the shard of a row without a key of its own."""
+        return [
+            f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
+        ]
+
+    @cached_property
     def key_is_made(self) -> bool:
         """Whether the key is an id that is made on the shard, by or just before the insert."""
         return hasattr(self.key, "embedded_shard")
@@ -78,8 +85,8 @@ class ShardOptions:
         """
         if self.key is None:
             raise ShardKeyRequired(
-                f"{self.model._meta.label} has no shard key of its own; reach it through the"
-                " instance it belongs to."
+                f"A row of {self.model._meta.object_name} is on the shard of the rows that it relates, and"
+                f" this one names none. Give them as instances: {' and '.join(self.ends)}."
             )
         value = self.key.get_prep_value(getattr(instance, self.key.attname))
         if value is None:
@@ -92,10 +99,10 @@ class ShardOptions:
     def locate(self, instance: Model) -> Shard | None:
         """The shard that the key of ``instance`` names; None for a key without a shard.
 
-        While its key is still to be made: the shard of ``near``, or of the rows of the
-        group that it refers to.
+        While its key is still to be made, or if it has none: the shard of ``near``, or of
+        the rows of the group that it refers to.
         """
-        if self.awaits_key(instance):
+        if self.key is None or self.awaits_key(instance):
             return self._beside(instance)
         return runtime.locate(self.group, self.key_of(instance))
 
@@ -109,11 +116,13 @@ class ShardOptions:
         :raises UnplacedKey: ``near`` is a row that has no shard yet itself.
         :raises InvalidShardKey: no row can have the key, or the id of a row that it refers to.
         """
-        if not self.awaits_key(instance):
-            return runtime.place(self.group, self.key_of(instance))
-        shard = self._beside(instance, for_write=True)
+        shard = None
+        if self.key is None or self.awaits_key(instance):
+            shard = self._beside(instance, for_write=True)
         if shard is not None:
             return shard
+        if not self.awaits_key(instance):
+            return runtime.place(self.group, self.key_of(instance))
         state: Any = instance._state
         if (near := getattr(state, "near", None)) is not None:
             raise UnplacedKey(
@@ -177,6 +186,12 @@ def _read(model: Any) -> ShardOptions | None:
     return ShardOptions(model, group, key)
 
 
+def group_of(model: type[Any]) -> str | None:
+    """The group where the rows of ``model`` are; None for the global database."""
+    options = shard_options(model)
+    return options.group if options is not None else None
+
+
 def where_key(model: type[Any]) -> ShardKey | None:
     """The shard key of ``model``, if it has one."""
     options = shard_options(model)
@@ -233,7 +248,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
         return str(alias)
     # By __dict__: while Model.__init__ runs, a key declared after the relation is not set
     # yet, and Django would take it for deferred and load it.
-    if other.key is None or instance.__dict__.get(other.key.attname) is None:
+    if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)
     return shard.alias if shard is not None else None
@@ -242,14 +257,14 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
     """The error for a query that names no shard, with the ways out."""
     name = options.model._meta.object_name
-    key = options.key.name if options.key is not None else None
-    if key is None:
-        ways = "reach it through the instance it belongs to, or use .using(<shard alias>)"
+    if options.key is None:
+        what = f"{name} is an automatic many-to-many table of group {options.group!r}"
+        ways = f"filter by an instance of one side ({name}.objects.filter({options.ends[0]}))"
     else:
-        ways = (
-            f"filter by it ({name}.objects.filter({key}=…)), name a shard with"
-            f" .using('{options.group}_00000'), or ask every shard on purpose with .scatter()"
-        )
+        key = options.key.name
+        what = f"{name} is sharded by {key!r} in group {options.group!r}"
+        ways = f"filter by it ({name}.objects.filter({key}=…))"
     return ShardKeyRequired(
-        f"{name} is sharded by {key!r} in group {options.group!r}, and {problem}: {ways}."
+        f"{what}, and {problem}: {ways}, name a shard with .using('{options.group}_00000'), or ask"
+        " every shard on purpose with .scatter()."
     )

@@ -1,4 +1,4 @@
-"""Relations of rows that are spread over shards.
+"""Relations of rows that are spread over shards: descriptors for both of their sides.
 
 Django prefetches a list of instances with one query that is routed by the first of
 them. Where the list spans shards, each shard's instances must be asked on their own.
@@ -6,11 +6,12 @@ them. Where the list spans shards, each shard's instances must be asked on their
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.fields.related_descriptors import (
@@ -22,7 +23,15 @@ from django.db.models.fields.related_descriptors import (
 )
 from django.utils.functional import cached_property
 
-from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
+from sharded_orm.models.options import describe, group_of, shard_options
+from sharded_orm.models.related_managers import (
+    Beside,
+    FromOutside,
+    ManyBeside,
+    NullableBeside,
+    NullableFromOutside,
+)
 
 
 def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
@@ -33,20 +42,17 @@ def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The prefetches that begin with a foreign key to the global database, and the others."""
-    from sharded_orm.models.options import shard_options
-
+    """The prefetches that begin with a foreign key out of the group, and the others."""
     outside: list[Any] = []
     beside: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
         # By descriptor, as Django finds it; the name of a field may be another one's.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
-        is_global = (
-            isinstance(descriptor, ForwardManyToOneDescriptor)
-            and shard_options(descriptor.field.remote_field.model) is None
+        leaves = isinstance(descriptor, ForwardManyToOneDescriptor) and (
+            group_of(descriptor.field.remote_field.model) != group_of(model)
         )
-        (outside if is_global else beside).append(lookup)
+        (outside if leaves else beside).append(lookup)
     return outside, beside
 
 
@@ -59,13 +65,20 @@ class _PerShard:
 
     get_queryset: Callable[..., Any]
 
+    def _sides(self) -> tuple[Any, Any]:
+        """The models of the instances and of the related rows."""
+        raise NotImplementedError
+
     def _stays_on_shard(self) -> bool:
-        return True
+        one, other = self._sides()
+        return group_of(one) == group_of(other)
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
+        if not self._stays_on_shard():
+            return self._one_each(fetch(instances, querysets))
         groups = by_alias(instances)
-        if len(groups) < 2 or not self._stays_on_shard():
+        if len(groups) < 2:
             return fetch(instances, querysets)
         parts = [fetch(group, querysets) for group in groups]
         _, rel_attr, instance_attr, *rest = parts[0]
@@ -77,14 +90,43 @@ class _PerShard:
             *rest,
         )
 
+    def _one_each(self, part: Any) -> Any:
+        """Refuses several rows where one is looked for: what is unique is so on each shard."""
+        rows, rel_attr, instance_attr, single, *rest = part
+        model = self._sides()[1]
+        if not single or group_of(model) is None:
+            return part
+        rows = list(rows)
+        for value, number in Counter(map(rel_attr, rows)).items():
+            if number > 1:
+                aliases = sorted(str(row._state.db) for row in rows if rel_attr(row) == value)
+                raise CrossShardRelation(
+                    f"{number} rows of {model.__name__} on {aliases!r} have the value {value!r}, and one"
+                    " is looked for. Prefetch with a queryset that names the shard or the key."
+                )
+        return rows, rel_attr, instance_attr, single, *rest
 
-class _Forward(_PerShard):
+
+class _ByConditions(_PerShard):
+    """Looks for the one related row, where the instance does not tell the shard."""
+
+    def get_queryset(self, **hints: Any) -> Any:
+        # Overrides the descriptor's get_queryset, which asks the base manager; that does not route
+        # itself, and the router is not told which relation the instance is of.
+        rows = super().get_queryset(**hints)
+        model = self._sides()[1]
+        if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
+            return rows
+        from sharded_orm.models.query import ShardedQuerySet
+
+        return ShardedQuerySet(model, hints=hints)
+
+
+class _Forward(_ByConditions):
     field: Any
 
-    def _stays_on_shard(self) -> bool:
-        from sharded_orm.models.options import shard_options
-
-        return shard_options(self.field.remote_field.model) is not None
+    def _sides(self) -> tuple[Any, Any]:
+        return self.field.model, self.field.remote_field.model
 
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None and not instance._state.adding:
@@ -94,15 +136,14 @@ class _Forward(_PerShard):
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
         # save() refuses it as well, but ``person.albums.add(album)`` does not save: it
         # updates the column by a plain query.
-        from sharded_orm.models.options import describe, shard_options
-
         options = shard_options(type(instance))
-        name = self.field.attname
-        if options is None or options.key is not self.field or name not in instance.__dict__:
+        if options is None or options.key is not self.field:
             return
-        target: Any = self.field.target_field  # type: ignore[union-attr]  # a relation has one
-        key = getattr(value, target.attname, None)
-        if key != instance.__dict__[name]:
+        field: Any = self.field  # Narrowed to what a key may be; it is a relation.
+        name = field.attname
+        key = getattr(value, field.target_field.attname, None)
+        # Asks the database for a key that was deferred.
+        if key != getattr(instance, name):
             raise ShardKeyChanged(
                 f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
                 f" cannot be given {key!r}. The key of a row never changes: create the row under"
@@ -118,8 +159,11 @@ class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # 
     """The one-to-one form."""
 
 
-class ShardedReverseOneToOneDescriptor(_PerShard, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The same from the other side of a one-to-one."""
+
+    def _sides(self) -> tuple[Any, Any]:
+        return self.related.model, self.related.related_model
 
 
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -127,7 +171,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 
     @cached_property
     def related_manager_cls(self) -> Any:
-        return _per_shard_manager(super().related_manager_cls)
+        return _related_manager(super().related_manager_cls, self.rel, reverse=True)
 
 
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -135,11 +179,43 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
 
     @cached_property
     def related_manager_cls(self) -> Any:
-        return _per_shard_manager(super().related_manager_cls)
+        return _related_manager(super().related_manager_cls, self.rel, reverse=self.reverse)
 
 
-def _per_shard_manager(manager: type[Any]) -> type[Any]:
-    return type(manager.__name__, (_PerShard, manager), {})
+class _RelatedManager(_PerShard):
+    """What the related managers of all relations have in common."""
+
+    instance: Any
+    _django: type[Any]
+    _rel: Any
+    _reverse: bool
+
+    def __call__(self, *, manager: str) -> Any:
+        # Overrides __call__ of Django's related managers, which makes another of Django's.
+        other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
+        return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
+
+    def _sides(self) -> tuple[Any, Any]:
+        sides = self._rel.model, self._rel.related_model
+        return sides if self._reverse else sides[::-1]
+
+
+def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
+    """Our manager in front of the one that Django has made for ``rel``.
+
+    :param reverse: whether it gives the rows that have the field, or those it refers to.
+    """
+    beside = group_of(rel.model) == group_of(rel.related_model)
+    kind: tuple[type[Any], ...]
+    if rel.field.many_to_many:
+        # A table between two groups is refused by a check (E008), and by the router.
+        kind = (ManyBeside,) if beside else ()
+    elif rel.field.null:
+        kind = (NullableBeside if beside else NullableFromOutside,)
+    else:
+        kind = (Beside if beside else FromOutside,)
+    own = {"_django": manager, "_rel": rel, "_reverse": reverse}
+    return type(manager.__name__, (_RelatedManager, *kind, manager), own)
 
 
 _FORWARD: dict[type, type] = {
@@ -149,7 +225,11 @@ _FORWARD: dict[type, type] = {
 
 
 def install_descriptors(model: type[Model]) -> None:
-    """Give both sides of a sharded model's relations the descriptors above."""
+    """Give both sides of a sharded model's relations the descriptors above.
+
+    Also where the other side is a model of the global database, plain ones included: only
+    the descriptor knows which relation it is.
+    """
     own: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in own:
         if field.remote_field is None:
@@ -165,12 +245,14 @@ def install_descriptors(model: type[Model]) -> None:
 
 def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     accessor = field.remote_field.get_accessor_name()
-    if accessor is None or not getattr(related, "_is_sharded", False):
+    if accessor is None:
         return
-    descriptor = related.__dict__.get(accessor)
-    if type(descriptor) is ReverseOneToOneDescriptor:
-        setattr(related, accessor, ShardedReverseOneToOneDescriptor(descriptor.related))
-    elif type(descriptor) is ReverseManyToOneDescriptor:
-        setattr(related, accessor, ShardedReverseManyToOneDescriptor(descriptor.rel))
-    elif type(descriptor) is ManyToManyDescriptor:
-        setattr(related, accessor, ShardedManyToManyDescriptor(descriptor.rel, reverse=True))
+    # Django gives it to the concrete model of a proxy, if it is that of a foreign key.
+    for holder in dict.fromkeys((related, related._meta.concrete_model)):
+        descriptor = holder.__dict__.get(accessor)
+        if type(descriptor) is ReverseOneToOneDescriptor:
+            setattr(holder, accessor, ShardedReverseOneToOneDescriptor(descriptor.related))
+        elif type(descriptor) is ReverseManyToOneDescriptor:
+            setattr(holder, accessor, ShardedReverseManyToOneDescriptor(descriptor.rel))
+        elif type(descriptor) is ManyToManyDescriptor:
+            setattr(holder, accessor, ShardedManyToManyDescriptor(descriptor.rel, reverse=True))

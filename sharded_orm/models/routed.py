@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from django.core.exceptions import FieldError
+from django.db.models import Model
 from django.db.models.query import EmptyQuerySet
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
 from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
 from sharded_orm.models.routes import Route, colocation, colocation_on, only_shard, route, targets
 from sharded_orm.models.sql import ShardedQuery
+from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 
@@ -131,6 +133,19 @@ class RoutedQuerySet(CachedQuerySet):
         clone.query = target.query.chain()
         clone._db, clone._named = target.shard.alias, True
         return clone
+
+    def contains(self, obj: Any) -> bool:
+        # Overrides QuerySet.contains, which compares primary keys: rows of other shards may
+        # have the same. The row tells its shard.
+        options = self._options
+        alias = colocated_alias(options, obj) if isinstance(obj, Model) else None
+        if alias is None or self._pinned():
+            return super().contains(obj)
+        if self._result_cache is not None:
+            return super().contains(obj) and any(
+                row == obj and row._state.db == alias for row in self._result_cache
+            )
+        return super(RoutedQuerySet, self.filter(OnShard(alias))).contains(obj)
 
     def explain_routing(self) -> Route:
         """Where this query would go, and why. Runs no query but the directory's.

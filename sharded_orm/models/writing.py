@@ -7,14 +7,20 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Self
 
+from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
-from sharded_orm.models.options import ShardOptions, describe, shard_key_required
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    describe,
+    shard_key_required,
+)
 from sharded_orm.models.routed import RoutedQuerySet
-from sharded_orm.models.routes import colocation, colocation_on
+from sharded_orm.models.routes import colocation_on
 from sharded_orm.models.statements import check_insert, check_update, check_values
 
 
@@ -62,6 +68,7 @@ class WritingQuerySet(RoutedQuerySet):
         """
         alias = str(self._db) if self._pinned() else self._alias_of(given)
         # Also on a shard that was named: the row that is created is the same on any.
+        _refuse_elsewhere(self._options, given.values(), alias)
         self.filter(**given)._check_on(alias)
         return self.using(alias)
 
@@ -94,14 +101,14 @@ class WritingQuerySet(RoutedQuerySet):
         if self._pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
-            check_insert(colocation_on(self._options, str(self._db)), objs)
+            _check_new(self._options, str(self._db), objs)
             self._fill_ids(objs)
             return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
         by_shard = _by_shard(options, objs)
         for number, rows in by_shard.items():
-            check_insert(colocation(options, frozenset({number})), rows)
+            _check_new(options, runtime.shard(options.group, number).alias, rows)
         self._fill_ids(objs)
         for number, rows in sorted(by_shard.items()):
             alias = runtime.shard(options.group, number).alias
@@ -199,6 +206,9 @@ class WritingQuerySet(RoutedQuerySet):
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Refuses it.
         where = self._destination()
+        aliases = [where] if isinstance(where, str) else [target.shard.alias for target in where]
+        for alias in aliases:
+            _refuse_elsewhere(self._options, kwargs.values(), alias)
         if not self._is_named():
             check_values(self._colocation(where), self.query, kwargs.values())
         if isinstance(where, str):
@@ -244,14 +254,37 @@ class WritingQuerySet(RoutedQuerySet):
                 )
 
 
+def _refuse_elsewhere(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
+    """Raise if a row on ``alias`` would refer to an instance of another shard."""
+    for value in values:
+        theirs = colocated_alias(options, value) if isinstance(value, Model) else None
+        if theirs is not None and theirs != alias:
+            raise CrossShardRelation(
+                f"{describe(value)} is on shard {theirs!r}, and rows of {options.model.__name__} on"
+                f" {alias!r} would refer to it. Rows of one group can only be related on one shard:"
+                " give both the same shard key."
+            )
+
+
+def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
+    """Raise unless what new rows on ``alias`` refer to, and read, is there."""
+    for row in rows:
+        _refuse_elsewhere(options, row._state.fields_cache.values(), alias)
+    check_insert(colocation_on(options, alias), rows)
+
+
 def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     """Places the keys of new rows; the rows of each shard in their order."""
-    if options.key is None:
-        options.key_of(objs[0])  # Raises: there is none.
-    assert options.key is not None
     for obj in objs:
         # A foreign key whose row was saved after it was assigned; Django does so later.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    found: dict[int, list[Any]] = {}
+    if options.key is None:
+        for obj in objs:
+            shard = options.place(obj)
+            obj._refuse_other_shard(shard.alias)
+            found.setdefault(shard.number, []).append(obj)
+        return found
     read = attrgetter(options.key.attname)
     awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
@@ -263,7 +296,6 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
     shards = {value: numbers[key] for value, key in keys.items()}
-    found: dict[int, list[Any]] = {}
     for value, obj in zip(values, objs, strict=True):
         number = options.place(obj).number if id(obj) in awaiting else shards[value]
         found.setdefault(number, []).append(obj)

@@ -62,6 +62,17 @@ def rows(placed: None) -> list[Photo]:
     ]
 
 
+@pytest.fixture
+def worlds(placed: None) -> tuple[Any, Any]:
+    """The same rows in one plain database and on shards."""
+    from tests.queries.twins import World, both
+
+    made: tuple[World, World] = both()
+    for world in made:
+        world.fill()
+    return made
+
+
 class Clock:
     """Seconds since 1970, some of them ahead."""
 

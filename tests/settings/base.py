@@ -21,6 +21,8 @@ INSTALLED_APPS = [
     "tests.photos",
     "tests.samples",
     "tests.cached",
+    "tests.relatives.plain",
+    "tests.relatives.sharded",
     "tests.twins",
 ]
 

@@ -1,0 +1,232 @@
+"""Every method of related managers and querysets: as on one database, or a refusal.
+
+Each call is made on rows in one plain database and on their twins on shards. It gives the
+same and leaves the same rows; or it raises an error of the library that names a remedy, and
+nothing has been written. Which calls are refused is listed here: one that is refused
+without need fails, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db.models import QuerySet
+
+from tests.queries.calls import CALLS, NOT_OF_ROWS, SLOWLY, WRITING, Call, Case, Relation
+from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
+from tests.queries.twins import REMEDIES, Asynchronous, Outcome, World, outcome
+from tests.relatives.plain import models as plain_models
+
+pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+
+AGENT = ("Agent", ONE)
+RELATIONS = {
+    relation.name: relation
+    for relation in (
+        Relation("the key", "items", AGENT, "Item", "owner", (101, 104), 106, 102),
+        Relation("second, nullable", "bought", AGENT, "Item", "buyer", (104, 102), 101, 106),
+        Relation("second", "sold", AGENT, "Item", "seller", (101, 102), 104, 106),
+        Relation("inside the group", "items", ("Shelf", 11), "Item", "shelf", (101, 104), 105, 102),
+        Relation("to a global model", "items", ("City", 5), "Item", "city", (101, 102), 104, 106),
+        Relation("self", "children", ("Item", 101), "Item", "parent", (104, 105), 103, 106),
+        Relation("many-to-many", "labels", ("Item", 101), "Label", None, (21, 24), 25, 22),
+        Relation("its other side", "items", ("Label", 21), "Item", None, (101, 104), 105, 102),
+        Relation("many-to-many self", "friends", ("Item", 101), "Item", None, (104,) * 2, 105, 102),
+        Relation("no relation", "", None, "Item", None, (101, 102), 104, 106),
+    )
+}
+#: Their rows are on the shard of the source.
+BESIDE = {"inside the group", "self", "many-to-many", "its other side", "many-to-many self"}
+#: How the calls come at their rows.
+WAYS = {
+    "": lambda rows, sharded: rows,
+    "all": lambda rows, sharded: rows.all(),
+    "key": lambda rows, sharded: rows.filter(owner=ONE),
+    "keys": lambda rows, sharded: rows.filter(owner__in=[ONE, TWO, NEAR]),
+    "scatter": lambda rows, sharded: rows.scatter() if sharded else rows.all(),
+}
+
+
+def _names(kind: type) -> set[str]:
+    return {
+        name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
+    }
+
+
+def _placed(name: str) -> bool:
+    return name in CALLS or name in NOT_OF_ROWS or (name[0] == "a" and name[1:] in CALLS)
+
+
+def test_every_method_of_django_is_called(placed: None) -> None:
+    """One that another version of Django adds belongs into ``calls.py``."""
+    world = World(plain_models, None)
+    world.fill()
+    names = _names(QuerySet)
+    for relation in RELATIONS.values():
+        names |= _names(type(relation.rows(world)))
+    assert not {name for name in names if not _placed(name)}
+    assert not {name for name in CALLS if name not in names}
+
+
+def cells(rows: Any, *, later: bool) -> list[tuple[str, str, Call]]:
+    """The method, the name and the call of all calls of the methods that ``rows`` has."""
+    return [
+        (method, f"{method} ({label})" if label else method, call)
+        for method, calls in CALLS.items()
+        if hasattr(rows, f"a{method}" if later else method)
+        for label, call in calls.items()
+    ]
+
+
+# -- What is refused -------------------------------------------------------------------
+
+#: By all: a join that leaves the group, a key that is changed, a row without a key.
+EVERYWHERE = {
+    "filter (joined)",
+    "select_related (a global row)",
+    "update (the key)",
+    "create (without a key)",
+}
+#: What cannot be merged, and what must know its one shard.
+SEVERAL = {
+    "union",
+    "intersection",
+    "difference",
+    "extra",
+    "raw",
+    "select_for_update",
+    "get_or_create (by the primary key)",
+    "update_or_create (by the primary key)",
+}
+#: Names the shards by itself: what remains of reading without a bound.
+BOUND = {
+    "none",
+    "filter (key)",
+    "filter (keys)",
+    "filter (instance of the key)",
+    "filter (or)",
+    "complex_filter (Q)",
+    "get (key)",
+    "get (nothing)",
+    "get (several)",
+    "contains (a row of it)",
+    "contains (another)",
+    "contains (one of another shard)",
+}
+ALL = {
+    f"{method} ({label})" if label else method for method, calls in CALLS.items() for label in calls
+}
+UNBOUND = SEVERAL | {
+    cell
+    for cell in ALL
+    if cell in ("update", "delete") or (cell.split()[0] not in WRITING and cell not in BOUND)
+}
+#: By related managers: rows of another key, or of another shard.
+OF_THE_KEY = {
+    "add",
+    "add (of another shard)",
+    "set",
+    "set (cleared first)",
+    "set (of another shard)",
+}
+NOT_BESIDE = {
+    "create (for another key)",
+    "get_or_create (for another key)",
+    "update_or_create (for another key)",
+    "add (of another shard)",
+    "set (of another shard)",
+    "remove (of another shard)",
+}
+#: By managers of many-to-many relations, which also take primary keys.
+NOT_THERE = {
+    "add (new)",
+    "add (primary key of another shard)",
+    "set (primary key of another shard)",
+}
+#: By querysets of what the key refers to, which do not set it.
+WITHOUT_KEY = {
+    f"{method} ({label})" if label else method
+    for method in ("create", "get_or_create", "update_or_create")
+    for label in ("", "new", "for another key")
+}
+
+
+def refusals(relation: Relation, way: str) -> set[str]:
+    found = set(EVERYWHERE)
+    if relation.model == "Label":
+        found.add("select_related")  # Follows the key.
+    if relation.name == "the key":
+        if way == "":  # The manager sets it.
+            return (found | OF_THE_KEY) - {"create (without a key)"}
+        return found | WITHOUT_KEY
+    if relation.name in BESIDE:
+        if way == "":
+            found |= NOT_BESIDE
+            if relation.field is None:
+                found |= NOT_THERE
+        return found
+    if way in ("", "all"):
+        found |= UNBOUND
+    if way in ("keys", "scatter"):
+        found |= SEVERAL
+    if way == "" and relation.field in ("buyer", "city"):
+        found |= {cell for cell in ALL if cell.split()[0] in ("clear", "set")}
+    return found
+
+
+def _without_bulk(cell: str) -> str:
+    return cell.replace(f", {SLOWLY}", "").replace(f" ({SLOWLY})", "")
+
+
+# -- The comparison --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "later"),
+    [
+        *(pytest.param(way, False, id=f"{way}-sync") for way in WAYS),
+        # Asynchronous methods call the others: of managers, of querysets on several shards.
+        *(pytest.param(way, True, id=f"{way}-async") for way in ("", "keys")),
+    ],
+)
+@pytest.mark.parametrize("name", RELATIONS)
+def test_as_on_one_database_or_refused(
+    worlds: tuple[World, World], name: str, way: str, later: bool
+) -> None:
+    relation = RELATIONS[name]
+    before = worlds[1].rows()
+    assert before == worlds[0].rows()
+    theirs, ours = (WAYS[way](relation.rows(world), world.aliases is not None) for world in worlds)
+    wrong = [
+        f"{method}: one of the two managers has it, the other has not"
+        for method in CALLS
+        if hasattr(ours, method) != hasattr(theirs, method)
+    ]
+    to_refuse = refusals(relation, way)
+    for method, cell, call in cells(theirs, later=later):
+        if SLOWLY in cell and relation.field is None:
+            continue  # A many-to-many relation has no such argument.
+        expected, got = (_run(world, relation, way, method, call, later=later) for world in worlds)
+        if got.is_refusal != (_without_bulk(cell) in to_refuse):
+            wrong.append(f"{cell}: refused without need, or not refused: {got.error!r}")
+        elif got.is_refusal:
+            if method in WRITING and got.rows != before:
+                wrong.append(f"{cell}: refused, and rows were written: {got.error!r}")
+            if not any(remedy in str(got.error) for remedy in REMEDIES):
+                wrong.append(f"{cell}: no remedy: {got.error!r}")
+        elif got.told() != expected.told():
+            wrong.append(f"{cell}: {got.value!r}, {got.error!r}; not {expected.told()!r}")
+        elif got.rows != expected.rows:
+            wrong.append(f"{cell}: other rows: {got.rows!r}; not {expected.rows!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _run(
+    world: World, relation: Relation, way: str, method: str, call: Call, *, later: bool
+) -> Outcome:
+    def on(world: World) -> Any:
+        rows = WAYS[way](relation.rows(world), world.aliases is not None)
+        return call(Asynchronous(rows, method) if later else rows, Case(world, relation))
+
+    return outcome(world, on, writes=method in WRITING)

@@ -1,0 +1,224 @@
+"""The same rows in one plain database and on shards, and the same calls on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections, models, transaction
+from django.db.models.query import BaseIterable, QuerySet
+
+from sharded_orm.exceptions import ShardedOrmError
+from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
+from tests.relatives.plain import models as plain_models
+from tests.relatives.sharded import models as sharded_models
+
+#: What an error has to speak of: a way to get what was asked for.
+REMEDIES = (
+    ".scatter()",
+    "filter by it",
+    "Use add()",
+    "same shard key",
+    "evaluate",
+    "query them one after the other",
+    "Remedy:",
+    "Create the row",
+    "create the row",
+    "name the shard",
+    "Set it before",
+)
+ALIASES = tuple(sorted(set(SHARD.values())))
+GROUP = "photos"
+
+
+class World:
+    """One set of the models, with rows.
+
+    :param aliases: of the databases that the rows are in.
+    """
+
+    def __init__(self, models: ModuleType, aliases: tuple[str, ...] | None) -> None:
+        self.models: Any = models
+        self.aliases = aliases
+        self._homes: dict[tuple[str, Any], str] = {}
+
+    def of(self, name: str, pk: Any) -> Any:
+        """A row as it is stored, not the object of another call."""
+        model = getattr(self.models, name)
+        return model._base_manager.using(self._homes[name, pk]).get(pk=pk)
+
+    def _create(self, model: str, **values: Any) -> Any:
+        row = getattr(self.models, model).objects.create(**values)
+        self._homes[model, row.pk] = row._state.db
+        return row
+
+    def tables(self) -> Iterator[Any]:
+        names = ("Agent", "City", "Shelf", "Label", "Item", "Passport", "Badge", "Cover")
+        yield from (getattr(self.models, name) for name in names)
+        yield self.models.Item.labels.through
+        yield self.models.Item.friends.through
+
+    def rows(self) -> dict[str, list[Any]]:
+        """All rows of all tables. What only counts rows, the id of an automatic table, is left out."""
+        found: dict[str, list[Any]] = {}
+        for model in self.tables():
+            columns = [f.column for f in model._meta.concrete_fields]
+            if model._meta.auto_created:
+                columns.remove("id")
+            # Not by the ORM, whose reading is what is compared.
+            sql = f"SELECT {', '.join(columns)} FROM {model._meta.db_table}"
+            is_global = self.aliases is None or model.__name__ in ("Agent", "City")
+            for alias in ("default",) if is_global else self.aliases or ():
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(sql)
+                    found.setdefault(model.__name__, []).extend(cursor.fetchall())
+        return {name: sorted(rows, key=repr) for name, rows in found.items()}
+
+    def fill(self) -> None:
+        agents = {pk: self._create("Agent", id=pk, name=f"agent {pk}") for pk in (ONE, TWO, NEAR)}
+        cities = {pk: self._create("City", id=pk, name=f"city {pk}") for pk in (5, 6)}
+        shelves = {
+            pk: self._create("Shelf", id=pk, name=f"shelf {pk}", owner=agents[pk - 10])
+            for pk in (10 + ONE, 10 + TWO, 10 + NEAR)
+        }
+        labels = {
+            pk: self._create(
+                "Label", id=pk, name=f"label {pk}", owner=agents[owner], stars=pk, posted_at=START
+            )
+            for pk, owner in ((21, ONE), (22, TWO), (23, NEAR), (24, ONE), (25, ONE))
+        }
+        items: dict[int, Any] = {}
+        # Of each: owner, buyer, seller, shelf, city, parent.
+        for pk, owner, buyer, seller, shelf, city, parent in (
+            (101, ONE, None, ONE, 11, 5, None),
+            (102, TWO, ONE, ONE, 12, 5, None),
+            (103, NEAR, ONE, TWO, 13, 5, None),
+            (104, ONE, ONE, NEAR, 11, None, 101),
+            (105, ONE, TWO, TWO, None, 6, 101),
+            (106, TWO, None, ONE, 12, None, 102),
+        ):
+            items[pk] = self._create(
+                "Item",
+                id=pk,
+                name=f"item {pk}",
+                stars=pk % 4,
+                posted_at=START + timedelta(days=pk % 3),
+                owner=agents[owner],
+                buyer=agents.get(buyer),
+                seller=agents[seller],
+                shelf=shelves.get(shelf),
+                city=cities.get(city),
+                parent=items.get(parent),
+            )
+        for pk, chosen in ((101, (21, 24)), (104, (21,)), (102, (22,)), (103, (23,))):
+            items[pk].labels.add(*(labels[label] for label in chosen))
+        items[101].friends.add(items[104])
+        for pk in (ONE, TWO):
+            self._create("Passport", id=30 + pk, name=f"passport {pk}", owner=agents[pk])
+        self._create("Badge", id=41, name="badge", owner=agents[TWO], holder=agents[ONE])
+        self._create("Cover", id=51, name="cover", owner=agents[ONE], item=items[101])
+        self._create("Cover", id=52, name="cover", owner=agents[TWO], item=items[102])
+
+
+def both() -> tuple[World, World]:
+    return World(plain_models, None), World(sharded_models, ALIASES)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gives or raises, and the rows after it."""
+
+    value: Any
+    error: BaseException | None
+    rows: dict[str, list[Any]]
+
+    @property
+    def is_refusal(self) -> bool:
+        return isinstance(self.error, ShardedOrmError)
+
+    def told(self) -> tuple[Any, str | None]:
+        """What is to be equal; of errors their class."""
+        return self.value, type(self.error).__name__ if self.error is not None else None
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Nothing that is written within is there afterwards."""
+    with transaction.atomic(), transaction.atomic(using=GROUP):
+        yield
+        for alias in ("default", GROUP):
+            transaction.set_rollback(True, using=alias)
+
+
+def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outcome:
+    """What ``call`` does, which is undone.
+
+    :param writes: whether it may write; the rows are looked at then only.
+    """
+    value: Any = None
+    error: BaseException | None = None
+    with undone() if writes else nullcontext():
+        try:
+            value = plain(call(world))
+        except Exception as exc:
+            error = exc
+        for alias in ("default", GROUP):
+            # What was written before the error is to be seen.
+            transaction.set_rollback(False, using=alias)
+        return Outcome(value, error, world.rows() if writes else {})
+
+
+def everything(model: Any, world: World) -> Any:
+    """All rows of a model."""
+    is_global = world.aliases is None or model.__name__ in ("Agent", "City")
+    return model.objects.all() if is_global else model.objects.scatter()
+
+
+def plain(value: Any) -> Any:
+    """A value that is equal to its twin's."""
+    if isinstance(value, models.Model):
+        columns = [f.attname for f in value._meta.concrete_fields]
+        deferred = value.get_deferred_fields()
+        return type(value).__name__, [
+            (name, value.__dict__.get(name)) for name in columns if name not in deferred
+        ]
+    if isinstance(value, QuerySet):
+        rows = [plain(row) for row in value]
+        return rows if value.ordered else sorted(rows, key=repr)
+    if isinstance(value, dict):
+        # Those of delete() may name tables of which nothing was deleted.
+        pairs = [(plain(key), plain(item)) for key, item in value.items() if item != 0]
+        return sorted(pairs, key=repr)
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, str):
+        return value.replace("relatives_sharded", "relatives_plain")
+    assert not isinstance(value, BaseIterable)
+    return value
+
+
+class Asynchronous:
+    """A manager or queryset whose method ``name`` is its asynchronous counterpart."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self._rows, self._name = rows, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._name:
+            return getattr(self._rows, name)
+        method = getattr(self._rows, f"a{name}")
+
+        # A manager's are plain functions that return what is to be awaited.
+        async def result(*args: Any, **kwargs: Any) -> Any:
+            if name == "iterator":
+                return [row async for row in method(*args, **kwargs)]
+            return await method(*args, **kwargs)
+
+        return async_to_sync(result)

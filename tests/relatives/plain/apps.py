@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class PlainRelativesConfig(AppConfig):
+    name = "tests.relatives.plain"
+    label = "relatives_plain"

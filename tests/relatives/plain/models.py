@@ -1,0 +1,37 @@
+"""The twins that are in one database."""
+
+from __future__ import annotations
+
+from tests.relatives import fields
+
+
+class Agent(fields.Named):
+    pass
+
+
+class City(fields.Named):
+    pass
+
+
+class Shelf(fields.ShelfFields):
+    pass
+
+
+class Label(fields.LabelFields):
+    pass
+
+
+class Item(fields.ItemFields):
+    pass
+
+
+class Passport(fields.PassportFields):
+    pass
+
+
+class Badge(fields.BadgeFields):
+    pass
+
+
+class Cover(fields.CoverFields):
+    pass

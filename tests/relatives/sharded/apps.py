@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ShardedRelativesConfig(AppConfig):
+    name = "tests.relatives.sharded"
+    label = "relatives_sharded"
