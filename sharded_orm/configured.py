@@ -243,7 +243,7 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # Of a strategy of somebody's own, say.
+    except Exception as exc:  # A strategy of somebody's own may raise anything.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if found:
         raise InvalidTopology(found, what)

@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 def _changed() -> None:
     """The source has another topology, which is in use by now. The lock is held."""
     _renew_strategies()
-    if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
-        settings.DATABASES.renew_groups()
-    moves.topology_changed()
+    try:
+        if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
+            settings.DATABASES.renew_groups()
+    finally:
+        # Also if the change is taken back: who has looked by then must look once more.
+        moves.topology_changed()
 
 
 def _renew_strategies() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -205,21 +206,30 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _unfit(value: Any, depth: int = 0) -> str | None:
-    """Why no process could walk through ``value``, or write it down; None if each can."""
+def _unfit(value: Any, path: str = "", depth: int = 0) -> str | None:
+    """Why no process could walk through ``value``, or write it down; None if each can.
+
+    :param path: where it is. The value itself may be a credential, and is not shown.
+    """
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            return f"it holds text that UTF-8 cannot encode, {value!r}"
-    parts: Iterable[Any] = ()
+            return f"it holds text that UTF-8 cannot encode, at {path}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"it holds {value!r}, which is no number in JSON, at {path}"
+    parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
-        parts = [*value, *value.values()]
+        parts = [
+            (f"{path}[{key!r}]" if path else key if key in _KEYS else repr(key), key)
+            for key in value
+        ]
+        parts += [(where, value[key]) for where, key in parts]
     elif isinstance(value, (list, tuple)):
-        parts = value
+        parts = [(f"{path}[{number}]", part) for number, part in enumerate(value)]
     if parts and depth >= _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    return next((found for part in parts if (found := _unfit(part, depth + 1))), None)
+    return next((found for where, part in parts if (found := _unfit(part, where, depth + 1))), None)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""Sample content, made on the spot: the same in every run, and once only."""
+"""Sample content, made on the spot, and once only.
+
+People, albums and numbers of photos are the same in every run. What a photo shows is not: that
+goes by its id, which either ticket server may have given.
+"""
 
 from __future__ import annotations
 

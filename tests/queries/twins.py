@@ -191,7 +191,7 @@ def plain(value: Any) -> Any:
         rows = [plain(row) for row in value]
         return rows if value.ordered else sorted(rows, key=repr)
     if isinstance(value, dict):
-        # Those of delete() may name tables of which nothing was deleted.
+        # A count of delete() may be of a table from which nothing was deleted.
         pairs = [(plain(key), plain(item)) for key, item in value.items() if item != 0]
         return sorted(pairs, key=repr)
     if isinstance(value, set | frozenset):

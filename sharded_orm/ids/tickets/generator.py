@@ -28,7 +28,7 @@ class TicketGenerator(IdGenerator):
     """Round robin over the servers, step = number of servers, offset = place in the list.
 
     :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
-    :param turns: makes what tells whose turn it is among so many servers.
+    :param turns: makes the turns among so many servers.
 
     On connections of its own: the caller's transaction neither holds the sequence's row
     nor takes ids back. When a server does not answer the next one serves; the first is

@@ -60,6 +60,8 @@ class Promotion:
         self.plan = Plan.from_json(run.arguments)
         self.link: str = run.arguments["link"]
         self._tell = tell
+        # Whether an undo has given both servers back, as far as they answer.
+        self._is_restored = False
         loss = run.arguments["loss"]
         self.report = Report(
             self.plan,
@@ -373,6 +375,13 @@ class Promotion:
             if self.phase == "switching":  # The journal does not answer.
                 why = f"{text}; {journal.one_line(exc)}"
                 raise lookup.unsettled(self.plan, why, forced=self.options.force) from cause
+            if self._is_restored:
+                raise PromotionFailed(
+                    f"{text} {self._restored(known)} The journal could not be told"
+                    f" ({journal.one_line(exc)}): run {recovery.to_undo(self.plan.node)} when the"
+                    " global database answers.",
+                    settled=False,
+                ) from cause
             raise PromotionFailed(
                 f"{text} And it could not be undone ({exc})."
                 f" {recovery.refused(self.plan, forced=self.options.force)} until it is: run"
@@ -387,11 +396,18 @@ class Promotion:
             raise cause  # Ctrl-C
         if isinstance(cause, PromotionRefused) and not touched:
             raise cause
-        done = "Everything is as before" if touched else "Nothing was touched"
-        if self.report.pause is not None:
-            done += f"; writes were refused for {self.report.pause}"
+        done = self._restored(known) if touched else "Nothing was touched."
+        raise PromotionFailed(f"{text} {done}") from cause
+
+    def _restored(self, known: int) -> str:
+        """What an undo has left.
+
+        :param known: how many warnings there were before it.
+        """
+        pause = self.report.pause
+        refused = "" if pause is None else f"; writes were refused for {pause}"
         left = "".join(f" But {warning}." for warning in self.report.warnings[known:])
-        raise PromotionFailed(f"{text} {done}.{left}") from cause
+        return f"Everything is as before{refused}.{left}"
 
     def _undo(self, reason: str, lenient: bool = False) -> bool:
         """Back to how it was; False if the map turns out to be switched.
@@ -417,6 +433,7 @@ class Promotion:
                 f"{plan.new!r} could not be put back ({exc}). When it answers: START SLAVE"
                 + (", and SET GLOBAL read_only = ON" if was["new"] else "")
             )
+        was_fenced = False
         if not self.options.force and not was["old"]:
             try:
                 with checking.operator(plan.node) as old:
@@ -432,8 +449,9 @@ class Promotion:
                 )
             else:
                 self._tell(f"{plan.node} takes writes as before")
-                if was_fenced:
-                    now = moment(self.run)
-                    self.report.pause = Pause.of(self.run, earliest=now, latest=now)
+        self._is_restored = True
+        if was_fenced:
+            now = moment(self.run)
+            self.report.pause = Pause.of(self.run, earliest=now, latest=now)
         self.run.finish("undone", reason)
         return True

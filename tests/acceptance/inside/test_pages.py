@@ -191,7 +191,7 @@ def test_upload(as_bela: Client, bela: Any) -> None:
     form |= {"title": "Moor", "album": str(photo.album_id), "new_album": ""}
     as_bela.post("/upload/", form)
     assert list(
-        photo.album.photos.order_by("photo_id").values_list("title", flat=True)
+        photo.album.photos.order_by("posted_at").values_list("title", flat=True)
     ) == ["Pines", "Moor"]  # fmt: skip
     # A new album of a name that is taken is that album.
     as_bela.post("/upload/", form | {"title": "Fjord", "album": "", "new_album": "Up north"})

@@ -14,9 +14,9 @@ from tests.admin.fleet.site import FIND, MAP, RUNS, TICKETS, TOPOLOGY, Site, ser
 from tests.integration.shards.conftest import MariaDBFleet
 from tests.services.mariadb import USER, MariaDBServer
 
-#: Seconds that the driver waits for a server that is silent. A page waits for less: three for
-#: states, one for each thing that follows.
-DRIVER_WAITS = 10.0
+#: Seconds that the driver waits for a server that is silent. A page waits for far less: three for
+#: states, one for each thing that follows; also on a machine that is busy.
+DRIVER_WAITS = 60
 EVERY_PAGE = [
     "/admin/",
     MAP,
@@ -42,13 +42,17 @@ def on_servers(mysql_fleet: MariaDBFleet) -> Iterator[Site]:
         alias: {
             "ENGINE": "django.db.backends.mysql",
             "NAME": alias,
-            "OPTIONS": {"charset": "utf8mb4"},
+            "OPTIONS": {"charset": "utf8mb4", "connect_timeout": DRIVER_WAITS},
             **mysql_fleet.nodes["two"].django(),
         }
         for alias in ("directory", "tickets_2")
     }
+    nodes = json.loads(mysql_fleet.environment["FLEET_NODES"])
+    for node in nodes.values():
+        node["OPTIONS"]["connect_timeout"] = DRIVER_WAITS
     mysql_fleet.on("two", *(f"CREATE DATABASE {alias}" for alias in databases))
-    with serving(mysql_fleet, FLEET_DATABASES=json.dumps(databases)) as made:
+    environment = {"FLEET_DATABASES": json.dumps(databases), "FLEET_NODES": json.dumps(nodes)}
+    with serving(mysql_fleet, **environment) as made:
         made.run(
             "from django.core.management import call_command\n"
             "call_command('tickets', 'create', verbosity=0)"

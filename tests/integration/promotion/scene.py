@@ -169,6 +169,13 @@ class Scene:
         """Give the source a trouble, or none; see ``WritableFile``."""
         self.document_file.with_suffix(".trouble").write_text(what)
 
+    def journal(self, sql: str) -> None:
+        """Run a statement in the global database."""
+        file = self.folder / "default.sqlite3"
+        with contextlib.closing(sqlite3.connect(file, timeout=PATIENCE)) as connection:
+            connection.execute(sql)
+            connection.commit()
+
     def begin(self) -> None:
         """Make the journal, and the shards on both servers."""
         self.pair.begin_again("photos_")
@@ -303,9 +310,7 @@ class Scene:
 
     def let_lease_expire(self) -> None:
         """Of the process that holds the run, and is stopped."""
-        with contextlib.closing(sqlite3.connect(self.folder / "default.sqlite3")) as connection:
-            connection.execute("UPDATE sharded_orm_run SET alive_at = '2000-01-01 00:00:00'")
-            connection.commit()
+        self.journal("UPDATE sharded_orm_run SET alive_at = '2000-01-01 00:00:00'")
 
     def _slave(self, *names: str) -> tuple[str, ...]:
         connection = MySQLdb.connect(**self.pair.second.address.mysqldb())

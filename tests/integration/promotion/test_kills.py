@@ -186,6 +186,28 @@ def test_an_old_primary_that_dies_meanwhile(scene: Scene) -> None:
     assert scene.rows("second") == {1}
 
 
+def test_a_journal_that_cannot_be_told_that_all_is_undone(scene: Scene) -> None:
+    scene.promote_and_die("begin:waiting")
+    groups = copy.deepcopy(scene.groups)
+    groups["photos"]["RANGES"][1].update(primary="db2", replica="db1")
+    scene.publish(groups)
+    scene.journal(
+        "CREATE TRIGGER trouble BEFORE UPDATE ON sharded_orm_run"
+        " WHEN NEW.state = 'undone' BEGIN SELECT RAISE(ABORT, 'the journal is full'); END"
+    )
+    done = scene.promote("--json", code=1)
+    assert not done.json["settled"]
+    assert "the topology was changed meanwhile" in done.err
+    assert "the journal is full" in done.err
+    # Nobody is sent to mend servers that are as before.
+    assert "Everything is as before" in done.err
+    assert "are refused" not in done.err
+    assert scene.are_as_before()
+    scene.journal("DROP TRIGGER trouble")
+    scene.promote("--abort")
+    assert scene.are_as_before()
+
+
 def test_a_replica_that_dies_meanwhile_keeps_nobody_from_writing(scene: Scene) -> None:
     scene.promote_and_die("begin:waiting")
     scene.pair.second.kill()

@@ -83,6 +83,23 @@ def test_a_document_that_cannot_be_begun_with_changes_nothing(file_scene: Scene)
         assert (site.ask("refused()"), site.ask("place()")) == ("", "two")
 
 
+def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_scene: Scene) -> None:
+    with file_scene.site() as site:
+        site.run(
+            "from django.conf import settings\n"
+            "from sharded_orm.backends import moves\n"
+            "seen = []\n"
+            "def fail():\n"
+            "    seen.append(runtime.alias_settings('photos_00001'))\n"
+            "    raise ZeroDivisionError('a mistake of ours')\n"
+            "settings.DATABASES.renew_groups = fail\n"
+        )
+        replace(file_scene, document(2, "two"))
+        site.wait_log("version 2 is refused, version 1 stays in use")
+        assert site.ask("seen[0]['SHARD'].node") == "two"
+        assert site.ask("seen[0]['GENERATION'] != moves.generation")
+
+
 def test_toml_is_followed_whatever_it_holds(file_scene: Scene) -> None:
     path = Path(file_scene.source["OPTIONS"]["PATH"]).with_suffix(".toml")
     file_scene.source["OPTIONS"]["PATH"] = str(path)

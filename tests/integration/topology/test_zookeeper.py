@@ -480,16 +480,5 @@ def test_pull_edit_push_history_rollback_watch(zk_scene: Scene) -> None:
     assert zk_scene.topology("diff", str(pulled)).out.strip() == "No difference."
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["history", "--limit", limit] for limit in ("0", "-5", "x", "\u0663", "9" * 5000)),
-        *(["rollback", "1", "--wait", seconds] for seconds in ("nan", "inf", "-1", "x")),
-    ],
-)
-def test_numbers_that_are_none(zk_scene: Scene, arguments: list[str]) -> None:
-    assert "is no number of" in zk_scene.topology(*arguments, code=2).err
-
-
 def test_a_file_that_is_not_there_is_not_pushed(zk_scene: Scene) -> None:
     assert "cannot be read" in zk_scene.topology("push", "nonesuch.json", code=1).err

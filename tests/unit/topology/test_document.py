@@ -65,9 +65,14 @@ def test_neither_is_other_json(value: Any) -> None:
             '{"format": 1, "version": 1, "nodes": {"a": {"b": ' + "[" * 40 + "]" * 40 + "}}}",
             "it is nested more than 32 deep",
         ),
+        ('{"\\ud800": 1}', "it holds text that UTF-8 cannot encode, at '\\ud800'"),
         (
             '{"format": 1, "version": 1, "nodes": {"\\ud800": {}}}',
-            "it holds text that UTF-8 cannot encode, '\\ud800'",
+            "it holds text that UTF-8 cannot encode, at nodes['\\ud800']",
+        ),
+        (
+            '{"format": 1, "version": 1, "nodes": {"a": {"OPTIONS": {"b": [0, 1e999]}}}}',
+            "it holds inf, which is no number in JSON, at nodes['a']['OPTIONS']['b'][1]",
         ),
     ],
 )
@@ -75,6 +80,22 @@ def test_problems_are_named(text: str, problem: str) -> None:
     with pytest.raises(InvalidTopology, match="The topology document has 1 problem") as caught:
         Document.from_json(text)
     assert problem in str(caught.value)
+
+
+def test_no_problem_shows_a_credential() -> None:
+    text = '{"format": 1, "version": 1, "nodes": {"a": {"PASSWORD": "s3cret\\ud800"}}}'
+    with pytest.raises(InvalidTopology, match="cannot encode, at nodes") as caught:
+        Document.from_json(text)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["inf", "nan"])
+def test_toml_has_numbers_that_json_has_not(tmp_path: Path, number: str) -> None:
+    """A copy of it could not be read again."""
+    path = tmp_path / "topology.toml"
+    path.write_text(f"format = 1\nversion = 7\n[nodes.db1.OPTIONS]\ntimeout = {number}\n")
+    with pytest.raises(InvalidTopology, match=f"it holds {number}, which is no number in JSON"):
+        Document.from_file(path)
 
 
 def test_toml(tmp_path: Path) -> None:
