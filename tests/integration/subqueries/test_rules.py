@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, models
 from django.db.models import (
     Case,
     CharField,
@@ -32,10 +32,11 @@ from django.db.models.expressions import BaseExpression, RawSQL
 from django.db.models.functions import Coalesce, Rank
 from django.db.models.lookups import Exact
 from django.db.models.sql import AggregateQuery, DeleteQuery, InsertQuery, Query, UpdateQuery
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm import reads_own_row
 from sharded_orm.exceptions import CrossShardRelation, UnknownExpression
+from sharded_orm.models import ShardedModel
 from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
 from sharded_orm.models.statements import check_constraint
 from tests.integration.subqueries.conftest import (
@@ -246,6 +247,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "a filtered relation": lambda x: Trunk.objects.filter(owner=0).annotate(
         r=FilteredRelation("twigs", condition=Q(twigs__n=x))
     ).filter(r__n=1),
+    "a filtered relation that is followed": lambda x: Twig.objects.filter(owner=0).annotate(
+        r=FilteredRelation("parent", condition=Q(parent__n=x))
+    ).select_related("r"),
     "another subquery": lambda x: Trunk.objects.filter(
         owner=0, n=Subquery(Twig.objects.filter(owner=0, n=x).values("n")[:1])
     ),
@@ -445,6 +449,9 @@ ACROSS: dict[str, Callable[[Any], Any]] = {
     "a filter": lambda rows: list(rows.filter(author__username="x")),
     "an annotation": lambda rows: list(rows.annotate(x=F("author__username"))),
     "select_related": lambda rows: list(rows.select_related("author")),
+    "a filtered relation that is followed": lambda rows: list(
+        rows.annotate(x=FilteredRelation("author")).select_related("x")
+    ),
     "a subquery": lambda rows: list(
         rows.filter(author_id__in=Person.objects.filter(username="x").values("pk"))
     ),
@@ -479,6 +486,25 @@ def test_what_needs_no_join_is_run(placed: None, monkeypatch: pytest.MonkeyPatch
     assert not rows.order_by("author_id")
     assert rows.order_by("author__username").delete()[0] == 0
     assert rows.aggregate(x=Count("author_id")) == {"x": 0}
+
+
+@isolate_apps("tests.photos")
+def test_what_is_followed_without_a_name_stays_in_the_group() -> None:
+    class Sticker(ShardedModel):
+        user_id = models.BigIntegerField()
+        album = models.ForeignKey(Album, models.CASCADE, related_name="+")
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    with CaptureQueriesContext(connections["photos_00003"]) as sent:
+        with pytest.raises(CrossShardRelation, match=r"follows \(select_related\) Person"):
+            list(Sticker.objects.filter(user_id=ONE).select_related())
+    assert not sent.captured_queries
 
 
 GLOBAL: dict[str, Callable[[], Any]] = {
