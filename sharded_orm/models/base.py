@@ -19,6 +19,7 @@ from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     describe,
+    options_of,
     shard_key_required,
     shard_options,
 )
@@ -137,7 +138,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             alias = other._state.db if isinstance(other, models.Model) else None
             if alias in (None, using, options.group) or other._state.adding:
                 continue
-            theirs = shard_options(type(other))
+            theirs = options_of(other)
             if theirs is not None and theirs.group == options.group:
                 raise CrossShardRelation(
                     f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"

@@ -250,7 +250,7 @@ def _hinted(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
     number = None if alias is None else _resolve_in(options.group)(alias)
     if number is None:
         return None
-    return Bound(frozenset({number}), f"the related {type(instance).__name__} is on {alias!r}")
+    return Bound(frozenset({number}), f"the related {instance.__class__.__name__} is on {alias!r}")
 
 
 def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
