@@ -70,7 +70,7 @@ class Colocation:
         """
         for part in query.combined_queries:
             self.check(part, outer)
-        if ordered and not ordering.is_plain(query):
+        if (ordered or query.distinct_fields) and not ordering.is_plain(query):
             query, order = ordering.resolved(query, self._alias)
             values = [*values, *order]
         if query.select_related:

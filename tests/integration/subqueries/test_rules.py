@@ -47,7 +47,7 @@ from tests.integration.subqueries.conftest import (
     aliases,
     rows_of,
 )
-from tests.photos.models import Album, Comment, Person
+from tests.photos.models import Album, Comment, Person, Photo
 from tests.queries.conftest import ONE
 from tests.twins.models import Trunk, Twig
 
@@ -446,6 +446,9 @@ ACROSS: dict[str, Callable[[Any], Any]] = {
         x=Count("pk", filter=Q(author__username="x"))
     ),
     "distinct by it": lambda rows: list(rows.distinct("author__username")),
+    "a number of those that are distinct by it": lambda rows: (
+        rows.distinct("author__username").count()
+    ),
     "a filter": lambda rows: list(rows.filter(author__username="x")),
     "an annotation": lambda rows: list(rows.annotate(x=F("author__username"))),
     "select_related": lambda rows: list(rows.select_related("author")),
@@ -486,6 +489,10 @@ def test_what_needs_no_join_is_run(placed: None, monkeypatch: pytest.MonkeyPatch
     assert not rows.order_by("author_id")
     assert rows.order_by("author__username").delete()[0] == 0
     assert rows.aggregate(x=Count("author_id")) == {"x": 0}
+    row = Comment.objects.create(user_id=ONE, photo=Photo.objects.create(user_id=ONE))
+    by_name = Comment.objects.order_by("author__username")
+    assert by_name.get(user_id=ONE, pk=row.pk) == row
+    assert by_name.get_or_create(user_id=ONE, pk=row.pk) == (row, False)
 
 
 @isolate_apps("tests.photos")
