@@ -38,6 +38,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
+from sharded_orm.routing.where import writes_own_sql
 
 #: Attributes of queries that can hold expressions.
 HOLDS_EXPRESSIONS = frozenset(
@@ -79,11 +80,6 @@ _LISTS = frozenset({frozenset, list, set, tuple})
 # How expressions were called, before they were resolved.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
-# Methods by which a class of the project writes SQL that its sources do not show.
-_WRITES_SQL = re.compile(
-    r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
-    r"|resolve_expression_parameter|get_bilateral_transforms)$"
-)
 _registered: set[type] = set()
 _known: dict[type, bool] = {}
 
@@ -191,9 +187,7 @@ def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
             return True  # With all that it inherits.
-        if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
-            continue
-        if any(map(_WRITES_SQL.match, vars(cls))):
+        if writes_own_sql(cls):
             return False
     return True
 

@@ -28,7 +28,7 @@ from sharded_orm.models.options import (
     shard_key_required,
     where_key,
 )
-from sharded_orm.routing.where import Bound, OnShard, WhereReader
+from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard
 
@@ -186,7 +186,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     for lookup in where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
-        if not isinstance(lookup, Exact):
+        if not compares_as(Exact, type(lookup)):
             # It can only take rows away, if it looks at nothing but this row.
             if type(lookup.rhs) in _PLAIN_VALUES:
                 continue
@@ -289,11 +289,13 @@ def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:
 def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, Any]]:
     if where.negated or where.connector != AND:
         return
+    child: Any
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif isinstance(child, In) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
-            yield where, position, child
+        elif compares_as(In, type(child)):
+            if child.rhs_is_direct_value() and reader.is_key(child.lhs):
+                yield where, position, child
 
 
 def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:

@@ -8,13 +8,15 @@ refused by the caller or scattered on request, never guessed (DESIGN decision 4)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from django.db.models import Model
 from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
-from django.db.models.lookups import Exact, In, IsNull
+from django.db.models.lookups import Exact, In, IsNull, Lookup
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 
@@ -28,6 +30,35 @@ class ShardKey:
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
+
+
+# Methods by which a class of a project writes SQL that its sources do not show.
+_WRITES_SQL = re.compile(
+    r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
+    r"|resolve_expression_parameter|get_bilateral_transforms)$"
+)
+
+
+def writes_own_sql(cls: type) -> bool:
+    """Whether ``cls`` itself, not a base of it, is outside of Django and writes SQL."""
+    if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
+        return False
+    return any(map(_WRITES_SQL.match, vars(cls)))
+
+
+@lru_cache(maxsize=None)
+def compares_as(base: type[Lookup[Any]], kind: type[Lookup[Any]]) -> bool:
+    """Whether lookups of the class ``kind`` are true of the same rows as ``base``, Django's own."""
+    return (
+        issubclass(kind, base)
+        and kind.lookup_name == base.lookup_name
+        and not any(map(writes_own_sql, kind.__mro__))
+    )
+
+
+def is_equality(lookup: Any) -> bool:
+    """Whether ``lookup`` is true only of rows that have the value, or one of the values."""
+    return compares_as(Exact, type(lookup)) or compares_as(In, type(lookup))
 
 
 #: Tells the shard key of a model, or None for a model that is not sharded.
@@ -102,7 +133,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if isinstance(node, Exact | In | IsNull):
+        if is_equality(node) or compares_as(IsNull, type(node)):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)

@@ -35,7 +35,7 @@ from django.db.models.sql import AggregateQuery, DeleteQuery, InsertQuery, Query
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm import reads_own_row
-from sharded_orm.exceptions import CrossShardRelation, UnknownExpression
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired, UnknownExpression
 from sharded_orm.models import ShardedModel
 from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
 from sharded_orm.models.statements import check_constraint
@@ -354,6 +354,21 @@ class Declared(Same):
     lookup_name = "declared_same"
 
 
+@reads_own_row
+class Nearly(Exact):  # type: ignore[type-arg]  # generic in the stubs only
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        left, left_params = self.process_lhs(compiler, connection)
+        right, right_params = self.process_rhs(compiler, connection)
+        return f"ABS({left} - {right}) <= 1", [*left_params, *right_params]
+
+
+class Rounded(Exact):  # type: ignore[type-arg]  # generic in the stubs only
+    """It prepares its value in a way of its own, and compares as Django does."""
+
+    def get_prep_lookup(self) -> Any:
+        return int(self.rhs)
+
+
 class Bracketed(Func):
     template = "(%(expressions)s)"
 
@@ -398,6 +413,15 @@ def test_sql_of_which_nobody_can_tell_what_it_reads_is_refused(make: Any) -> Non
 )
 def test_sql_that_reads_its_own_row_is_run(make: Any) -> None:
     assert [row.id for row in make()] == [1]
+
+
+def test_equality_of_a_project_tells_the_shard_if_it_is_equality() -> None:
+    assert Trunk.objects.get(Rounded(F("owner"), "0")).id == 1
+    with pytest.raises(ShardKeyRequired):
+        list(Trunk.objects.filter(Nearly(F("owner"), 1)))
+    rows = Trunk.objects.scatter().filter(Nearly(F("owner"), 1))  # type: ignore[attr-defined]
+    assert sorted(row.id for row in rows) == [1, 2, 3]
+    assert [row.id for row in Trunk.objects.filter(Nearly(F("n"), 4), owner=0)] == [1]
 
 
 # -- Attributes of queries
