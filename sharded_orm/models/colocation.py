@@ -69,6 +69,8 @@ class Colocation:
         ``bound_of`` asks the directory.
         """
         for part in query.combined_queries:
+            if part.model is not None:
+                self._check_model(query, part.model, "is combined with one on")
             self.check(part, outer)
         if (ordered or query.distinct_fields) and not ordering.is_plain(query):
             query, order = ordering.resolved(query, self._alias)

@@ -218,8 +218,10 @@ class RoutedQuerySet(CachedQuerySet):
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
+            # A base manager's queryset is not ours, and names an alias, too.
             alias = getattr(other, "_db", None)
-            if (self._pinned() or (alias and other._pinned())) and alias != self._db:
+            is_pinned = alias not in (None, self._options.group)
+            if (self._pinned() or is_pinned) and alias != self._db:
                 raise CrossShardRelation(
                     f"Querysets on {self._db!r} and {alias!r} cannot be combined: name one shard"
                     " with using() on the result, or leave using() out and filter by the key."

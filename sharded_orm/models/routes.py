@@ -186,7 +186,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     for lookup in where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
-        if not compares_as(Exact, type(lookup)):
+        if not compares_as(Exact, lookup):
             # It can only take rows away, if it looks at nothing but this row.
             if type(lookup.rhs) in _PLAIN_VALUES:
                 continue
@@ -293,9 +293,8 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif compares_as(In, type(child)):
-            if child.rhs_is_direct_value() and reader.is_key(child.lhs):
-                yield where, position, child
+        elif compares_as(In, child) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+            yield where, position, child
 
 
 def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from django.db.models import Model
 from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
-from django.db.models.lookups import Exact, In, IsNull, Lookup
+from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 
@@ -46,9 +46,14 @@ def writes_own_sql(cls: type) -> bool:
     return any(map(_WRITES_SQL.match, vars(cls)))
 
 
-@lru_cache(maxsize=None)
-def compares_as(base: type[Lookup[Any]], kind: type[Lookup[Any]]) -> bool:
-    """Whether lookups of the class ``kind`` are true of the same rows as ``base``, Django's own."""
+def compares_as(base: Any, lookup: Any) -> bool:
+    """Whether ``lookup`` is true of the same rows as one of the class ``base``, Django's own."""
+    kind: Any = type(lookup)
+    return _is_same(base, kind)
+
+
+@cache
+def _is_same(base: Any, kind: Any) -> bool:
     return (
         issubclass(kind, base)
         and kind.lookup_name == base.lookup_name
@@ -58,7 +63,7 @@ def compares_as(base: type[Lookup[Any]], kind: type[Lookup[Any]]) -> bool:
 
 def is_equality(lookup: Any) -> bool:
     """Whether ``lookup`` is true only of rows that have the value, or one of the values."""
-    return compares_as(Exact, type(lookup)) or compares_as(In, type(lookup))
+    return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
 #: Tells the shard key of a model, or None for a model that is not sharded.
@@ -133,7 +138,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if is_equality(node) or compares_as(IsNull, type(node)):
+        if is_equality(node) or compares_as(IsNull, node):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)

@@ -424,10 +424,15 @@ def test_combining_querysets_of_two_named_shards_is_refused(rows: list[Photo]) -
         lambda: one & two,
         lambda: one | Photo.objects.filter(user_id=TWO),
         lambda: one.union(two),
+        lambda: one | Photo._base_manager.using("photos_00012"),
+        lambda: Photo.objects.filter(user_id=ONE) | Photo._base_manager.using("photos_00012"),
     ):
         with pytest.raises(CrossShardRelation, match="combined"):
             combine()
     assert (one.filter(stars=0) | one.filter(stars=3)).count() == 2
+    assert (
+        one.filter(stars=0) | Photo._base_manager.using(SHARD[ONE]).filter(stars=3)
+    ).count() == 2
 
 
 def test_bulk_writes_keep_every_row_on_the_shard_of_its_key(rows: list[Photo]) -> None:

@@ -541,6 +541,9 @@ def test_what_is_followed_without_a_name_stays_in_the_group() -> None:
 GLOBAL: dict[str, Callable[[], Any]] = {
     "filter": lambda: list(Person.objects.filter(albums__title="x")),
     "order": lambda: list(Person.objects.order_by("albums__title")),
+    "union": lambda: list(
+        Person.objects.values("pk").union(Album.objects.filter(owner_id=ONE).values("pk"))
+    ),
     "order by a subquery": lambda: list(Person.objects.order_by(Subquery(_titles()))),
     "aggregate": lambda: Person.objects.aggregate(x=Count("albums")),
     "aggregate with a subquery": lambda: Person.objects.aggregate(x=Max(Subquery(_titles()))),
