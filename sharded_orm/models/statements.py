@@ -16,6 +16,17 @@ from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.expressions import nested_queries
 
 
+def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``aggregate()`` by name, as QuerySet.aggregate() names them."""
+    named = dict(kwargs)
+    for arg in args:
+        try:
+            named[arg.default_alias] = arg
+        except (AttributeError, TypeError):
+            raise TypeError("Complex aggregates require an alias") from None
+    return named
+
+
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
     """Raise unless ``aggregate(**aggregates)`` of ``query`` reads what its database has."""
     copy = query.chain()
