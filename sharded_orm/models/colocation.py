@@ -78,7 +78,7 @@ class Colocation:
         if query.select_related:
             query = self._check_select_related(query)
         self._check_joins(query)
-        for nested in nested_queries(query, *values):
+        for nested in nested_queries(query, *values, trusted=self._options is None):
             inner = nested.query
             if inner.model is not None:
                 self._check_model(query, inner.model, "has a subquery on")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections, models
 from django.db.models import (
     Case,
@@ -567,3 +568,22 @@ def test_the_global_database_cannot_reach_a_shard(name: str) -> None:
         with pytest.raises(CrossShardRelation, match="Album, which is in group 'photos'"):
             GLOBAL[name]()
     assert not [query for query in sent.captured_queries if "photos" in query["sql"]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: rows.filter(Same(F("username"), "p")),
+        lambda rows: rows.annotate(x=RawSQL("(SELECT MAX(id) FROM photos_app_person)", [])),
+        lambda rows: rows.extra(where=["id IN (SELECT id FROM photos_app_person)"]),
+        lambda rows: rows.extra(tables=["django_content_type"]).distinct(),
+    ],
+)
+def test_sql_of_the_global_database_is_its_own_affair(make: Any) -> None:
+    ContentType.objects.get_for_model(Person)
+    person = Person.objects.create(username="p")
+    assert list(make(Person.objects.all())) == [person]
+    with pytest.raises(CrossShardRelation):
+        list(make(Person.objects.filter(albums__title="x")))
+    with pytest.raises(CrossShardRelation):
+        list(make(Person.objects.filter(username=Subquery(_titles()))))
