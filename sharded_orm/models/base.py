@@ -17,6 +17,7 @@ from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     describe,
+    group_of,
     options_of,
     shard_key_required,
     shard_options,
@@ -291,25 +292,32 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def clean_fields(self, exclude: Any = None) -> None:
         # Overrides Model.clean_fields: foreign keys inside the group are looked up on this
-        # row's shard. A row without a shard can have no row beside it.
-        excluded, alone = set(exclude or ()), []
+        # row's shard, and a row without a shard can have no row beside it. Those to another group
+        # are looked up where their value tells.
+        excluded = set(exclude or ())
         options = self._shard_options()
-        if self._validation_alias() is None:
-            alone = [
-                field
-                for field in self._meta.fields
-                if isinstance(field, models.ForeignKey)
-                and field.name not in excluded
-                and not field.remote_field.parent_link
-                and getattr(self, field.attname) not in field.empty_values
-                and (other := shard_options(field.remote_field.model)) is not None
-                and other.group == options.group
-            ]
+        references = [
+            (field, group_of(field.remote_field.model))
+            for field in self._meta.fields
+            if isinstance(field, models.ForeignKey)
+            and field.name not in excluded
+            and not field.remote_field.parent_link
+            and getattr(self, field.attname) not in field.empty_values
+        ]
+        alone = [field for field, group in references if group == options.group]
+        if self._validation_alias() is not None:
+            alone = []
+        elsewhere = [field for field, group in references if group not in (None, options.group)]
         errors: dict[str, Any] = {}
         try:
-            super().clean_fields(exclude=excluded.union(field.name for field in alone))
+            super().clean_fields(exclude=excluded.union(f.name for f in (*alone, *elsewhere)))
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
+        for field in elsewhere:
+            try:
+                _clean_elsewhere(field, self)
+            except ValidationError as exc:
+                errors[field.name] = exc.error_list
         key = options.key
         has_key = key is not None and getattr(self, key.attname) is not None
         if key is not None and key.name not in errors and (has_key or options.awaits_key(self)):
@@ -373,6 +381,18 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         except (TypeError, ValueError, ValidationError):
             return None  # No key at all: the validation of its field says so.
         return shard.alias if shard is not None else None
+
+
+def _clean_elsewhere(field: Any, row: Any) -> None:
+    """As Field.clean(); ForeignKey.validate() asks the router, which is not told the value."""
+    value = field.to_python(getattr(row, field.attname))
+    models.Field.validate(field, value, row)
+    rows = ShardedQuerySet(field.remote_field.model)
+    rows = rows.filter(**{field.remote_field.field_name: value})
+    if not rows.complex_filter(field.get_limit_choices_to()).exists():
+        raise _does_not_exist(field, value)
+    field.run_validators(value)
+    setattr(row, field.attname, value)
 
 
 def _does_not_exist(field: Any, value: Any) -> ValidationError:
