@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from django.db.models.expressions import DatabaseDefault
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
 
 from sharded_orm.exceptions import CrossShardRelation
@@ -100,5 +101,15 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
-            found += [value for value in values if hasattr(value, "resolve_expression")]
+            found += [
+                value
+                for value in values
+                if hasattr(value, "resolve_expression") and not _is_default(field, value)
+            ]
     return found
+
+
+def _is_default(field: Any, value: Any) -> bool:
+    """Whether it is the field's ``db_default``, which no database lets read rows."""
+    expression = getattr(value, "expression", None)
+    return type(value) is DatabaseDefault and expression is field._db_default_expression

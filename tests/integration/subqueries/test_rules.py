@@ -29,7 +29,11 @@ from django.db.models import (
     When,
     Window,
 )
-from django.db.models.expressions import BaseExpression, RawSQL
+from django.db.models.expressions import (  # type: ignore[attr-defined]  # not all in the stubs
+    BaseExpression,
+    DatabaseDefault,
+    RawSQL,
+)
 from django.db.models.functions import Coalesce, Rank
 from django.db.models.lookups import Exact
 from django.db.models.sql import AggregateQuery, DeleteQuery, InsertQuery, Query, UpdateQuery
@@ -39,7 +43,8 @@ from sharded_orm import reads_own_row
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired, UnknownExpression
 from sharded_orm.models import ShardedModel
 from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
-from sharded_orm.models.statements import check_constraint
+from sharded_orm.models.routes import colocation_on
+from sharded_orm.models.statements import check_constraint, check_insert
 from tests.integration.subqueries.conftest import (
     DATABASES,
     PLAIN,
@@ -423,6 +428,32 @@ def test_equality_of_a_project_tells_the_shard_if_it_is_equality() -> None:
     rows = Trunk.objects.scatter().filter(Nearly(F("owner"), 1))  # type: ignore[attr-defined]
     assert sorted(row.id for row in rows) == [1, 2, 3]
     assert [row.id for row in Trunk.objects.filter(Nearly(F("n"), 4), owner=0)] == [1]
+
+
+class Drawn(Func):
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        return "RANDOM()", []
+
+
+@isolate_apps("tests.photos")
+def test_a_default_of_the_database_reads_no_rows() -> None:
+    class Lot(ShardedModel):
+        user_id = models.BigIntegerField()
+        number = models.IntegerField(db_default=Drawn(output_field=IntegerField()))
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    here = colocation_on(Lot._shard_options(), "photos_00003")
+    check_insert(here, [Lot(user_id=ONE), Lot(user_id=ONE, number=1)])
+    with pytest.raises(UnknownExpression):
+        check_insert(here, [Lot(user_id=ONE), Lot(user_id=ONE, number=Drawn())])
+    with pytest.raises(CrossShardRelation):
+        check_insert(here, [Lot(user_id=ONE, number=DatabaseDefault(largest(SHARDED)))])
 
 
 # -- Attributes of queries
