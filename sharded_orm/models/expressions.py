@@ -187,6 +187,13 @@ def is_known(kind: type) -> bool:
     return known
 
 
+def is_plain_value(value: Any) -> bool:
+    """Whether it is a value, or a list of values, of a type that holds no expression."""
+    # Lists of keys are long, and hold values of few types.
+    kind = type(value)
+    return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
+
+
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
@@ -213,7 +220,7 @@ def _in_where(
         # The ordinary condition, a column against a value or a list, holds no query.
         if (
             type(getattr(child, "lhs", None)) is Col
-            and _is_plain(child.rhs)
+            and is_plain_value(child.rhs)
             and is_known(type(child))
         ):
             continue
@@ -224,7 +231,7 @@ def _inside(
     value: Any, *, trusted: bool, certain: bool = False, not_null: tuple[Col, ...] = ()
 ) -> Iterator[Nested]:
     kind = type(value)
-    if kind is Col or kind is Value or _is_plain(value):
+    if kind is Col or kind is Value or is_plain_value(value):
         return
     if isinstance(value, dict):
         yield from _in_each(value.values(), trusted)
@@ -253,12 +260,6 @@ def _inside(
             yield from _inside(part, trusted=trusted)
     elif not trusted and (hasattr(kind, "as_sql") or hasattr(kind, "resolve_expression")):
         raise _unknown(value)
-
-
-def _is_plain(value: Any) -> bool:
-    # Lists of keys are long, and hold values of few types.
-    kind = type(value)
-    return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
 
 
 def _in_each(values: Iterable[Any], trusted: bool) -> Iterator[Nested]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +19,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models import ordering
 from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.expressions import is_known
+from sharded_orm.models.expressions import is_known, is_plain_value
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
@@ -148,8 +146,6 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
 
 # Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
 _PLAIN_KEYS = frozenset({int, str, UUID})
-# Values of other conditions that cannot hold a subquery.
-_PLAIN_VALUES = _PLAIN_KEYS | {bool, float, type(None), Decimal, date, datetime}
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
@@ -186,12 +182,15 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     for lookup in where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
+        field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # It can only take rows away, if it looks at nothing but this row.
-            if type(lookup.rhs) in _PLAIN_VALUES:
+            # It can only take rows away, if it looks at nothing but this row; a list of keys
+            # might take the shard away.
+            if is_plain_value(lookup.rhs) and not (
+                isinstance(lookup, In) and field.column in columns
+            ):
                 continue
             return None
-        field = lookup.lhs.target
         if field is key or (field.column in columns and options.tells(field)):
             if value is not None:
                 return None
