@@ -32,7 +32,7 @@ from django.db.utils import load_backend
 from sharded_orm import runtime
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.cache.stores.opening import BACKENDS, LOCAL, problem
-from sharded_orm.models.base import GlobalModel, ShardedModel
+from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.caching import (
     TokenField,
     declares_cache,
@@ -41,6 +41,7 @@ from sharded_orm.models.caching import (
     isolate_name,
     token_field,
 )
+from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.options import shard_options
 
 _NAMES = {"group", "shard_key", "cache", "isolate_key"}

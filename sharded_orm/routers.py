@@ -22,6 +22,7 @@ from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     describe,
+    options_of,
     shard_key_required,
     shard_options,
 )
@@ -64,7 +65,7 @@ class ShardRouter:
         if options is None:
             # Django's own fallback would follow the instance to its shard
             # (db/utils.py ConnectionRouter._router_func).
-            if instance is not None and shard_options(type(instance)) is not None:
+            if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
         alias = _stands_in(options.group)
@@ -99,7 +100,7 @@ class ShardRouter:
         may be what the shard key refers to, and be asked for rows that another field of
         theirs relates to it. Our descriptors know, and do not ask.
         """
-        theirs = shard_options(type(instance))
+        theirs = options_of(instance)
         if theirs is not None and theirs.group == options.group and instance._state.adding:
             if theirs.awaits_key(instance):
                 shard = theirs.locate(instance)
@@ -112,7 +113,7 @@ class ShardRouter:
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
         """Two sharded rows of one group may refer to each other on one shard only."""
-        one, two = shard_options(type(obj1)), shard_options(type(obj2))
+        one, two = options_of(obj1), options_of(obj2)
         if one is None and two is None:
             return None
         if one is None or two is None or one.group != two.group:
@@ -173,7 +174,7 @@ class ShardRouter:
 
 def _tells_nothing(instance: Model) -> bool:
     """Whether it is a new row of an automatic many-to-many table, which has no key."""
-    options = shard_options(type(instance))
+    options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
@@ -183,7 +184,7 @@ def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
         return
     for field in row._meta.concrete_fields:
         other: Any = field.get_cached_value(row, default=None) if field.is_relation else None
-        theirs = None if other is None else shard_options(type(other))
+        theirs = None if other is None else options_of(other)
         if theirs is None or theirs.group != options.group:
             continue
         if other._state.db not in (None, options.group, alias):

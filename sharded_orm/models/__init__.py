@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharded_orm.models.base import GlobalManager, GlobalModel, GlobalQuerySet, ShardedModel
+from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.directory import Placement
 from sharded_orm.models.fields import (
     ExactCharField,
@@ -11,6 +11,7 @@ from sharded_orm.models.fields import (
     TimestampedIDField,
 )
 from sharded_orm.models.fleet import ShardMap, TopologyVersion
+from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQuerySet
 from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.routes import Route

@@ -1,37 +1,31 @@
-"""The base classes of models: :class:`ShardedModel` and :class:`GlobalModel`."""
+"""The base class of models whose rows are on shards: :class:`ShardedModel`."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
-from django.db import DEFAULT_DB_ALIAS, models
+from django.db import models
 from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
 from sharded_orm.cache import level1
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
-from sharded_orm.models.cached import CachedQuerySet
-from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.fields.embedding import forget_choice, made_ids
 from sharded_orm.models.invalidation import CacheAttribute
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     describe,
+    group_of,
+    options_of,
     shard_key_required,
     shard_options,
 )
 from sharded_orm.models.query import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations import install_descriptors
 from sharded_orm.models.routes import colocation_on, scoped
-from sharded_orm.models.statements import (
-    check_aggregates,
-    check_constraint,
-    check_insert,
-    check_update,
-    check_values,
-)
+from sharded_orm.models.statements import check_constraint, check_insert, check_update
 from sharded_orm.models.through import install_through
 from sharded_orm.models.written import writing
 from sharded_orm.topology.model import Shard
@@ -137,7 +131,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             alias = other._state.db if isinstance(other, models.Model) else None
             if alias in (None, using, options.group) or other._state.adding:
                 continue
-            theirs = shard_options(type(other))
+            theirs = options_of(other)
             if theirs is not None and theirs.group == options.group:
                 raise CrossShardRelation(
                     f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
@@ -298,25 +292,32 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def clean_fields(self, exclude: Any = None) -> None:
         # Overrides Model.clean_fields: foreign keys inside the group are looked up on this
-        # row's shard. A row without a shard can have no row beside it.
-        excluded, alone = set(exclude or ()), []
+        # row's shard, and a row without a shard can have no row beside it. Those to another group
+        # are looked up where their value tells.
+        excluded = set(exclude or ())
         options = self._shard_options()
-        if self._validation_alias() is None:
-            alone = [
-                field
-                for field in self._meta.fields
-                if isinstance(field, models.ForeignKey)
-                and field.name not in excluded
-                and not field.remote_field.parent_link
-                and getattr(self, field.attname) not in field.empty_values
-                and (other := shard_options(field.remote_field.model)) is not None
-                and other.group == options.group
-            ]
+        references = [
+            (field, group_of(field.remote_field.model))
+            for field in self._meta.fields
+            if isinstance(field, models.ForeignKey)
+            and field.name not in excluded
+            and not field.remote_field.parent_link
+            and getattr(self, field.attname) not in field.empty_values
+        ]
+        alone = [field for field, group in references if group == options.group]
+        if self._validation_alias() is not None:
+            alone = []
+        elsewhere = [field for field, group in references if group not in (None, options.group)]
         errors: dict[str, Any] = {}
         try:
-            super().clean_fields(exclude=excluded.union(field.name for field in alone))
+            super().clean_fields(exclude=excluded.union(f.name for f in (*alone, *elsewhere)))
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
+        for field in elsewhere:
+            try:
+                _clean_elsewhere(field, self)
+            except ValidationError as exc:
+                errors[field.name] = exc.error_list
         key = options.key
         has_key = key is not None and getattr(self, key.attname) is not None
         if key is not None and key.name not in errors and (has_key or options.awaits_key(self)):
@@ -382,6 +383,18 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         return shard.alias if shard is not None else None
 
 
+def _clean_elsewhere(field: Any, row: Any) -> None:
+    """As Field.clean(); ForeignKey.validate() asks the router, which is not told the value."""
+    value = field.to_python(getattr(row, field.attname))
+    models.Field.validate(field, value, row)
+    rows = ShardedQuerySet(field.remote_field.model)
+    rows = rows.filter(**{field.remote_field.field_name: value})
+    if not rows.complex_filter(field.get_limit_choices_to()).exists():
+        raise _does_not_exist(field, value)
+    field.run_validators(value)
+    setattr(row, field.attname, value)
+
+
 def _does_not_exist(field: Any, value: Any) -> ValidationError:
     """What ForeignKey.validate raises."""
     return ValidationError(
@@ -394,76 +407,3 @@ def _does_not_exist(field: Any, value: Any) -> ValidationError:
             "value": value,
         },
     )
-
-
-class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models, with the methods that sharded ones have (Y1).
-
-    A join to a sharded model raises :exc:`CrossShardRelation`.
-    """
-
-    @property
-    def db(self) -> str:
-        alias = super().db
-        Colocation(None, alias).check(self.query)
-        return alias
-
-    def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        named = {arg.default_alias: arg for arg in args if hasattr(arg, "default_alias")}
-        check_aggregates(Colocation(None, super().db), self.query, {**named, **kwargs})
-        return super().aggregate(*args, **kwargs)
-
-    def update(self, **kwargs: Any) -> int:
-        check_values(Colocation(None, super().db), self.query, kwargs.values())
-        return super().update(**kwargs)
-
-    def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        objs = list(objs)
-        check_insert(Colocation(None, super().db), objs)
-        return super().bulk_create(objs, *args, **kwargs)
-
-    def scatter(self, *, partial: bool = False) -> Self:
-        """The same query: there is one database to ask."""
-        return self._chain()
-
-    def explain_routing(self) -> str:
-        """Which alias the query would run on."""
-        return f"the global database, alias {self.db!r}"
-
-
-GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalManager")
-
-
-class GlobalModel(models.Model):
-    """A model of the global database: data that belongs to no shard key (Y1).
-
-    ``class ShardMeta`` may have ``cache = True`` and an ``isolate_key`` (Y16).
-    """
-
-    _is_sharded: ClassVar[bool] = False
-
-    cache = CacheAttribute()
-    objects = GlobalManager()
-
-    class Meta:
-        abstract = True
-
-    def save_base(self, *args: Any, **kwargs: Any) -> None:
-        check_update(Colocation(None, DEFAULT_DB_ALIAS), [self])
-        with writing(self):
-            super().save_base(*args, **kwargs)
-
-    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        with writing(self):
-            return super().delete(*args, **kwargs)
-
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def refresh_from_db(
-        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
-    ) -> None:
-        # A base manager of the project's own may read through the cache.
-        with level1.uncached():
-            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

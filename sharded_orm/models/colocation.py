@@ -69,14 +69,16 @@ class Colocation:
         ``bound_of`` asks the directory.
         """
         for part in query.combined_queries:
+            if part.model is not None:
+                self._check_model(query, part.model, "is combined with one on")
             self.check(part, outer)
-        if ordered and not ordering.is_plain(query):
+        if (ordered or query.distinct_fields) and not ordering.is_plain(query):
             query, order = ordering.resolved(query, self._alias)
             values = [*values, *order]
-        self._check_joins(query)
         if query.select_related:
-            self._check_select_related(query, query.get_meta(), query.select_related)
-        for nested in nested_queries(query, *values):
+            query = self._check_select_related(query)
+        self._check_joins(query)
+        for nested in nested_queries(query, *values, trusted=self._options is None):
             inner = nested.query
             if inner.model is not None:
                 self._check_model(query, inner.model, "has a subquery on")
@@ -107,12 +109,34 @@ class Colocation:
             " (prefetch_related does), or filter and order by the foreign key's value instead."
         )
 
-    def _check_select_related(self, query: Query, meta: Any, wanted: Any) -> None:
+    def _check_select_related(self, query: Query) -> Query:
+        """Check what is followed; the query with the joins of filtered relations among it."""
+        meta: Any = query.get_meta()
+        wanted: Any = query.select_related
         if wanted is True:
-            for field in meta.fields:
-                if field.remote_field and not field.null:
-                    self._check_model(query, field.related_model, "follows (select_related)")
+            self._check_followed(query, meta, query.max_depth)
+            return query
+        self._check_wanted(query, meta, wanted)
+        # As SQLCompiler.get_related_selections(), which joins these by itself.
+        filtered = query._filtered_relations.keys() & wanted.keys()  # type: ignore[attr-defined]  # not in the stubs
+        if filtered:
+            query = query.chain()
+            for name in filtered:
+                joined: Any = query.setup_joins([name], meta, query.get_initial_alias())
+                self._check_wanted(query, joined.opts, wanted[name])
+        return query
+
+    def _check_followed(self, query: Query, meta: Any, depth: int) -> None:
+        """``select_related()`` without names follows whatever cannot be NULL."""
+        if not depth:
             return
+        for field in meta.fields:
+            remote = field.remote_field
+            if remote and not field.null and not remote.parent_link:
+                self._check_model(query, field.related_model, "follows (select_related)")
+                self._check_followed(query, field.related_model._meta, depth - 1)
+
+    def _check_wanted(self, query: Query, meta: Any, wanted: Any) -> None:
         names = {f.name: f for f in meta.fields if f.remote_field}
         names |= {o.field.related_query_name(): o for o in meta.related_objects if o.field.unique}
         for name, deeper in wanted.items():
@@ -121,7 +145,7 @@ class Colocation:
                 continue  # Django reports an unknown name itself, with the choices.
             self._check_model(query, relation.related_model, "follows (select_related)")
             if deeper:
-                self._check_select_related(query, relation.related_model._meta, deeper)
+                self._check_wanted(query, relation.related_model._meta, deeper)
 
     # -- Subqueries
 

@@ -38,6 +38,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
+from sharded_orm.routing.where import writes_own_sql
 
 #: Attributes of queries that can hold expressions.
 HOLDS_EXPRESSIONS = frozenset(
@@ -79,11 +80,6 @@ _LISTS = frozenset({frozenset, list, set, tuple})
 # How expressions were called, before they were resolved.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
-# Methods by which a class of the project writes SQL that its sources do not show.
-_WRITES_SQL = re.compile(
-    r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
-    r"|resolve_expression_parameter|get_bilateral_transforms)$"
-)
 _registered: set[type] = set()
 _known: dict[type, bool] = {}
 
@@ -128,18 +124,23 @@ class Nested:
     not_null: tuple[Col, ...] = ()
 
 
-def nested_queries(query: Query, *more: Any) -> Iterator[Nested]:
+def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
     """The queries inside ``query`` and the expressions ``more``; not those inside of these.
 
+    :param trusted: whether SQL that nobody can read is passed over: on the global database, which
+        has all rows of its tables.
     :raises UnknownExpression: what it holds might read other rows, and nobody can tell.
     """
     for name, value in vars(query).items():
         if not value or name in _PASSED_OVER:
             continue
         if name == "where":
-            yield from _in_where(value, certain=True, not_null=())
+            yield from _in_where(value, certain=True, not_null=(), trusted=trusted)
         elif name == "alias_map":
-            yield from _in_each(join for join in value.values() if type(join) is not BaseTable)
+            joins = (join for join in value.values() if type(join) is not BaseTable)
+            yield from _in_each(joins, trusted)
+        elif trusted and name in ("extra_tables", "extra"):
+            continue
         elif name == "extra_tables":
             raise UnknownExpression(
                 f"extra(tables={list(value)!r}) joins tables that the library cannot place: use"
@@ -149,9 +150,8 @@ def nested_queries(query: Query, *more: Any) -> Iterator[Nested]:
             for sql, _ in value.values():
                 _check_text(sql)
         else:
-            yield from _inside(value)
-    for expression in more:
-        yield from _inside(expression)
+            yield from _inside(value, trusted=trusted)
+    yield from _in_each(more, trusted)
 
 
 def demanded(where: WhereNode) -> Iterator[Any]:
@@ -187,20 +187,27 @@ def is_known(kind: type) -> bool:
     return known
 
 
+def is_plain_value(value: Any) -> bool:
+    """Whether it is a value, or a list of values, of a type that holds no expression."""
+    # Lists of keys are long, and hold values of few types.
+    kind = type(value)
+    return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
+
+
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
             return True  # With all that it inherits.
-        if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
-            continue
-        if any(map(_WRITES_SQL.match, vars(cls))):
+        if writes_own_sql(cls):
             return False
     return True
 
 
-def _in_where(node: Any, *, certain: bool, not_null: tuple[Col, ...]) -> Iterator[Nested]:
+def _in_where(
+    node: Any, *, certain: bool, not_null: tuple[Col, ...], trusted: bool
+) -> Iterator[Nested]:
     if not isinstance(node, WhereNode):
-        yield from _inside(node, certain=certain, not_null=not_null)
+        yield from _inside(node, certain=certain, not_null=not_null, trusted=trusted)
         return
     if not node.children:
         return
@@ -213,23 +220,23 @@ def _in_where(node: Any, *, certain: bool, not_null: tuple[Col, ...]) -> Iterato
         # The ordinary condition, a column against a value or a list, holds no query.
         if (
             type(getattr(child, "lhs", None)) is Col
-            and _is_plain(child.rhs)
+            and is_plain_value(child.rhs)
             and is_known(type(child))
         ):
             continue
-        yield from _in_where(child, certain=certain, not_null=not_null)
+        yield from _in_where(child, certain=certain, not_null=not_null, trusted=trusted)
 
 
 def _inside(
-    value: Any, *, certain: bool = False, not_null: tuple[Col, ...] = ()
+    value: Any, *, trusted: bool, certain: bool = False, not_null: tuple[Col, ...] = ()
 ) -> Iterator[Nested]:
     kind = type(value)
-    if kind is Col or kind is Value or _is_plain(value):
+    if kind is Col or kind is Value or is_plain_value(value):
         return
     if isinstance(value, dict):
-        yield from _in_each(value.values())
+        yield from _in_each(value.values(), trusted)
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from _in_each(value)
+        yield from _in_each(value, trusted)
     elif isinstance(value, QuerySet):
         yield Nested(value.query)
     elif isinstance(value, Query):
@@ -237,10 +244,12 @@ def _inside(
     elif isinstance(value, Field | Model | F | Star | NothingNode):
         return
     elif _is_expression(value):
-        _check(value)
+        if not trusted:
+            _check(value)
         rhs: Any = value.rhs if isinstance(value, In) else None
         if isinstance(rhs, Subquery) and not isinstance(rhs, Exists):
-            _check(rhs)
+            if not trusted:
+                _check(rhs)
             rhs = rhs.query
         compares = isinstance(rhs, Query) and is_from_django(value)
         if compares:
@@ -248,20 +257,14 @@ def _inside(
         for name, part in vars(value).items():
             if name in _CONSTRUCTION or (compares and name == "rhs"):
                 continue
-            yield from _inside(part)
-    elif hasattr(kind, "as_sql") or hasattr(kind, "resolve_expression"):
+            yield from _inside(part, trusted=trusted)
+    elif not trusted and (hasattr(kind, "as_sql") or hasattr(kind, "resolve_expression")):
         raise _unknown(value)
 
 
-def _is_plain(value: Any) -> bool:
-    # Lists of keys are long, and hold values of few types.
-    kind = type(value)
-    return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
-
-
-def _in_each(values: Iterable[Any]) -> Iterator[Nested]:
+def _in_each(values: Iterable[Any], trusted: bool) -> Iterator[Nested]:
     for value in values:
-        yield from _inside(value)
+        yield from _inside(value, trusted=trusted)
 
 
 def _is_expression(value: Any) -> bool:

@@ -164,6 +164,14 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
         return _known.setdefault(model, _read(model))
 
 
+def options_of(instance: Any) -> ShardOptions | None:
+    """The options of an instance's model.
+
+    By ``__class__``: a lazy object, such as ``request.user``, names there what it stands for.
+    """
+    return shard_options(instance.__class__)
+
+
 def _read(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
@@ -232,7 +240,7 @@ def _kind_of_value(field: Any) -> Any:
 
 def describe(instance: Model) -> str:
     """An instance in an error message; its own ``__str__`` may need a database."""
-    return f"{type(instance).__name__}(pk={instance.pk!r})"
+    return f"{instance.__class__.__name__}(pk={instance.pk!r})"
 
 
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
@@ -240,7 +248,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
     None when it is of another group, global, or not on a shard yet.
     """
-    other = shard_options(type(instance))
+    other = options_of(instance)
     if other is None or other.group != options.group:
         return None
     alias = instance._state.db

@@ -14,7 +14,7 @@ from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
-from sharded_orm.models.statements import check_aggregates
+from sharded_orm.models.statements import check_aggregates, named_aggregates
 from sharded_orm.scatter import Target
 
 # Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
@@ -157,18 +157,14 @@ class ReadingQuerySet(RoutedQuerySet):
         return scatter.exists(self, where, **self._merging())
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        for arg in args:
-            try:
-                kwargs[arg.default_alias] = arg
-            except (AttributeError, TypeError):
-                raise TypeError("Complex aggregates require an alias") from None
+        aggregates = named_aggregates(args, kwargs)
         where = self._destination(ordered=self.query.is_sliced)
         if not self._is_named():
-            check_aggregates(self._colocation(where), self.query, kwargs)
+            check_aggregates(self._colocation(where), self.query, aggregates)
         if isinstance(where, str):
-            found: dict[str, Any] = self._run_on(where, super().aggregate, **kwargs)
+            found: dict[str, Any] = self._run_on(where, super().aggregate, **aggregates)
             return found
-        return scatter.aggregate(self, where, kwargs, **self._merging(groups=False))
+        return scatter.aggregate(self, where, aggregates, **self._merging(groups=False))
 
     def explain(self, *, format: str | None = None, **options: Any) -> str:
         several = self._targets()

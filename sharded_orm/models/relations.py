@@ -24,7 +24,7 @@ from django.db.models.fields.related_descriptors import (
 from django.utils.functional import cached_property
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.options import describe, group_of, shard_options
+from sharded_orm.models.options import describe, group_of, options_of
 from sharded_orm.models.related_managers import (
     Beside,
     FromOutside,
@@ -136,7 +136,7 @@ class _Forward(_ByConditions):
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
         # save() refuses it as well, but ``person.albums.add(album)`` does not save: it
         # updates the column by a plain query.
-        options = shard_options(type(instance))
+        options = options_of(instance)
         if options is None or options.key is not self.field:
             return
         field: Any = self.field  # Narrowed to what a key may be; it is a relation.

@@ -14,7 +14,15 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
 from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
-from sharded_orm.models.routes import Route, colocation, colocation_on, only_shard, route, targets
+from sharded_orm.models.routes import (
+    Route,
+    colocation,
+    colocation_on,
+    only_shard,
+    plain_key,
+    route,
+    targets,
+)
 from sharded_orm.models.sql import ShardedQuery
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
@@ -103,10 +111,10 @@ class RoutedQuerySet(CachedQuerySet):
     def _check_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise unless ``alias`` has all rows that this query is about."""
         options = self._options
-        shard = runtime.topology().resolve(alias)
-        if shard is None or only_shard(options, self.query, ordered=ordered) == shard:
+        if runtime.topology().resolve(alias) is None:
             return
-        colocation_on(options, alias).check(self.query, ordered=ordered)
+        if plain_key(options, self.query, ordered=ordered) is None:
+            colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, where: str | list[Target]) -> Colocation:
         """What a statement may read that runs at this destination."""
@@ -210,8 +218,10 @@ class RoutedQuerySet(CachedQuerySet):
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
+            # A base manager's queryset is not ours, and names an alias, too.
             alias = getattr(other, "_db", None)
-            if (self._pinned() or (alias and other._pinned())) and alias != self._db:
+            is_pinned = alias not in (None, self._options.group)
+            if (self._pinned() or is_pinned) and alias != self._db:
                 raise CrossShardRelation(
                     f"Querysets on {self._db!r} and {alias!r} cannot be combined: name one shard"
                     " with using() on the result, or leave using() out and filter by the key."

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -21,14 +19,14 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models import ordering
 from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.expressions import is_known
+from sharded_orm.models.expressions import is_known, is_plain_value
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
     shard_key_required,
     where_key,
 )
-from sharded_orm.routing.where import Bound, OnShard, WhereReader
+from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard
 
@@ -148,16 +146,23 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
 
 # Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
 _PLAIN_KEYS = frozenset({int, str, UUID})
-# Values of other conditions that cannot hold a subquery.
-_PLAIN_VALUES = _PLAIN_KEYS | {bool, float, type(None), Decimal, date, datetime}
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
     """The shard of a query that says no more than ``key = value AND …``; else None.
 
-    What :func:`route` would find, for the commonest queries in a fifth of its time: one
-    table, plain comparisons, equality of the key or an id that carries its shard once among
-    them. None means: ask :func:`route`.
+    What :func:`route` would find, for the commonest queries in a fifth of its time. None means:
+    ask :func:`route`.
+    """
+    value = plain_key(options, query, ordered=ordered)
+    return None if value is None else runtime.locate(options.group, value)
+
+
+def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
+    """The value that tells the shard of a query that cannot read rows of another one; else None.
+
+    Of one table, with plain comparisons, equality of the key or of an id that carries its shard
+    once among them. Sends nothing.
     """
     where = query.where
     if (
@@ -169,7 +174,7 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
         or query.extra_tables
         or where.negated
         or where.connector != AND
-        or (ordered and not ordering.is_plain(query))
+        or ((ordered or query.distinct_fields) and not ordering.is_plain(query))
     ):
         return None
     key, value, columns = options.key, None, options.columns
@@ -177,12 +182,15 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
     for lookup in where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
-        if not isinstance(lookup, Exact):
-            # It can only take rows away, if it looks at nothing but this row.
-            if type(lookup.rhs) in _PLAIN_VALUES:
+        field = lookup.lhs.target
+        if not compares_as(Exact, lookup):
+            # It can only take rows away, if it looks at nothing but this row; a list of keys
+            # might take the shard away.
+            if is_plain_value(lookup.rhs) and not (
+                isinstance(lookup, In) and field.column in columns
+            ):
                 continue
             return None
-        field = lookup.lhs.target
         if field is key or (field.column in columns and options.tells(field)):
             if value is not None:
                 return None
@@ -191,7 +199,7 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
                 return None
         elif hasattr(lookup.rhs, "resolve_expression"):
             return None
-    return None if value is None else runtime.locate(options.group, value)
+    return value
 
 
 def _joins(query: Query) -> bool:
@@ -250,7 +258,7 @@ def _hinted(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
     number = None if alias is None else _resolve_in(options.group)(alias)
     if number is None:
         return None
-    return Bound(frozenset({number}), f"the related {type(instance).__name__} is on {alias!r}")
+    return Bound(frozenset({number}), f"the related {instance.__class__.__name__} is on {alias!r}")
 
 
 def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
@@ -280,10 +288,11 @@ def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:
 def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNode, int, Any]]:
     if where.negated or where.connector != AND:
         return
+    child: Any
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif isinstance(child, In) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+        elif compares_as(In, child) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
             yield where, position, child
 
 

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from django.db.models.expressions import DatabaseDefault
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.colocation import Colocation
 from sharded_orm.models.expressions import nested_queries
+
+
+def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``aggregate()`` by name, as QuerySet.aggregate() names them."""
+    named = dict(kwargs)
+    for arg in args:
+        try:
+            named[arg.default_alias] = arg
+        except (AttributeError, TypeError):
+            raise TypeError("Complex aggregates require an alias") from None
+    return named
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
@@ -89,5 +101,15 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
-            found += [value for value in values if hasattr(value, "resolve_expression")]
+            found += [
+                value
+                for value in values
+                if hasattr(value, "resolve_expression") and not _is_default(field, value)
+            ]
     return found
+
+
+def _is_default(field: Any, value: Any) -> bool:
+    """Whether it is the field's ``db_default``, which no database lets read rows."""
+    expression = getattr(value, "expression", None)
+    return type(value) is DatabaseDefault and expression is field._db_default_expression

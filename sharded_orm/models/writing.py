@@ -69,7 +69,7 @@ class WritingQuerySet(RoutedQuerySet):
         alias = str(self._db) if self._pinned() else self._alias_of(given)
         # Also on a shard that was named: the row that is created is the same on any.
         _refuse_elsewhere(self._options, given.values(), alias)
-        self.filter(**given)._check_on(alias)
+        self.filter(**given)._check_on(alias, ordered=False)  # As get(), which has no order.
         return self.using(alias)
 
     def _alias_of(self, given: dict[str, Any]) -> str:

@@ -8,8 +8,10 @@ refused by the caller or scattered on request, never guessed (DESIGN decision 4)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from django.db.models import Model
@@ -28,6 +30,40 @@ class ShardKey:
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
+
+
+# Methods by which a class of a project writes SQL that its sources do not show.
+_WRITES_SQL = re.compile(
+    r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
+    r"|resolve_expression_parameter|get_bilateral_transforms)$"
+)
+
+
+def writes_own_sql(cls: type) -> bool:
+    """Whether ``cls`` itself, not a base of it, is outside of Django and writes SQL."""
+    if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
+        return False
+    return any(map(_WRITES_SQL.match, vars(cls)))
+
+
+def compares_as(base: Any, lookup: Any) -> bool:
+    """Whether ``lookup`` is true of the same rows as one of the class ``base``, Django's own."""
+    kind: Any = type(lookup)
+    return _is_same(base, kind)
+
+
+@cache
+def _is_same(base: Any, kind: Any) -> bool:
+    return (
+        issubclass(kind, base)
+        and kind.lookup_name == base.lookup_name
+        and not any(map(writes_own_sql, kind.__mro__))
+    )
+
+
+def is_equality(lookup: Any) -> bool:
+    """Whether ``lookup`` is true only of rows that have the value, or one of the values."""
+    return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
 #: Tells the shard key of a model, or None for a model that is not sharded.
@@ -102,7 +138,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if isinstance(node, Exact | In | IsNull):
+        if is_equality(node) or compares_as(IsNull, node):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.db import models, transaction
 from django.db.models import Exists, OuterRef, Value, prefetch_related_objects
 from django.test import TestCase
 from django.test.utils import isolate_apps
+from django.utils.functional import SimpleLazyObject
 
 import sharded_orm
 from sharded_orm import runtime
@@ -103,6 +105,39 @@ def test_forward_and_reverse_relations(albums: list[Album], rows: list[Photo]) -
     made = albums[1].photos.create(user_id=TWO, title="related")
     assert made._state.db == "photos_00012"
     assert Person.objects.get(pk=TWO).albums.create(title="new")._state.db == "photos_00012"
+
+
+REFERRING: dict[str, Callable[[Any, list[Photo]], Any]] = {
+    "create": lambda album, rows: Photo.objects.create(user_id=ONE, title="x", album=album),
+    "assign": lambda album, rows: setattr(rows[0], "album", album),
+    "update": lambda album, rows: Photo.objects.filter(user_id=ONE).update(album=album),
+    "get_or_create": lambda album, rows: Photo.objects.get_or_create(user_id=ONE, album=album),
+    "bulk_create": lambda album, rows: Photo.objects.bulk_create(
+        [Photo(user_id=ONE, title="x", album=album)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERRING)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["row", "lazy"])
+def test_a_row_of_another_shard_is_refused_as_a_lazy_object_as_well(
+    name: str, wrapped: bool, albums: list[Album], rows: list[Photo]
+) -> None:
+    album = SimpleLazyObject(lambda: albums[1]) if wrapped else albums[1]
+    with pytest.raises(CrossShardRelation, match=r"Album\(pk="):
+        REFERRING[name](album, rows)
+    assert not Photo.objects.filter(user_id=ONE, album_id=albums[1].pk).exists()
+
+
+def test_a_lazy_object_tells_its_shard(albums: list[Album], rows: list[Photo]) -> None:
+    album, row = SimpleLazyObject(lambda: albums[1]), SimpleLazyObject(lambda: rows[0])
+    assert Photo.objects.filter(album=album).get() == rows[1]
+    assert Photo.objects.scatter().contains(row)  # type: ignore[attr-defined]  # of our querysets
+    tag = Tag.objects.create(user_id=TWO, name="x")
+    Tag.objects.create(user_id=ONE, name="has the same id")
+    with pytest.raises(CrossShardRelation):
+        rows[0].tags.add(SimpleLazyObject(lambda: tag))
+    assert not rows[0].tags.exists()
 
 
 def test_filter_by_an_instance_goes_to_its_shard(albums: list[Album], rows: list[Photo]) -> None:
@@ -389,10 +424,15 @@ def test_combining_querysets_of_two_named_shards_is_refused(rows: list[Photo]) -
         lambda: one & two,
         lambda: one | Photo.objects.filter(user_id=TWO),
         lambda: one.union(two),
+        lambda: one | Photo._base_manager.using("photos_00012"),
+        lambda: Photo.objects.filter(user_id=ONE) | Photo._base_manager.using("photos_00012"),
     ):
         with pytest.raises(CrossShardRelation, match="combined"):
             combine()
     assert (one.filter(stars=0) | one.filter(stars=3)).count() == 2
+    assert (
+        one.filter(stars=0) | Photo._base_manager.using(SHARD[ONE]).filter(stars=3)
+    ).count() == 2
 
 
 def test_bulk_writes_keep_every_row_on_the_shard_of_its_key(rows: list[Photo]) -> None:

@@ -144,7 +144,9 @@ def test_reading_methods(rows: list[Photo]) -> None:
 
 
 def test_get_or_create(rows: list[Photo]) -> None:
-    found, created = Photo.objects.get_or_create(user_id=TWO, title="p1", defaults={"stars": 9})
+    # Its key is looked up once.
+    with assert_queries(1, using="directory"), assert_queries(1, using=SHARD[TWO]):
+        found, created = Photo.objects.get_or_create(user_id=TWO, title="p1", defaults={"stars": 9})
     assert (found, created) == (rows[1], False)
     made, created = Photo.objects.get_or_create(user_id=TWO, title="new", defaults={"stars": 9})
     assert created

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import connections, models, transaction
 from django.db.models import Prefetch, prefetch_related_objects
@@ -334,6 +335,13 @@ def test_a_foreign_key_to_another_group_whose_ids_tell_the_shard(placed: None) -
     with pytest.raises(ShardKeyRequired, match="Event"):
         hints[0].event  # noqa: B018
     assert Hint(user_id=ONE, event=event).event == event
+    everything_else = {field.name for field in Hint._meta.fields} - {"board"}
+    hints[0].clean_fields(exclude=everything_else)
+    for board_id in (boards[0].pk + 10**6, None):
+        with pytest.raises(ValidationError, match="board"):
+            Hint(user_id=ONE, board_id=board_id).clean_fields(exclude=everything_else)
+    with pytest.raises(ShardKeyRequired, match="Event"):
+        hints[0].clean_fields(exclude={"board"})
 
 
 @pytest.mark.parametrize(("order", "label"), [(1, ONE), (-1, ONE), (1, TWO)])

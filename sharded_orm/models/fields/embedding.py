@@ -12,7 +12,7 @@ from django.db.models.constants import OnConflict
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
-from sharded_orm.models.options import describe, shard_options
+from sharded_orm.models.options import describe, options_of
 from sharded_orm.topology.model import Shard
 
 #: Inserts rows and answers with the values of these columns, as ``QuerySet._insert``.
@@ -100,13 +100,13 @@ def _near(instance: Any) -> Any:
 
 
 def _set_near(instance: Any, row: Any) -> None:
-    options = shard_options(type(instance))
-    theirs = shard_options(type(row)) if row is not None else options
+    options = options_of(instance)
+    theirs = options_of(row) if row is not None else options
     if options is None or theirs is None or theirs.group != options.group:
         shown = describe(row) if isinstance(row, models.Model) else repr(row)
         raise CrossShardRelation(
             f"near={shown} is no row of group {options.group if options else None!r}, in which"
-            f" {type(instance).__name__} is stored: give a row of that group."
+            f" {instance.__class__.__name__} is stored: give a row of that group."
         )
     if row is not None and not instance._state.adding:
         raise CrossShardRelation(

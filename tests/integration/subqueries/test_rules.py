@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections, models
 from django.db.models import (
     Case,
     CharField,
@@ -28,16 +29,22 @@ from django.db.models import (
     When,
     Window,
 )
-from django.db.models.expressions import BaseExpression, RawSQL
+from django.db.models.expressions import (  # type: ignore[attr-defined]  # not all in the stubs
+    BaseExpression,
+    DatabaseDefault,
+    RawSQL,
+)
 from django.db.models.functions import Coalesce, Rank
 from django.db.models.lookups import Exact
 from django.db.models.sql import AggregateQuery, DeleteQuery, InsertQuery, Query, UpdateQuery
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm import reads_own_row
-from sharded_orm.exceptions import CrossShardRelation, UnknownExpression
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired, UnknownExpression
+from sharded_orm.models import ShardedModel
 from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
-from sharded_orm.models.statements import check_constraint
+from sharded_orm.models.routes import colocation_on
+from sharded_orm.models.statements import check_constraint, check_insert
 from tests.integration.subqueries.conftest import (
     DATABASES,
     PLAIN,
@@ -46,7 +53,7 @@ from tests.integration.subqueries.conftest import (
     aliases,
     rows_of,
 )
-from tests.photos.models import Album, Comment, Person
+from tests.photos.models import Album, Comment, Person, Photo
 from tests.queries.conftest import ONE
 from tests.twins.models import Trunk, Twig
 
@@ -246,6 +253,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "a filtered relation": lambda x: Trunk.objects.filter(owner=0).annotate(
         r=FilteredRelation("twigs", condition=Q(twigs__n=x))
     ).filter(r__n=1),
+    "a filtered relation that is followed": lambda x: Twig.objects.filter(owner=0).annotate(
+        r=FilteredRelation("parent", condition=Q(parent__n=x))
+    ).select_related("r"),
     "another subquery": lambda x: Trunk.objects.filter(
         owner=0, n=Subquery(Twig.objects.filter(owner=0, n=x).values("n")[:1])
     ),
@@ -350,6 +360,21 @@ class Declared(Same):
     lookup_name = "declared_same"
 
 
+@reads_own_row
+class Nearly(Exact):  # type: ignore[type-arg]  # generic in the stubs only
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        left, left_params = self.process_lhs(compiler, connection)
+        right, right_params = self.process_rhs(compiler, connection)
+        return f"ABS({left} - {right}) <= 1", [*left_params, *right_params]
+
+
+class Rounded(Exact):  # type: ignore[type-arg]  # generic in the stubs only
+    """It prepares its value in a way of its own, and compares as Django does."""
+
+    def get_prep_lookup(self) -> Any:
+        return int(self.rhs)
+
+
 class Bracketed(Func):
     template = "(%(expressions)s)"
 
@@ -394,6 +419,41 @@ def test_sql_of_which_nobody_can_tell_what_it_reads_is_refused(make: Any) -> Non
 )
 def test_sql_that_reads_its_own_row_is_run(make: Any) -> None:
     assert [row.id for row in make()] == [1]
+
+
+def test_equality_of_a_project_tells_the_shard_if_it_is_equality() -> None:
+    assert Trunk.objects.get(Rounded(F("owner"), "0")).id == 1
+    with pytest.raises(ShardKeyRequired):
+        list(Trunk.objects.filter(Nearly(F("owner"), 1)))
+    rows = Trunk.objects.scatter().filter(Nearly(F("owner"), 1))  # type: ignore[attr-defined]
+    assert sorted(row.id for row in rows) == [1, 2, 3]
+    assert [row.id for row in Trunk.objects.filter(Nearly(F("n"), 4), owner=0)] == [1]
+
+
+class Drawn(Func):
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        return "RANDOM()", []
+
+
+@isolate_apps("tests.photos")
+def test_a_default_of_the_database_reads_no_rows() -> None:
+    class Lot(ShardedModel):
+        user_id = models.BigIntegerField()
+        number = models.IntegerField(db_default=Drawn(output_field=IntegerField()))
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    here = colocation_on(Lot._shard_options(), "photos_00003")
+    check_insert(here, [Lot(user_id=ONE), Lot(user_id=ONE, number=1)])
+    with pytest.raises(UnknownExpression):
+        check_insert(here, [Lot(user_id=ONE), Lot(user_id=ONE, number=Drawn())])
+    with pytest.raises(CrossShardRelation):
+        check_insert(here, [Lot(user_id=ONE, number=DatabaseDefault(largest(SHARDED)))])
 
 
 # -- Attributes of queries
@@ -442,9 +502,15 @@ ACROSS: dict[str, Callable[[Any], Any]] = {
         x=Count("pk", filter=Q(author__username="x"))
     ),
     "distinct by it": lambda rows: list(rows.distinct("author__username")),
+    "a number of those that are distinct by it": lambda rows: (
+        rows.distinct("author__username").count()
+    ),
     "a filter": lambda rows: list(rows.filter(author__username="x")),
     "an annotation": lambda rows: list(rows.annotate(x=F("author__username"))),
     "select_related": lambda rows: list(rows.select_related("author")),
+    "a filtered relation that is followed": lambda rows: list(
+        rows.annotate(x=FilteredRelation("author")).select_related("x")
+    ),
     "a subquery": lambda rows: list(
         rows.filter(author_id__in=Person.objects.filter(username="x").values("pk"))
     ),
@@ -479,11 +545,37 @@ def test_what_needs_no_join_is_run(placed: None, monkeypatch: pytest.MonkeyPatch
     assert not rows.order_by("author_id")
     assert rows.order_by("author__username").delete()[0] == 0
     assert rows.aggregate(x=Count("author_id")) == {"x": 0}
+    row = Comment.objects.create(user_id=ONE, photo=Photo.objects.create(user_id=ONE))
+    by_name = Comment.objects.order_by("author__username")
+    assert by_name.get(user_id=ONE, pk=row.pk) == row
+    assert by_name.get_or_create(user_id=ONE, pk=row.pk) == (row, False)
+
+
+@isolate_apps("tests.photos")
+def test_what_is_followed_without_a_name_stays_in_the_group() -> None:
+    class Sticker(ShardedModel):
+        user_id = models.BigIntegerField()
+        album = models.ForeignKey(Album, models.CASCADE, related_name="+")
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    with CaptureQueriesContext(connections["photos_00003"]) as sent:
+        with pytest.raises(CrossShardRelation, match=r"follows \(select_related\) Person"):
+            list(Sticker.objects.filter(user_id=ONE).select_related())
+    assert not sent.captured_queries
 
 
 GLOBAL: dict[str, Callable[[], Any]] = {
     "filter": lambda: list(Person.objects.filter(albums__title="x")),
     "order": lambda: list(Person.objects.order_by("albums__title")),
+    "union": lambda: list(
+        Person.objects.values("pk").union(Album.objects.filter(owner_id=ONE).values("pk"))
+    ),
     "order by a subquery": lambda: list(Person.objects.order_by(Subquery(_titles()))),
     "aggregate": lambda: Person.objects.aggregate(x=Count("albums")),
     "aggregate with a subquery": lambda: Person.objects.aggregate(x=Max(Subquery(_titles()))),
@@ -507,3 +599,22 @@ def test_the_global_database_cannot_reach_a_shard(name: str) -> None:
         with pytest.raises(CrossShardRelation, match="Album, which is in group 'photos'"):
             GLOBAL[name]()
     assert not [query for query in sent.captured_queries if "photos" in query["sql"]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: rows.filter(Same(F("username"), "p")),
+        lambda rows: rows.annotate(x=RawSQL("(SELECT MAX(id) FROM photos_app_person)", [])),
+        lambda rows: rows.extra(where=["id IN (SELECT id FROM photos_app_person)"]),
+        lambda rows: rows.extra(tables=["django_content_type"]).distinct(),
+    ],
+)
+def test_sql_of_the_global_database_is_its_own_affair(make: Any) -> None:
+    ContentType.objects.get_for_model(Person)
+    person = Person.objects.create(username="p")
+    assert list(make(Person.objects.all())) == [person]
+    with pytest.raises(CrossShardRelation):
+        list(make(Person.objects.filter(albums__title="x")))
+    with pytest.raises(CrossShardRelation):
+        list(make(Person.objects.filter(username=Subquery(_titles()))))

@@ -1,0 +1,93 @@
+"""The base class of models whose rows are in the global database: :class:`GlobalModel`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from sharded_orm.cache import level1
+from sharded_orm.models.cached import CachedQuerySet
+from sharded_orm.models.colocation import Colocation
+from sharded_orm.models.invalidation import CacheAttribute
+from sharded_orm.models.statements import (
+    check_aggregates,
+    check_insert,
+    check_update,
+    check_values,
+    named_aggregates,
+)
+from sharded_orm.models.written import writing
+
+
+class GlobalQuerySet(CachedQuerySet):
+    """The queryset of global models, with the methods that sharded ones have (Y1).
+
+    A join to a sharded model raises :exc:`CrossShardRelation`.
+    """
+
+    @property
+    def db(self) -> str:
+        alias = super().db
+        Colocation(None, alias).check(self.query)
+        return alias
+
+    def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        aggregates = named_aggregates(args, kwargs)
+        check_aggregates(Colocation(None, super().db), self.query, aggregates)
+        return super().aggregate(**aggregates)
+
+    def update(self, **kwargs: Any) -> int:
+        check_values(Colocation(None, super().db), self.query, kwargs.values())
+        return super().update(**kwargs)
+
+    def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        objs = list(objs)
+        check_insert(Colocation(None, super().db), objs)
+        return super().bulk_create(objs, *args, **kwargs)
+
+    def scatter(self, *, partial: bool = False) -> Self:
+        """The same query: there is one database to ask."""
+        return self._chain()
+
+    def explain_routing(self) -> str:
+        """Which alias the query would run on."""
+        return f"the global database, alias {self.db!r}"
+
+
+GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalManager")
+
+
+class GlobalModel(models.Model):
+    """A model of the global database: data that belongs to no shard key (Y1).
+
+    ``class ShardMeta`` may have ``cache = True`` and an ``isolate_key`` (Y16).
+    """
+
+    _is_sharded: ClassVar[bool] = False
+
+    cache = CacheAttribute()
+    objects = GlobalManager()
+
+    class Meta:
+        abstract = True
+
+    def save_base(self, *args: Any, **kwargs: Any) -> None:
+        check_update(Colocation(None, DEFAULT_DB_ALIAS), [self])
+        with writing(self):
+            super().save_base(*args, **kwargs)
+
+    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        with writing(self):
+            return super().delete(*args, **kwargs)
+
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
+        # A base manager of the project's own may read through the cache.
+        with level1.uncached():
+            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
