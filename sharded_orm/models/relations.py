@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
@@ -22,7 +22,7 @@ from django.db.models.fields.related_descriptors import (
 )
 from django.utils.functional import cached_property
 
-from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 
 
 def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
@@ -139,7 +139,40 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
 
 
 def _per_shard_manager(manager: type[Any]) -> type[Any]:
-    return type(manager.__name__, (_PerShard, manager), {})
+    made: Any = type(manager.__name__, (_PerShard, manager), {})
+
+    # Django compares by primary keys, and ids that count per shard are those of other rows here.
+    # add() asks the router, which refuses it.
+    def remove(self: Any, *objs: Any, **kwargs: Any) -> None:
+        _refuse_elsewhere(self.instance, objs)
+        super(made, self).remove(*objs, **kwargs)
+
+    def set(self: Any, objs: Any, **kwargs: Any) -> None:
+        objs = tuple(objs)
+        _refuse_elsewhere(self.instance, objs)
+        super(made, self).set(objs, **kwargs)
+
+    for method in (remove, set):
+        if hasattr(manager, method.__name__):
+            method.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+            setattr(made, method.__name__, method)
+    return cast("type[Any]", made)
+
+
+def _refuse_elsewhere(instance: Any, others: Sequence[Any]) -> None:
+    """Raise if one of ``others`` is of the same group as ``instance``, on another shard."""
+    from sharded_orm.models.options import colocated_alias, describe, shard_options
+
+    options, home = shard_options(type(instance)), instance._state.db
+    if options is None:
+        return
+    for other in others:
+        alias = colocated_alias(options, other) if isinstance(other, Model) else None
+        if alias is not None and alias != home:
+            raise CrossShardRelation(
+                f"{describe(other)} is on {alias!r} and {describe(instance)} on {home!r}: rows of"
+                " one group can only be related on one shard. Leave it out."
+            )
 
 
 _FORWARD: dict[type, type] = {

@@ -27,6 +27,7 @@ class RoutedQuerySet(CachedQuerySet):
     _named = False
     #: Where the query that runs right now was routed to: it is not routed again.
     _running_on: str | None = None
+    _hints_of_copy: dict[str, Any] | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
 
@@ -165,8 +166,16 @@ class RoutedQuerySet(CachedQuerySet):
         clone._named = True
         return clone
 
+    def _add_hints(self, **hints: Any) -> None:
+        # Django gives them to the queryset of a Prefetch, which is the program's own, and goes on
+        # with a copy. They are for that copy: used again, the queryset itself would ask the shard
+        # of whichever instance came first.
+        self._hints_of_copy = {**self._hints, **hints}
+
     def _clone(self) -> Self:
         clone = super()._clone()
+        if self._hints_of_copy is not None:
+            clone._hints, self._hints_of_copy = self._hints_of_copy, None
         if self._named:
             clone._named = True
         if self._scatters:
@@ -187,7 +196,10 @@ class RoutedQuerySet(CachedQuerySet):
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)
-        return super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
+        combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
+        if any(getattr(other, "_hints", None) != self._hints for other in others):
+            combined._hints = {}  # They bound the first part only.
+        return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
         # Django runs a combination on the alias of its left side, where the rows of the

@@ -21,7 +21,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models import ordering
 from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.expressions import is_known
+from sharded_orm.models.expressions import is_from_django, is_known
 from sharded_orm.models.options import (
     ShardOptions,
     colocated_alias,
@@ -177,7 +177,7 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
     for lookup in where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
-        if not isinstance(lookup, Exact):
+        if not isinstance(lookup, Exact) or not is_from_django(lookup):
             # It can only take rows away, if it looks at nothing but this row.
             if type(lookup.rhs) in _PLAIN_VALUES:
                 continue
@@ -283,7 +283,12 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif isinstance(child, In) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+        elif (
+            isinstance(child, In)
+            and is_from_django(child)
+            and child.rhs_is_direct_value()
+            and reader.is_key(child.lhs)
+        ):
             yield where, position, child
 
 

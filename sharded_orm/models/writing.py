@@ -7,15 +7,22 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Self
 
+from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
-from sharded_orm.models.options import ShardOptions, describe, shard_key_required
+from sharded_orm.models.options import (
+    ShardOptions,
+    colocated_alias,
+    describe,
+    shard_key_required,
+)
 from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.models.routes import colocation, colocation_on
 from sharded_orm.models.statements import check_insert, check_update, check_values
+from sharded_orm.scatter import Target
 
 
 class WritingQuerySet(RoutedQuerySet):
@@ -94,6 +101,7 @@ class WritingQuerySet(RoutedQuerySet):
         if self._pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
+                obj._refuse_relations_elsewhere(self._options, self._db)
             check_insert(colocation_on(self._options, str(self._db)), objs)
             self._fill_ids(objs)
             return self._store(objs, *args, **kwargs)
@@ -101,6 +109,8 @@ class WritingQuerySet(RoutedQuerySet):
         self._for_write = True
         by_shard = _by_shard(options, objs)
         for number, rows in by_shard.items():
+            for obj in rows:
+                obj._refuse_relations_elsewhere(options, runtime.shard(options.group, number).alias)
             check_insert(colocation(options, frozenset({number})), rows)
         self._fill_ids(objs)
         for number, rows in sorted(by_shard.items()):
@@ -178,6 +188,12 @@ class WritingQuerySet(RoutedQuerySet):
                     obj._refuse_other_shard(str(self._db))
         if self._pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
+        # As Django, which refuses them before it writes: here it would have written shards before.
+        if not all(obj._is_pk_set() for obj in objs):
+            raise ValueError("All bulk_update() objects must have a primary key set.")
+        columns = [self.model._meta.get_field(name) for name in fields]
+        for obj in objs:
+            obj._prepare_related_fields_for_save("bulk_update", columns)
         by_shard: dict[str, list[Any]] = {}
         for obj in objs:
             alias = obj._state.db
@@ -186,8 +202,11 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
+                obj._refuse_relations_elsewhere(self._options, alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
+            # What the queryset was filtered by is asked of each shard, too.
+            self._check_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
@@ -199,12 +218,26 @@ class WritingQuerySet(RoutedQuerySet):
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Refuses it.
         where = self._destination()
+        for name, value in kwargs.items():
+            if isinstance(value, Model):
+                self._refuse_elsewhere(name, value, where)
         if not self._is_named():
             check_values(self._colocation(where), self.query, kwargs.values())
         if isinstance(where, str):
             return int(self._run_on(where, super().update, **kwargs))
         self._result_cache = None
         return sum(super(WritingQuerySet, self._on(target)).update(**kwargs) for target in where)
+
+    def _refuse_elsewhere(self, name: str, value: Model, where: str | list[Target]) -> None:
+        """Raise if rows would refer to an instance that is not beside them."""
+        alias = colocated_alias(self._options, value)
+        homes = [where] if isinstance(where, str) else [target.shard.alias for target in where]
+        if alias is not None and any(home != alias for home in homes):
+            raise CrossShardRelation(
+                f"update() cannot set {name!r} of {self.model.__name__} to {describe(value)}, which is"
+                f" on {alias!r}: rows of {', '.join(map(repr, homes[:4]))} are updated, and rows of one"
+                " group can only be related on one shard. Filter by the shard key of that row."
+            )
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
@@ -252,7 +285,7 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     for obj in objs:
         # A foreign key whose row was saved after it was assigned; Django does so later.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
-    read = attrgetter(options.key.attname)
+    read = options.key_of if options.key_is_prepared else attrgetter(options.key.attname)
     awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
     values = [(type(value), value) for value in map(read, objs)]

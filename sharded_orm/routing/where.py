@@ -102,7 +102,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if isinstance(node, Exact | In | IsNull):
+        if isinstance(node, Exact | In | IsNull) and _is_from_django(node):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)
@@ -177,8 +177,11 @@ class WhereReader:
         keys = []
         for value in values:
             if type(value) is Value:
-                # Django prepares plain values only; the database converts this one.
-                value = prepare(value.value)
+                # Django prepares plain values only. The database would convert this one, and not
+                # as Python does: to MariaDB, "5abc" is equal to the number 5.
+                given, value = value.value, prepare(value.value)
+                if type(given) is not type(value):
+                    return None
             if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
                 return None
             if value is None:
@@ -205,6 +208,11 @@ class WhereReader:
             return False
         carried = key.columns[lhs.target.column]
         return carried is None or carried == self._embedded
+
+
+def _is_from_django(lookup: Any) -> bool:
+    # A project's subclass of Exact may mean "is not", or "is about".
+    return type(lookup).__module__.startswith("django.")
 
 
 def _intersect(bounds: list[Bound]) -> Bound | None:
