@@ -10,6 +10,7 @@ from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 
 from sharded_orm.models.expressions import is_from_django
+from sharded_orm.routing.where import are_prepared
 
 
 def pinned(query: Any, column: str) -> tuple[Any, ...] | None:
@@ -85,4 +86,4 @@ def _plain(values: Iterable[Any], field: Any) -> tuple[Any, ...] | None:
         if not isinstance(value, Hashable):
             return None
         found[value] = None
-    return tuple(found)
+    return tuple(found) if are_prepared(found, field.get_prep_value) else None

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models.expressions import Col
-from django.db.models.lookups import Exact, In
+from django.db.models.lookups import Exact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 
@@ -283,12 +283,7 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif (
-            isinstance(child, In)
-            and is_from_django(child)
-            and child.rhs_is_direct_value()
-            and reader.is_key(child.lhs)
-        ):
+        elif reader.lists_keys(child):
             yield where, position, child
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.lookups import Exact, In, IsNull
@@ -189,7 +190,18 @@ class WhereReader:
             if not isinstance(value, Hashable):
                 return None
             keys.append(value)
-        return list(dict.fromkeys(keys))
+        return list(dict.fromkeys(keys)) if are_prepared(keys, prepare) else None
+
+    def lists_keys(self, lookup: Any) -> bool:
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys, of which a shard needs its own only."""
+        return (
+            isinstance(lookup, In)
+            and _is_from_django(lookup)
+            and lookup.rhs_is_direct_value()
+            and self.is_key(lookup.lhs)
+            and not any(type(value) is Value for value in lookup.rhs)
+            and self._direct(lookup.rhs, lookup.lhs.target.get_prep_value) is not None
+        )
 
     def is_key(self, lhs: Any) -> bool:
         """Whether ``lhs`` is a column that tells the shard, of a model of this query's group.
@@ -208,6 +220,20 @@ class WhereReader:
             return False
         carried = key.columns[lhs.target.column]
         return carried is None or carried == self._embedded
+
+
+def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
+    """Whether ``values`` are of the types that ``prepare``, of their field, gives.
+
+    An expression is compared with values as they were given: ``In(F("owner"), ["1"])``.
+    """
+    for kind, value in {type(value): value for value in values}.items():
+        try:
+            if type(prepare(value)) is not kind:
+                return False
+        except (TypeError, ValueError, ValidationError):
+            continue  # A field of the project that takes no value of the database.
+    return True
 
 
 def _is_from_django(lookup: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import (
     BigIntegerField,
     Case,
@@ -20,6 +21,7 @@ from django.db.models import (
 )
 from django.db.models.functions import Lower, Now
 from django.db.models.lookups import Exact, In
+from django.db.models.signals import pre_save
 
 from sharded_orm import reads_own_row
 from sharded_orm.exceptions import (
@@ -140,6 +142,18 @@ def test_a_value_that_the_database_converts_names_no_shard() -> None:
     assert not Handle.objects.filter(name=Value("nobody"))
 
 
+def test_values_that_no_field_has_prepared_name_no_shard() -> None:
+    found = []
+    for models in (SHARDED, PLAIN):
+        trunks = models.everywhere(models.trunk.objects.filter(In(F("owner"), ["1", 0])))
+        found.append((sorted(trunks.values_list("id", flat=True)), trunks.update(n=4)))
+    assert found == [([1, 2], 2)] * 2
+    with pytest.raises(ShardKeyRequired):
+        list(Trunk.objects.filter(In(F("owner"), ["1", 0])))
+    assert len(Trunk.objects.filter(In(F("owner"), [1, 0]))) == 2
+    assert len(Trunk.objects.filter(Exact(F("owner"), 1))) == 1
+
+
 class Kind(str, enum.Enum):  # noqa: UP042  # its str() is another than that of a StrEnum
     DEAR = "dear"
 
@@ -180,6 +194,23 @@ def test_a_key_that_its_field_changes_is_placed_by_what_is_stored() -> None:
         again = Bird.objects.get(name=stored)
         again.save()
     assert Bird.objects.scatter().count() == 2
+
+
+def test_a_receiver_of_pre_save_does_not_take_a_row_to_another_shard() -> None:
+    def lower(sender: Any, instance: Event, **kwargs: Any) -> None:
+        instance.account = instance.account.lower()
+
+    pre_save.connect(lower, sender=Event)
+    try:
+        with (
+            pytest.raises(CrossShardRelation, match="cannot be saved"),
+            transaction.atomic("events"),
+        ):
+            Event.objects.create(account="Ada")
+        same = Event.objects.create(account="XYZ")  # Happens to be on the shard of "xyz".
+    finally:
+        pre_save.disconnect(lower, sender=Event)
+    assert list(Event.objects.scatter()) == [same]
 
 
 # -- Relations ----------------------------------------------------------------------------
