@@ -38,11 +38,12 @@ Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
-    """A condition that is true of every row of one shard and says so to the router.
+    """A condition that is true of the rows of one shard only, and says so to the router.
 
     It stands beside a comparison with an instance (``album=album``): the instance's
     shard is where its co-located rows are, which its primary key alone does not tell.
-    In SQL it is no condition at all.
+    In the SQL of its shard it is no condition at all, and in that of another one always false:
+    ids that count per shard repeat there.
     """
 
     conditional = True
@@ -52,8 +53,12 @@ class OnShard(Expression):
         self.alias = alias
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
-        from django.core.exceptions import FullResultSet
+        from django.core.exceptions import EmptyResultSet, FullResultSet
 
+        here = getattr(connection, "shard", None)
+        group, _, _ = self.alias.rpartition("_")
+        if here is not None and here.group == group and here.alias != self.alias:
+            raise EmptyResultSet
         raise FullResultSet
 
 

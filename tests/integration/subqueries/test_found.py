@@ -310,3 +310,20 @@ def test_a_column_of_the_parent_can_be_computed_with() -> None:
     assert Tree.objects.scatter().update(n=F("n") + 1, height=F("height") + 1) == 2
     assert sorted(Seed.objects.scatter().values_list("id", "n")) == [(0, 1), (1, 7)]
     assert set(Tree.objects.scatter().values_list("height", flat=True)) == {2}
+
+
+def test_an_exclusion_of_an_instance_spares_rows_of_other_shards() -> None:
+    tags = [Tag.objects.create(id=7, user_id=key, name=str(key)) for key in (ONE, TWO)]
+    photos = [Photo.objects.create(user_id=key, title=str(key)) for key in (ONE, TWO)]
+    for photo, tag in zip(photos, tags, strict=True):
+        photo.tags.add(tag)
+    everywhere = Photo.objects.scatter()
+    assert list(everywhere.exclude(tags=tags[0])) == [photos[1]]
+    assert list(everywhere.exclude(tags__in=tags)) == []
+    assert list(everywhere.filter(~Q(tags=tags[0]) | Q(title=str(ONE))).order_by("pk")) == photos
+    assert list(Photo.objects.filter(user_id=TWO).exclude(tags=tags[0])) == [photos[1]]
+    assert list(Photo.objects.filter(user_id=ONE).exclude(tags=tags[0])) == []
+    of_two = Photo.objects.filter(user_id=TWO)
+    assert list(of_two.filter(Q(tags=tags[0]) | Q(title="x"))) == []
+    assert of_two.exclude(tags=tags[0]).update(stars=1) == 1
+    assert list(Photo.tags.through.objects.using(photos[0]._state.db).exclude(tag=tags[0])) == []
