@@ -216,6 +216,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> Any:
         # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
         # fields of ids take part in the insert.
+        # A receiver of pre_save may have changed the key since the shard was chosen.
+        self._refuse_other_shard(str(using))
         check_insert(colocation_on(self._shard_options(), str(using)), [self])
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from django.db.models import ForeignKey
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, IsNull
 from django.db.models.sql import Query
@@ -96,6 +97,24 @@ class Colocation:
             # A join that Django has trimmed stays in the map, unreferenced.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, join.join_field.related_model, "joins")
+                self._check_join(query, join)
+
+    def _check_join(self, query: Query, join: Any) -> None:
+        """Raise if the rows joined may be on other shards; foreign keys are believed."""
+        field = getattr(join.join_field, "field", join.join_field)
+        if self._group is None or isinstance(field, ForeignKey):
+            return
+        # A GenericRelation or a ForeignObject: no database enforces it.
+        if any(
+            placements(one, self._group) & placements(other, self._group)
+            for one, other in join.join_fields or ()
+        ):
+            return
+        raise CrossShardRelation(
+            f"The query on {_name(query)} joins {join.join_field.related_model.__name__} by"
+            f" {field.name!r}, which is no foreign key, and would miss rows of other shards. Query"
+            " them one after the other, or name a shard with using()."
+        )
 
     def _check_model(self, query: Query, model: Any, verb: str) -> None:
         options = shard_options(model)
@@ -249,7 +268,7 @@ def _not_null(query: Query) -> tuple[Col, ...]:
     return tuple(
         column
         for lookup in demanded(query.where)
-        if isinstance(lookup, IsNull) and lookup.rhs is False
+        if isinstance(lookup, IsNull) and is_from_django(lookup) and lookup.rhs is False
         for column in columns(lookup.lhs)
     )
 

@@ -9,7 +9,7 @@ from django.db.models.expressions import Col, ColPairs, Value  # type: ignore[at
 from django.db.models.lookups import In
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 
-from sharded_orm.routing.where import is_equality
+from sharded_orm.routing.where import are_prepared, is_equality
 
 
 def pinned(query: Any, column: str) -> tuple[Any, ...] | None:
@@ -74,8 +74,10 @@ def _plain(values: Iterable[Any], field: Any) -> tuple[Any, ...] | None:
     found: dict[Any, None] = {}
     for value in values:
         if type(value) is Value:
-            # Django prepares plain values only; the database converts this one.
-            value = field.get_prep_value(value.value)
+            # Django prepares plain values only; the database converts this one in its own way.
+            given, value = value.value, field.get_prep_value(value.value)
+            if type(given) is not type(value):
+                return None
         if value is None:
             continue  # Equality with NULL holds for no row.
         if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
@@ -83,4 +85,4 @@ def _plain(values: Iterable[Any], field: Any) -> tuple[Any, ...] | None:
         if not isinstance(value, Hashable):
             return None
         found[value] = None
-    return tuple(found)
+    return tuple(found) if are_prepared(found, field.get_prep_value) else None

@@ -213,7 +213,11 @@ def _in_where(
         return
     certain = certain and not node.negated and node.connector != XOR
     if node.connector == AND:
-        guards = (c for c in node.children if isinstance(c, IsNull) and c.rhs is False)
+        guards = (
+            child
+            for child in node.children
+            if isinstance(child, IsNull) and is_from_django(child) and child.rhs is False
+        )
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:

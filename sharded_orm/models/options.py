@@ -10,7 +10,7 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db.models import CharField, Field, IntegerField, Model, TextField
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ShardKeyRequired, UnplacedKey
+from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
 from sharded_orm.routing.where import ShardKey
 from sharded_orm.topology.model import Shard
 
@@ -72,6 +72,15 @@ class ShardOptions:
         """Whether the key is an id that is made on the shard, by or just before the insert."""
         return hasattr(self.key, "embedded_shard")
 
+    @cached_property
+    def key_is_prepared(self) -> bool:
+        """Whether the field of the key has a ``pre_save()`` of the project's own, which may store
+        another value than the instance has, such as the same in lower case."""
+        prepare = getattr(type(self.key), "pre_save", None)
+        return prepare is not None and not prepare.__module__.startswith(
+            ("django.", "sharded_orm.")
+        )
+
     def awaits_key(self, instance: Model) -> bool:
         """Whether ``instance`` is new and its key is still to be made: any shard will do."""
         if not self.key_is_made or not instance._state.adding:
@@ -82,13 +91,25 @@ class ShardOptions:
         """The shard-key value of ``instance``, as the database would store it.
 
         :raises ShardKeyRequired: it is None, or the model has no key of its own.
+        :raises InvalidShardKey: it is an expression, which the database is to compute.
         """
         if self.key is None:
             raise ShardKeyRequired(
                 f"A row of {self.model._meta.object_name} is on the shard of the rows that it relates, and"
                 f" this one names none. Give them as instances: {' and '.join(self.ends)}."
             )
-        value = self.key.get_prep_value(getattr(instance, self.key.attname))
+        if self.key_is_prepared:
+            value = self.key.pre_save(instance, instance._state.adding)
+        else:
+            value = getattr(instance, self.key.attname)
+        if hasattr(value, "resolve_expression"):
+            # A field of text would take its repr for the key.
+            raise InvalidShardKey(
+                f"{self.model._meta.object_name}.{self.key.name} is {value!r}, which the database is to"
+                " compute; it is the shard key, and the shard has to be known before. Set it to a"
+                " value before saving."
+            )
+        value = self.key.get_prep_value(value)
         if value is None:
             raise ShardKeyRequired(
                 f"{self.model._meta.object_name}.{self.key.name} is None; it is the shard key, which"

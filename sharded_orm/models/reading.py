@@ -12,9 +12,11 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.options import colocated_alias
 from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.models.statements import check_aggregates, named_aggregates
+from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 
 # Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
@@ -139,6 +141,20 @@ class ReadingQuerySet(RoutedQuerySet):
         ids = list(id_list)
         found = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
         return super(ReadingQuerySet, found).in_bulk(field_name=field_name)
+
+    def contains(self, obj: Any) -> bool:
+        # Overrides QuerySet.contains, which compares primary keys: rows of other shards may
+        # have the same. The row tells its shard.
+        home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
+        if home is None or self._fields is not None or self.query.combinator:
+            return super().contains(obj)
+        if self._result_cache is not None:
+            return super().contains(obj) and any(
+                row == obj and row._state.db == home for row in self._result_cache
+            )
+        if self._pinned():
+            return self._db == home and super().contains(obj)
+        return super(ReadingQuerySet, self.filter(OnShard(home))).contains(obj)
 
     def count(self) -> int:
         if self._result_cache is not None:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from django.core.exceptions import FieldError
-from django.db.models import Model
 from django.db.models.query import EmptyQuerySet
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.cached import CachedQuerySet
 from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
+from sharded_orm.models.options import ShardOptions, shard_options
 from sharded_orm.models.routes import (
     Route,
     colocation,
@@ -24,7 +23,6 @@ from sharded_orm.models.routes import (
     targets,
 )
 from sharded_orm.models.sql import ShardedQuery
-from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 
@@ -37,6 +35,7 @@ class RoutedQuerySet(CachedQuerySet):
     _named = False
     #: Where the query that runs right now was routed to: it is not routed again.
     _running_on: str | None = None
+    _hints_of_copy: dict[str, Any] | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
 
@@ -142,19 +141,6 @@ class RoutedQuerySet(CachedQuerySet):
         clone._db, clone._named = target.shard.alias, True
         return clone
 
-    def contains(self, obj: Any) -> bool:
-        # Overrides QuerySet.contains, which compares primary keys: rows of other shards may
-        # have the same. The row tells its shard.
-        options = self._options
-        alias = colocated_alias(options, obj) if isinstance(obj, Model) else None
-        if alias is None or self._pinned():
-            return super().contains(obj)
-        if self._result_cache is not None:
-            return super().contains(obj) and any(
-                row == obj and row._state.db == alias for row in self._result_cache
-            )
-        return super(RoutedQuerySet, self.filter(OnShard(alias))).contains(obj)
-
     def explain_routing(self) -> Route:
         """Where this query would go, and why. Runs no query but the directory's.
 
@@ -188,8 +174,16 @@ class RoutedQuerySet(CachedQuerySet):
         clone._named = True
         return clone
 
+    def _add_hints(self, **hints: Any) -> None:
+        # Django gives them to the queryset of a Prefetch, which is the program's own, and goes on
+        # with a copy. They are for that copy: used again, the queryset itself would ask the shard
+        # of whichever instance came first.
+        self._hints_of_copy = {**self._hints, **hints}
+
     def _clone(self) -> Self:
         clone = super()._clone()
+        if self._hints_of_copy is not None:
+            clone._hints, self._hints_of_copy = self._hints_of_copy, None
         if self._named:
             clone._named = True
         if self._scatters:
@@ -210,7 +204,10 @@ class RoutedQuerySet(CachedQuerySet):
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)
-        return super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
+        combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
+        if any(getattr(other, "_hints", None) != self._hints for other in others):
+            combined._hints = {}  # They bound the first part only.
+        return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
         # Django runs a combination on the alias of its left side, where the rows of the

@@ -292,7 +292,7 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif compares_as(In, child) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+        elif reader.lists_keys(child):
             yield where, position, child
 
 

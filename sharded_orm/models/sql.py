@@ -26,7 +26,7 @@ class ShardedQuery(Query):
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:
-        if not q_object.negated and any(map(_mentions_instance, q_object.children)):
+        if any(map(_mentions_instance, q_object.children)):
             options = shard_options(self.model) if self.model is not None else None
             if options is not None:
                 q_object = _with_shards(options, q_object)
@@ -80,11 +80,11 @@ def _own_columns(model: Any) -> dict[str, Any]:
 
 def _with_shards(options: ShardOptions, condition: Any) -> Any:
     if isinstance(condition, Q):
-        # An exclusion bounds nothing.
-        if condition.negated or not any(map(_mentions_instance, condition.children)):
+        if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        changed.connector = condition.connector
+        # An exclusion bounds nothing, but excludes what is on the instance's shard only.
+        changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shards(options, child) for child in condition.children]
         return changed
     if not isinstance(condition, tuple) or not _mentions_instance(condition):

@@ -49,9 +49,10 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # As UpdateQuery.add_update_fields().
+    # As UpdateQuery.add_update_fields(), which updates the table of a parent by a query on the
+    # parent: seen from here its columns are joined. Joins that go further Django refuses itself.
     resolved = [
-        value.resolve_expression(copy, allow_joins=False, for_save=True) for value in expressions
+        value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
     colocation.check(copy, ordered=False, values=resolved)
 

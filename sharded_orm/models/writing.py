@@ -185,6 +185,12 @@ class WritingQuerySet(RoutedQuerySet):
                     obj._refuse_other_shard(str(self._db))
         if self._pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
+        # As Django, which refuses them before it writes: here it would have written shards before.
+        if not all(obj._is_pk_set() for obj in objs):
+            raise ValueError("All bulk_update() objects must have a primary key set.")
+        columns = [self.model._meta.get_field(name) for name in fields]
+        for obj in objs:
+            obj._prepare_related_fields_for_save("bulk_update", columns)
         by_shard: dict[str, list[Any]] = {}
         for obj in objs:
             alias = obj._state.db
@@ -193,8 +199,11 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
+                _refuse_elsewhere(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
+            # What the queryset was filtered by is asked of each shard, too.
+            self._check_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
@@ -285,7 +294,7 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
             obj._refuse_other_shard(shard.alias)
             found.setdefault(shard.number, []).append(obj)
         return found
-    read = attrgetter(options.key.attname)
+    read = options.key_of if options.key_is_prepared else attrgetter(options.key.attname)
     awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
     values = [(type(value), value) for value in map(read, objs)]

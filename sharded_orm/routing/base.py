@@ -120,13 +120,26 @@ class Strategy(ABC):
         )
 
 
+def plain(key: str, strategy: Strategy) -> str:
+    """``key``, which is the text that every driver sends for it.
+
+    :raises InvalidShardKey: it is of a class with another ``str()``, which those of MariaDB and
+        MySQL send, as ``class Kind(str, Enum)``; that of SQLite sends its characters.
+    """
+    if type(key) is not str and str(key) != key:
+        raise strategy.invalid(
+            key, f"text whose str() is the same, not {str(key)!r}: pass its value"
+        )
+    return key
+
+
 def encoded(key: str, strategy: Strategy) -> bytes:
     """``key`` as UTF-8. A lone surrogate has no such form, and no database would store it.
 
     :raises InvalidShardKey: it cannot be encoded.
     """
     try:
-        return key.encode()
+        return plain(key, strategy).encode()
     except UnicodeEncodeError as exc:
         raise strategy.invalid(key, "text that UTF-8 can encode") from exc
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration
-from sharded_orm.routing.base import Strategy, encoded
+from sharded_orm.routing.base import Strategy, encoded, plain
 from sharded_orm.topology.model import ShardGroup
 
 #: What is stored as it stands; anything else by digest, so that no collation of the
@@ -135,7 +135,7 @@ class DirectoryStrategy(Strategy):
         :raises InvalidShardKey: it cannot be a key.
         """
         if isinstance(key, str):
-            text = key
+            text = plain(key, self)
         elif isinstance(key, int) and not isinstance(key, bool):
             text = str(int(key))
         elif isinstance(key, uuid.UUID):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.lookups import Exact, In, IsNull
@@ -73,11 +74,12 @@ Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
-    """A condition that is true of every row of one shard and says so to the router.
+    """A condition that is true of the rows of one shard only, and says so to the router.
 
     It stands beside a comparison with an instance (``album=album``): the instance's
     shard is where its co-located rows are, which its primary key alone does not tell.
-    In SQL it is no condition at all.
+    In the SQL of its shard it is no condition at all, and in that of another one always false:
+    ids that count per shard repeat there.
     """
 
     conditional = True
@@ -87,8 +89,12 @@ class OnShard(Expression):
         self.alias = alias
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
-        from django.core.exceptions import FullResultSet
+        from django.core.exceptions import EmptyResultSet, FullResultSet
 
+        here = getattr(connection, "shard", None)
+        group, _, _ = self.alias.rpartition("_")
+        if here is not None and here.group == group and here.alias != self.alias:
+            raise EmptyResultSet
         raise FullResultSet
 
 
@@ -213,8 +219,11 @@ class WhereReader:
         keys = []
         for value in values:
             if type(value) is Value:
-                # Django prepares plain values only; the database converts this one.
-                value = prepare(value.value)
+                # Django prepares plain values only. The database would convert this one, and not
+                # as Python does: to MariaDB, "5abc" is equal to the number 5.
+                given, value = value.value, prepare(value.value)
+                if type(given) is not type(value):
+                    return None
             if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
                 return None
             if value is None:
@@ -222,7 +231,17 @@ class WhereReader:
             if not isinstance(value, Hashable):
                 return None
             keys.append(value)
-        return list(dict.fromkeys(keys))
+        return list(dict.fromkeys(keys)) if are_prepared(keys, prepare) else None
+
+    def lists_keys(self, lookup: Any) -> bool:
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys, of which a shard needs its own only."""
+        return (
+            compares_as(In, lookup)
+            and lookup.rhs_is_direct_value()
+            and self.is_key(lookup.lhs)
+            and not any(type(value) is Value for value in lookup.rhs)
+            and self._direct(lookup.rhs, lookup.lhs.target.get_prep_value) is not None
+        )
 
     def is_key(self, lhs: Any) -> bool:
         """Whether ``lhs`` is a column that tells the shard, of a model of this query's group.
@@ -241,6 +260,20 @@ class WhereReader:
             return False
         carried = key.columns[lhs.target.column]
         return carried is None or carried == self._embedded
+
+
+def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
+    """Whether ``values`` are of the types that ``prepare``, of their field, gives.
+
+    An expression is compared with values as they were given: ``In(F("owner"), ["1"])``.
+    """
+    for kind, value in {type(value): value for value in values}.items():
+        try:
+            if type(prepare(value)) is not kind:
+                return False
+        except (TypeError, ValueError, ValidationError):
+            continue  # A field of the project that takes no value of the database.
+    return True
 
 
 def _intersect(bounds: list[Bound]) -> Bound | None:

@@ -22,7 +22,7 @@ from django.db.models.expressions import (
     Ref,
     Value,
 )
-from django.db.models.functions import Random
+from django.db.models.functions import Now, Random
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
@@ -186,6 +186,8 @@ class _Root(SQLCompiler):
         if self.query.distinct and not self._has_pk(range(len(self.columns))):
             if self.merges_groups:
                 raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
+            for expression, _, _ in self.select:
+                _refuse_moments(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
             # Django resolves every entry of ORDER BY to an OrderBy.
@@ -338,6 +340,7 @@ class _Root(SQLCompiler):
             raise self._refuse_having()
         self.merges_groups = True
         for expression in self._group_expressions:
+            _refuse_moments(expression)
             column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
@@ -359,6 +362,15 @@ class _Root(SQLCompiler):
         raise refuse(
             "groups ordered by an expression that is neither a group's column nor an aggregate",
             "annotate the expression and group by it",
+        )
+
+
+def _refuse_moments(expression: Any) -> None:
+    """Refuse what is one value in one statement, and others on other shards."""
+    if any(isinstance(part, Now | Random) for part in _parts(expression)):
+        raise refuse(
+            "groups or distinct rows that depend on Now() or Random()",
+            "pass the time as a value (timezone.now())",
         )
 
 

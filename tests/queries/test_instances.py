@@ -457,9 +457,9 @@ def test_bulk_writes_keep_every_row_on_the_shard_of_its_key(rows: list[Photo]) -
 def test_values_are_keys_as_the_database_stores_them(placed: None) -> None:
     made = Event.objects.create(account="7")
     assert Event.objects.filter(account=Value("7")).get() == made
-    assert Event.objects.filter(account=Value(7)).explain_routing().shards == (
-        int(made._state.db[-5:]),
-    )
+    # MariaDB takes '7', '07' and '7a' for equal to the number 7.
+    with pytest.raises(ShardKeyRequired):
+        Event.objects.filter(account=Value(7)).explain_routing()
 
 
 def test_instances_of_two_shards_match_on_their_own_only(rows: list[Photo]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from sharded_orm.models import ShardedModel
+from sharded_orm.models import ExactCharField, ShardedModel
 
 
 class TrunkColumns(models.Model):
@@ -51,3 +51,36 @@ class PlainTrunk(TrunkColumns):
 
 class PlainTwig(TwigColumns):
     parent = models.ForeignKey(PlainTrunk, models.CASCADE, null=True, related_name="twigs")
+
+
+class Knot(TwigColumns, OnEvents):
+    """Refers to a trunk by what no database enforces."""
+
+    about = models.ForeignObject(
+        Trunk, models.DO_NOTHING, ["ref"], ["id"], null=True, related_name="knots"
+    )
+
+
+class Seed(TrunkColumns, OnEvents):
+    pass
+
+
+class Tree(Seed):
+    """In a table of its own beside that of its parent, which holds the key."""
+
+    height = models.IntegerField(default=0)
+
+
+class LowerField(ExactCharField):
+    """Stores what it is given in lower case, and leaves the instance as it is."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> str:
+        return str(super().pre_save(model_instance, add)).lower()
+
+
+class Bird(ShardedModel):
+    name = LowerField(max_length=40)
+
+    class ShardMeta:
+        group = "events"
+        shard_key = "name"
