@@ -21,11 +21,10 @@ from sharded_orm.models.expressions import (
     Nested,
     columns,
     demanded,
-    is_from_django,
     nested_queries,
 )
 from sharded_orm.models.options import ShardOptions, placements, shard_options
-from sharded_orm.routing.where import Bound
+from sharded_orm.routing.where import Bound, is_from_django
 
 
 class Colocation:
@@ -225,7 +224,7 @@ def _not_null(query: Query) -> tuple[Col, ...]:
     return tuple(
         column
         for lookup in demanded(query.where)
-        if isinstance(lookup, IsNull) and lookup.rhs is False
+        if isinstance(lookup, IsNull) and is_from_django(lookup) and lookup.rhs is False
         for column in columns(lookup.lhs)
     )
 

@@ -9,6 +9,8 @@ from django.db.models.expressions import Col, ColPairs, Value  # type: ignore[at
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, NothingNode, WhereNode
 
+from sharded_orm.routing.where import is_from_django
+
 
 def pinned(query: Any, column: str) -> tuple[Any, ...] | None:
     """The values that ``column`` of the query's own table can have in rows that match.
@@ -37,7 +39,7 @@ def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, tuple[A
             # One child is the same under any connector.
             if not node.negated and (node.connector == AND or len(node.children) == 1):
                 nodes += node.children
-        elif isinstance(node, Exact | In):
+        elif isinstance(node, Exact | In) and is_from_django(node):
             for column in columns:
                 values = _compared(node, base, column) if column is not None else None
                 if column is None or values is None:

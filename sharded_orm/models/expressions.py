@@ -38,6 +38,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
+from sharded_orm.routing.where import is_from_django
 
 #: Attributes of queries that can hold expressions.
 HOLDS_EXPRESSIONS = frozenset(
@@ -174,11 +175,6 @@ def columns(expression: Any) -> tuple[Col, ...]:
     return ()
 
 
-def is_from_django(expression: Any) -> bool:
-    """Whether the class is Django's own, so that its SQL is known."""
-    return type(expression).__module__.startswith("django.")
-
-
 def is_known(kind: type) -> bool:
     """Whether the SQL of an expression or lookup of this class shows in what it holds."""
     known = _known.get(kind)
@@ -206,7 +202,11 @@ def _in_where(node: Any, *, certain: bool, not_null: tuple[Col, ...]) -> Iterato
         return
     certain = certain and not node.negated and node.connector != XOR
     if node.connector == AND:
-        guards = (c for c in node.children if isinstance(c, IsNull) and c.rhs is False)
+        guards = (
+            c
+            for c in node.children
+            if isinstance(c, IsNull) and is_from_django(c) and c.rhs is False
+        )
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:

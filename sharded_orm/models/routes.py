@@ -28,7 +28,7 @@ from sharded_orm.models.options import (
     shard_key_required,
     where_key,
 )
-from sharded_orm.routing.where import Bound, OnShard, WhereReader
+from sharded_orm.routing.where import Bound, OnShard, WhereReader, is_from_django
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard
 
@@ -184,7 +184,7 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
             return None
         field = lookup.lhs.target
         if field is key or (field.column in columns and options.tells(field)):
-            if value is not None:
+            if value is not None or not is_from_django(lookup):
                 return None
             value = lookup.rhs
             if type(value) not in _PLAIN_KEYS:
@@ -283,7 +283,12 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
     for position, child in enumerate(where.children):
         if isinstance(child, WhereNode):
             yield from _key_lists(reader, child)
-        elif isinstance(child, In) and child.rhs_is_direct_value() and reader.is_key(child.lhs):
+        elif (
+            isinstance(child, In)
+            and is_from_django(child)
+            and child.rhs_is_direct_value()
+            and reader.is_key(child.lhs)
+        ):
             yield where, position, child
 
 

@@ -56,6 +56,14 @@ class OnShard(Expression):
         raise FullResultSet
 
 
+def is_from_django(expression: Any) -> bool:
+    """Whether the class is Django's own, so that its SQL is known.
+
+    One of a project may derive from ``Exact`` or ``In`` and write ``<>`` or ``NOT IN``.
+    """
+    return type(expression).__module__.startswith("django.")
+
+
 def _boolean() -> Any:
     from django.db.models import BooleanField
 
@@ -102,7 +110,7 @@ class WhereReader:
             return self._tree(node)
         if isinstance(node, NothingNode):
             return Bound(frozenset(), "the query is empty by definition")
-        if isinstance(node, Exact | In | IsNull):
+        if isinstance(node, Exact | In | IsNull) and is_from_django(node):
             return self._lookup(node)
         if isinstance(node, OnShard):
             return self._on_shard(node)
