@@ -152,8 +152,13 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _refuse_other_shard(self, alias: str) -> None:
         """Raise unless the shard key of this instance belongs on ``alias``."""
         options = self._shard_options()
-        if options.key is not None and options.key.attname in self.get_deferred_fields():
-            return  # Not loaded, so not changed.
+        key = options.key
+        if (
+            key is not None
+            and alias == self._state.db
+            and key.attname in self.get_deferred_fields()
+        ):
+            return  # Not loaded, so not changed. For another shard it is loaded here.
         home = runtime.topology().resolve(alias)
         if home is None and runtime.template_group(alias) == options.group:
             return
@@ -169,13 +174,14 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         where = f"shard {shard.alias!r}" if shard is not None else "no shard yet"
         if not self._state.adding:
             raise ShardKeyChanged(
-                f"{describe(self)} was read from {alias!r}, but its shard key {name}={key!r} is on {where}. The"
-                " key of a row never changes by save(): create the row under the new key and"
-                " delete this one."
+                f"{describe(self)} was read from {self._state.db!r} and cannot be written on {alias!r}: its shard"
+                f" key {name}={key!r} is on {where}. The key of a row never changes by save(): leave out"
+                " using= if it is given, or create the row under the new key and delete this one."
             )
         raise CrossShardRelation(
             f"{describe(self)} cannot be saved on {alias!r}: its shard key {name}={key!r} is on {where}."
-            " Relate it only to rows with the same shard key, and leave out using= if it is given."
+            " Relate it only to rows with the same shard key, leave out using= if it is given, and set"
+            " the key before save(), not in a receiver of pre_save."
         )
 
     def _refuse_away(self, alias: str, beside: Shard | None) -> None:
@@ -202,9 +208,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> bool:
         # Overrides Model._save_table: a row whose id is drawn here is new, so the
         # UPDATE that Django tries first could only miss.
-        if raw:
-            # A fixture: Django's deserializer calls Model.save_base itself, past ours.
-            self._refuse_other_shard(str(using))
+        # Once more: a receiver of pre_save may have changed the key since. And of a fixture for the
+        # first time: Django's deserializer calls Model.save_base itself, past ours.
+        self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
         return bool(
@@ -218,6 +224,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # fields of ids take part in the insert.
         # A receiver of pre_save may have changed the key since the shard was chosen.
         self._refuse_other_shard(str(using))
+        self._shard_options().refuse_late_key(self)
         check_insert(colocation_on(self._shard_options(), str(using)), [self])
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)

@@ -22,11 +22,10 @@ from sharded_orm.models.expressions import (
     Nested,
     columns,
     demanded,
-    is_from_django,
     nested_queries,
 )
 from sharded_orm.models.options import ShardOptions, placements, shard_options
-from sharded_orm.routing.where import Bound
+from sharded_orm.routing.where import Bound, is_from_django
 
 
 class Colocation:

@@ -38,7 +38,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
-from sharded_orm.routing.where import writes_own_sql
+from sharded_orm.routing.where import is_from_django, writes_own_sql
 
 #: Attributes of queries that can hold expressions.
 HOLDS_EXPRESSIONS = frozenset(
@@ -172,11 +172,6 @@ def columns(expression: Any) -> tuple[Col, ...]:
     if type(expression) is ColPairs:
         return tuple(expression.get_cols())
     return ()
-
-
-def is_from_django(expression: Any) -> bool:
-    """Whether the class is Django's own, so that its SQL is known."""
-    return type(expression).__module__.startswith("django.")
 
 
 def is_known(kind: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -98,24 +99,68 @@ class ShardOptions:
                 f"A row of {self.model._meta.object_name} is on the shard of the rows that it relates, and"
                 f" this one names none. Give them as instances: {' and '.join(self.ends)}."
             )
-        if self.key_is_prepared:
-            value = self.key.pre_save(instance, instance._state.adding)
-        else:
-            value = getattr(instance, self.key.attname)
-        if hasattr(value, "resolve_expression"):
-            # A field of text would take its repr for the key.
-            raise InvalidShardKey(
-                f"{self.model._meta.object_name}.{self.key.name} is {value!r}, which the database is to"
-                " compute; it is the shard key, and the shard has to be known before. Set it to a"
-                " value before saving."
-            )
-        value = self.key.get_prep_value(value)
-        if value is None:
+        name = f"{self.model._meta.object_name}.{self.key.name}"
+        if instance._state.adding and self.key.attname not in instance.__dict__:
             raise ShardKeyRequired(
-                f"{self.model._meta.object_name}.{self.key.name} is None; it is the shard key, which"
+                f"{name} was not loaded before the row was made a new one; it is the shard key, which"
                 " decides where the row is stored. Set it before saving."
             )
+        if self.key_is_prepared:
+            given = self.key.pre_save(instance, instance._state.adding)
+        else:
+            given = getattr(instance, self.key.attname)
+        if hasattr(given, "resolve_expression"):
+            raise InvalidShardKey(
+                f"{name} is the shard key, and {given!r} is computed by the database: where the row is"
+                " stored has to be known before. Set it to a value before saving."
+            )
+        value = self.key.get_prep_value(given)
+        if value is None:
+            raise ShardKeyRequired(
+                f"{name} is None; it is the shard key, which"
+                " decides where the row is stored. Set it before saving."
+            )
+        self._refuse_rounded(name, value)
         return value
+
+    def _refuse_rounded(self, name: str, value: Any) -> None:
+        # No database keeps the places that its column does not have.
+        places = getattr(_end(self.key), "decimal_places", None) if type(value) is Decimal else None
+        if places is not None and value != round(value, places):
+            raise InvalidShardKey(
+                f"{name} is the shard key and has {places} decimal places: the database would round"
+                f" {value!r}, which is another key. Round it before saving."
+            )
+
+    @cached_property
+    def _key_may_be_late(self) -> bool:
+        # Those that are made on the shard are checked by the insert.
+        return (
+            self.key is not None
+            and type(self.key).pre_save is not Field.pre_save
+            and not self.key_is_made
+            and not self.key_is_prepared
+        )
+
+    def refuse_late_key(self, instance: Model) -> None:
+        """Raise if ``pre_save()`` of Django's field would store another key than ``instance`` has.
+
+        Such as today's date (``auto_now_add``): it is asked for when the row is inserted, where the
+        value that the row had before has brought it.
+
+        :raises ShardKeyRequired: it would.
+        """
+        if not self._key_may_be_late:
+            return
+        key: Any = self.key
+        before = instance.__dict__.get(key.attname)
+        stored = key.pre_save(instance, add=True)
+        if stored != before:
+            raise ShardKeyRequired(
+                f"{self.model._meta.object_name}.{key.name} was {before!r} when the shard was chosen,"
+                f" and the field's own pre_save() makes it {stored!r}. It is the shard key, which"
+                " decides where the row is stored. Set it before saving."
+            )
 
     def locate(self, instance: Model) -> Shard | None:
         """The shard that the key of ``instance`` names; None for a key without a shard.
@@ -162,6 +207,8 @@ class ShardOptions:
                 return runtime.topology().resolve(alias)
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
+            if hasattr(value, "resolve_expression"):
+                continue  # Computed by the database, so it tells nothing yet.
             if value is not None and self.tells(field):
                 # A row that refers to none that can be is refused, not put on any shard. Where
                 # keys are placed, it is its own key that is to be placed, not this one.
@@ -252,16 +299,27 @@ def placements(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
 
 def _kind_of_value(field: Any) -> Any:
     """What has to be the same for equal values to be equal keys: 1 is not "1"."""
-    while field.remote_field is not None:
-        field = field.target_field
+    field = _end(field)
     if isinstance(field, IntegerField):
         return IntegerField
     return TextField if isinstance(field, CharField | TextField) else type(field)
 
 
+def _end(field: Any) -> Any:
+    """The field that a foreign key, or a chain of them, refers to in the end."""
+    while field.remote_field is not None:
+        field = field.target_field
+    return field
+
+
 def describe(instance: Model) -> str:
     """An instance in an error message; its own ``__str__`` may need a database."""
-    return f"{instance.__class__.__name__}(pk={instance.pk!r})"
+    # By __dict__, of what a lazy object stands for: while Model.__init__ runs it may not be set
+    # yet, and Django would try to load it.
+    model: Any = instance.__class__
+    row: Any = getattr(instance, "_wrapped", instance)
+    values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
+    return f"{model.__name__}(pk={values[0] if len(values) == 1 else tuple(values)!r})"
 
 
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:

@@ -91,7 +91,6 @@ class ManyBeside(RelatedRows):
         # filter(), which would refuse a slice and end the deferral that Django begins here.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
-            queryset = queryset._chain()
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 

@@ -24,7 +24,13 @@ from django.db.models.fields.related_descriptors import (
 from django.utils.functional import cached_property
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.options import describe, group_of, options_of
+from sharded_orm.models.options import (
+    colocated_alias,
+    describe,
+    group_of,
+    options_of,
+    shard_options,
+)
 from sharded_orm.models.related_managers import (
     Beside,
     FromOutside,
@@ -37,8 +43,16 @@ from sharded_orm.models.related_managers import (
 def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
-        groups.setdefault(instance._state.db, []).append(instance)
+        groups.setdefault(_home(instance), []).append(instance)
     return list(groups.values())
+
+
+def _home(instance: Any) -> str | None:
+    """Where ``instance`` is; where its key leads, if it was not read but made."""
+    options = shard_options(type(instance))
+    if options is None:
+        return instance._state.db  # type: ignore[no-any-return]  # not in the stubs
+    return colocated_alias(options, instance)
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -75,6 +89,8 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
+        # Django notes the instance in the caller's own queryset, which then would go to its shard.
+        querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
             return self._one_each(fetch(instances, querysets))
         groups = by_alias(instances)
@@ -86,7 +102,7 @@ class _PerShard:
         return (
             rows,
             lambda row: (row._state.db, rel_attr(row)),
-            lambda instance: (instance._state.db, instance_attr(instance)),
+            lambda instance: (_home(instance), instance_attr(instance)),
             *rest,
         )
 
@@ -194,6 +210,11 @@ class _RelatedManager(_PerShard):
         # Overrides __call__ of Django's related managers, which makes another of Django's.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
         return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
+
+    def _apply_rel_filters(self, queryset: Any) -> Any:
+        # Overrides _apply_rel_filters of Django's related managers, which notes the instance in
+        # the queryset itself. It may be the caller's: prefetch_one_level() hands in that of Prefetch.
+        return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
         sides = self._rel.model, self._rel.related_model

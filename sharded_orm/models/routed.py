@@ -35,7 +35,6 @@ class RoutedQuerySet(CachedQuerySet):
     _named = False
     #: Where the query that runs right now was routed to: it is not routed again.
     _running_on: str | None = None
-    _hints_of_copy: dict[str, Any] | None = None
     #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
     failed_shards: dict[str, BaseException] = {}
 
@@ -174,16 +173,8 @@ class RoutedQuerySet(CachedQuerySet):
         clone._named = True
         return clone
 
-    def _add_hints(self, **hints: Any) -> None:
-        # Django gives them to the queryset of a Prefetch, which is the program's own, and goes on
-        # with a copy. They are for that copy: used again, the queryset itself would ask the shard
-        # of whichever instance came first.
-        self._hints_of_copy = {**self._hints, **hints}
-
     def _clone(self) -> Self:
         clone = super()._clone()
-        if self._hints_of_copy is not None:
-            clone._hints, self._hints_of_copy = self._hints_of_copy, None
         if self._named:
             clone._named = True
         if self._scatters:

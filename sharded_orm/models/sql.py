@@ -95,6 +95,8 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
         return condition  # Rows beside it in the order may be on any shard.
+    if _tells(options, name):
+        return condition  # The value leads to its shard, also if it was changed since it was read.
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
         by_alias.setdefault(colocated_alias(options, instance), []).append(instance)
@@ -106,6 +108,15 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
     # Each shard's instances for that shard only: ids that count per shard repeat.
     parts = [Q((name, some)) & Q(OnShard(str(alias))) for alias, some in by_alias.items()]
     return Q(*parts, _connector=Q.OR)
+
+
+def _tells(options: ShardOptions, name: str) -> bool:
+    """Whether ``name`` compares a column of the own table whose values tell the shard."""
+    path, _, lookup = name.partition(LOOKUP_SEP)
+    if lookup not in ("", "exact", "in"):
+        return False
+    fields: Any = options.model._meta.fields
+    return any(field.name == path and field.concrete and options.tells(field) for field in fields)
 
 
 def _mentions_instance(child: Any) -> bool:

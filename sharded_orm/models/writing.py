@@ -181,7 +181,8 @@ class WritingQuerySet(RoutedQuerySet):
         if self._pinned():
             key = self._options.key
             for obj in objs:
-                if key is not None and obj.__dict__.get(key.attname) is not None:
+                # A row whose key was not loaded has one as well.
+                if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
@@ -278,6 +279,7 @@ def _refuse_elsewhere(options: ShardOptions, values: Iterable[Any], alias: str) 
 def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     """Raise unless what new rows on ``alias`` refer to, and read, is there."""
     for row in rows:
+        options.refuse_late_key(row)
         _refuse_elsewhere(options, row._state.fields_cache.values(), alias)
     check_insert(colocation_on(options, alias), rows)
 

@@ -98,6 +98,14 @@ class OnShard(Expression):
         raise FullResultSet
 
 
+def is_from_django(expression: Any) -> bool:
+    """Whether the class is Django's own, so that its SQL is known.
+
+    One of a project may derive from ``Exact`` or ``In`` and write ``<>`` or ``NOT IN``.
+    """
+    return type(expression).__module__.startswith("django.")
+
+
 def _boolean() -> Any:
     from django.db.models import BooleanField
 
