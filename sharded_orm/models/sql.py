@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import ValuesView
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -90,7 +91,7 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
     if not isinstance(condition, tuple) or not _mentions_instance(condition):
         return condition
     value = condition[1]
-    instances = [value] if isinstance(value, Model) else list(value)
+    instances = [value] if isinstance(value, Model) else [i for i in value if i is not None]
     name = condition[0]
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
@@ -125,6 +126,7 @@ def _mentions_instance(child: Any) -> bool:
     if not isinstance(child, tuple):
         return False
     value = child[1]
-    if isinstance(value, list | tuple | set) and value:
-        return all(isinstance(item, Model) for item in value)
+    if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
+        # None is equal to nothing, and left out by Django.
+        return {isinstance(item, Model) for item in value if item is not None} == {True}
     return isinstance(value, Model)

@@ -39,6 +39,8 @@ class Facade:
         # What compiles must not keep a connection in use, nor use it.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
+        # What is compiled for one shard is sent to all that share the query.
+        self.connection.stands_for_many = True  # type: ignore[attr-defined]  # of our compilers
         #: Names of the tables that the query reads; known when it is compiled.
         self.tables: set[str] = set()
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers

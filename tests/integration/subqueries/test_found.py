@@ -327,3 +327,12 @@ def test_an_exclusion_of_an_instance_spares_rows_of_other_shards() -> None:
     assert list(of_two.filter(Q(tags=tags[0]) | Q(title="x"))) == []
     assert of_two.exclude(tags=tags[0]).update(stars=1) == 1
     assert list(Photo.tags.through.objects.using(photos[0]._state.db).exclude(tag=tags[0])) == []
+    for some in (frozenset(tags[:1]), {1: tags[0]}.values(), [tags[0], None]):
+        assert list(everywhere.filter(tags__in=some)) == photos[:1]
+    # The shard of an instance inside of a subquery does not decide for the shards outside.
+    tagged = Photo.objects.filter(tags=tags[0], user_id=F("user_id"))
+    assert tags[0] in Tag.objects.scatter().filter(photos__in=tagged)
+    mine = Photo.objects.filter(tags=tags[0])
+    assert set(Tag.objects.scatter().filter(photos__in=mine).values_list("name", flat=True)) >= {
+        str(ONE)
+    }
