@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -29,7 +30,11 @@ class ShardOptions:
     def columns(self) -> dict[str, tuple[int, int] | None]:
         """The columns whose values tell the shard, and how; see :class:`ShardKey`."""
         found: dict[str, tuple[int, int] | None] = {}
+        # The table of a child may have a column of a name that its parent's has, too.
+        names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
+            if names[field.column] > 1:
+                continue
             told = self._told_by(field)
             if told is not False:
                 found[field.column] = told

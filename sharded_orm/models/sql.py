@@ -14,6 +14,7 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
+from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.options import ShardOptions, colocated_alias, shard_options
 from sharded_orm.routing.where import OnShard
 
@@ -32,6 +33,18 @@ class ShardedQuery(Query):
             if options is not None:
                 q_object = _with_shards(options, q_object)
         super().add_q(q_object, reuse_all)
+
+    def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # Overrides Query.resolve_expression, which every subquery passes. A plain model's query
+        # asks nobody else, and its database may still have a table of this name, with old rows.
+        outer, own = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
+        if outer is not None and own is not None and shard_options(outer) is None:
+            raise CrossShardRelation(
+                f"The query on {outer.__name__} (global) has a subquery on {own.model.__name__}, which is"
+                f" in group {own.group!r}. One statement cannot reach both. Evaluate it first and pass"
+                " its values as a list."
+            )
+        return super().resolve_expression(query, *args, **kwargs)
 
     def build_filter(
         self,

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import models
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q
 from django.test import TestCase
+from django.test.utils import isolate_apps
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired, UnknownShard
+from sharded_orm.models import ShardedModel
 from tests.photos.models import Comment, Person, Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO, UNPLACED
 
@@ -268,3 +271,26 @@ def test_a_shard_that_this_process_does_not_know(rows: list[Photo]) -> None:
     store.place("photos", {"900": 16})
     with pytest.raises(UnknownShard, match="older topology"):
         of(900).count()
+
+
+@isolate_apps("tests.photos")
+def test_a_column_of_the_childs_table_is_not_the_key_of_the_parents(placed: None) -> None:
+    class Base(ShardedModel):
+        owner = models.IntegerField()
+
+        class Meta:
+            app_label = "photos_app"
+
+        class ShardMeta:
+            group = "events"
+            shard_key = "owner"
+
+    class Child(Base):
+        other = models.IntegerField(db_column="owner")
+
+        class Meta:
+            app_label = "photos_app"
+
+    assert Child.objects.filter(owner=1).explain_routing().shards == (1,)
+    with pytest.raises(ShardKeyRequired):
+        Child.objects.filter(other=1).explain_routing()

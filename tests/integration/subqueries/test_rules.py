@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections, models
 from django.db.models import (
@@ -618,3 +619,20 @@ def test_sql_of_the_global_database_is_its_own_affair(make: Any) -> None:
         list(make(Person.objects.filter(albums__title="x")))
     with pytest.raises(CrossShardRelation):
         list(make(Person.objects.filter(username=Subquery(_titles()))))
+
+
+PLAIN_MODEL: dict[str, Callable[[], Any]] = {
+    "in": lambda: list(User.objects.filter(pk__in=Album.objects.filter(owner_id=ONE).values("pk"))),
+    "exists": lambda: list(User.objects.filter(Exists(Album.objects.filter(owner_id=ONE)))),
+    "annotation": lambda: list(User.objects.annotate(x=Subquery(_titles()))),
+    "order": lambda: list(User.objects.order_by(Subquery(_titles()))),
+    "aggregate": lambda: User.objects.aggregate(x=Max(Subquery(_titles()))),
+    "update": lambda: User.objects.update(username=Subquery(_titles())),
+    "create": lambda: User.objects.create(username=Subquery(_titles())),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_MODEL)
+def test_a_plain_model_has_no_subquery_on_shards(name: str) -> None:
+    with pytest.raises(CrossShardRelation, match="Evaluate it first"):
+        PLAIN_MODEL[name]()
