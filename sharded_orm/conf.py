@@ -246,11 +246,15 @@ def _seconds(
     where: str, key: str, given: Mapping[Any, Any], default: float, found: list[str]
 ) -> float:
     value = given.get(key, default)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        found.append(f"{where}{key} must be a positive number of seconds, not {value!r}")
-        return default
-    return value  # type: ignore[no-any-return]  # A number, as was just checked.
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    ):
+        return value
+    found.append(f"{where}{key} must be a positive number of seconds, not {value!r}")
+    return default
 
 
 def _cache_options(setting: Mapping[Any, Any], found: list[str]) -> CacheOptions | None:

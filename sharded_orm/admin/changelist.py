@@ -30,6 +30,7 @@ from sharded_orm.exceptions import (
     ScatterNotSupported,
     ShardKeyChanged,
 )
+from sharded_orm.models.options import target_field
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 
@@ -133,9 +134,7 @@ class ChangeListMixin(ShardedBase):
         return [pk for pk in super()._get_edited_object_pks(request, prefix) if self._fits(pk)]
 
     def _fits(self, pk: str) -> bool:
-        field: Any = self.opts.pk
-        while field.remote_field is not None:
-            field = field.target_field
+        field = target_field(self.opts.pk)
         try:
             field.run_validators(field.to_python(pk))
         except (ValidationError, ValueError, TypeError, OverflowError):

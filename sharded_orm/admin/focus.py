@@ -12,7 +12,7 @@ from django.utils.http import urlencode
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidFocus, InvalidShardKey, RoutingError
-from sharded_orm.models.options import ShardOptions
+from sharded_orm.models.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
@@ -152,8 +152,7 @@ def read_key(options: ShardOptions, text: str) -> Any:
     field: Any = options.key
     if field is None:
         raise InvalidFocus(f"{options.model._meta.verbose_name} has no shard key of its own.")
-    while field.remote_field is not None:
-        field = field.target_field
+    field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
         field.run_validators(value)

@@ -18,7 +18,7 @@ from django.db.models import Model
 from sharded_orm import runtime
 from sharded_orm.admin.focus import locate, named_shard, read_key
 from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import Shard
 
 SEPARATOR, AWAY = "~", "@"
@@ -130,8 +130,7 @@ def _pk(options: ShardOptions, text: str) -> Any:
 
 def stored_value(field: Any, text: Any) -> Any:
     """``text`` as a value of ``field``, or of what that refers to; None if no row can have it."""
-    while field.remote_field is not None:
-        field = field.target_field
+    field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
         field.run_validators(value)  # SQLite takes no number that is too large in a list.

@@ -95,7 +95,7 @@ class Reader:
                 self._decide(first, server, reply)
         else:
             steps = [
-                self._object(want) if isinstance(want, WantedObject) else self._list(want)  # type: ignore[arg-type]  # there are two kinds
+                self._object(want) if isinstance(want, WantedObject) else self._list(want)  # type: ignore[arg-type]  # a request is for an object or for a list
                 for want in wants
             ]
             drive(steps, exchange)
@@ -336,16 +336,16 @@ class Reader:
             # So young that a marker may have been lost with its predecessor.
             self._forbid(want)
             return
-        names = [name for name, found in want.found.items() if found is not None]
-        if not names:
+        states = {name: found for name, found in want.found.items() if found is not None}
+        if not states:
             return
         server = self.cache.objects(want.scope.place)
         try:
-            leases = server.lease(names, [want.found[name] for name in names])  # type: ignore[misc]  # no None in it
+            leases = server.lease(list(states), list(states.values()))
         except ServerDown:
             self._forbid(want)
             return
-        for name, lease in zip(names, leases, strict=True):
+        for name, lease in zip(states, leases, strict=True):
             want.found[name] = None if lease is None else Found(None, lease)
 
     def _forbid(self, want: Want) -> None:

@@ -294,8 +294,7 @@ class TransactionWrites:
                 server.name, exc, self._connection.alias,
             )  # fmt: skip
             return False
-        except Exception:
-            # A mistake of ours; the transaction was committed, and must not seem to have failed.
+        except Exception:  # Logged: a committed transaction must not seem to have failed.
             logger.exception("closing markers on %s", server.name)
             return False
         try:

@@ -222,10 +222,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> Any:
         # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
         # fields of ids take part in the insert.
-        # A receiver of pre_save may have changed the key since the shard was chosen.
-        self._refuse_other_shard(str(using))
-        self._shard_options().refuse_late_key(self)
-        check_insert(colocation_on(self._shard_options(), str(using)), [self])
+        options = self._shard_options()
+        options.refuse_late_key(self)
+        check_insert(colocation_on(options, str(using)), [self])
         if made_ids(manager.model):
             rows = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)

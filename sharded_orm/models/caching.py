@@ -24,7 +24,7 @@ from sharded_orm.cache.guards import digest
 from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
 from sharded_orm.models.fields.text import ExactCharField
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
 #: What :meth:`CachedModel.isolate_token` says of NULL. No value has this token.
@@ -357,9 +357,7 @@ def equality_rules(model: Any) -> EqualityRules:
 
 def token_field(field: Any, rules: EqualityRules) -> TokenField:
     """``field`` with what is known of the equality of its values."""
-    target = field
-    while target.is_relation:
-        target = target.target_field
+    target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):
         collation = getattr(target, "db_collation", None)
         if isinstance(target, ExactCharField) and not collation:

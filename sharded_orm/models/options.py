@@ -130,7 +130,11 @@ class ShardOptions:
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
         # No database keeps the places that its column does not have.
-        places = getattr(_end(self.key), "decimal_places", None) if type(value) is Decimal else None
+        places = (
+            getattr(target_field(self.key), "decimal_places", None)
+            if type(value) is Decimal
+            else None
+        )
         if places is not None and value != round(value, places):
             raise InvalidShardKey(
                 f"{name} is the shard key and has {places} decimal places: the database would round"
@@ -304,15 +308,15 @@ def placements(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
 
 def _kind_of_value(field: Any) -> Any:
     """What has to be the same for equal values to be equal keys: 1 is not "1"."""
-    field = _end(field)
+    field = target_field(field)
     if isinstance(field, IntegerField):
         return IntegerField
     return TextField if isinstance(field, CharField | TextField) else type(field)
 
 
-def _end(field: Any) -> Any:
-    """The field that a foreign key, or a chain of them, refers to in the end."""
-    while field.remote_field is not None:
+def target_field(field: Any) -> Any:
+    """The field that a foreign key, or a chain of them, refers to in the end; else itself."""
+    while field.is_relation:
         field = field.target_field
     return field
 

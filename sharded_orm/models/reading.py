@@ -12,7 +12,7 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.options import colocated_alias
+from sharded_orm.models.options import colocated_alias, target_field
 from sharded_orm.models.relations import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.models.statements import check_aggregates, named_aggregates
@@ -39,7 +39,7 @@ class ReadingQuerySet(RoutedQuerySet):
         }
         key = self._options.key
         # A key of text may be equal to another key in the database's collation only.
-        exact = key is not None and not isinstance(_target(key), CharField | TextField)
+        exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             how["local_columns"] = frozenset({key.column} if exact and key is not None else ())
         return how
@@ -206,13 +206,6 @@ class ReadingQuerySet(RoutedQuerySet):
                 )
             using = found.aliases[0]
         return super().raw(raw_query, params, translations, using or self._db)
-
-
-def _target(field: Any) -> Any:
-    """The field that a foreign key, or a chain of them, refers to in the end."""
-    while field.remote_field is not None:
-        field = field.target_field
-    return field
 
 
 def _take(rows: Iterator[Any], size: int) -> list[Any]:

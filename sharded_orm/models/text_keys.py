@@ -21,7 +21,7 @@ from sharded_orm.backends.shared import prepare_shards
 from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.options import shard_options, target_field
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -136,13 +136,6 @@ def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
     if vendor != "mysql" or not key.is_beside_target:
         return None  # A migration on the shards may have changed the column alone.
     return None if is_exact_collation(collation) else collation
-
-
-def target_field(field: Any) -> Any:
-    """The field that a foreign key, or a chain of them, refers to in the end."""
-    while field.is_relation:
-        field = field.target_field
-    return field
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:

@@ -7,6 +7,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import connections, models
 
+from sharded_orm.models.options import target_field
+
 
 def typed_key(field: Any, text: str, alias: str) -> Any:
     """``text`` as a value of ``field`` that a row on ``alias`` can have. Asks no database.
@@ -21,9 +23,7 @@ def typed_key(field: Any, text: str, alias: str) -> Any:
         value = field.to_python(text)
     except (TypeError, ValueError, ArithmeticError) as exc:  # No base64, say.
         raise ValidationError(f"it is no value of a {type(field).__name__} ({exc}).") from exc
-    holder = field
-    while holder.is_relation:
-        holder = holder.target_field
+    holder = target_field(field)
     holder.run_validators(value)
     if isinstance(holder, models.IntegerField) and isinstance(value, int):
         low, high = connections[alias].ops.integer_field_range(holder.get_internal_type())

@@ -14,7 +14,7 @@ from django.db.models import BigIntegerField, Field, IntegerField
 from sharded_orm import runtime
 from sharded_orm.backends.shared import ShardAliasMixin
 from sharded_orm.exceptions import InvalidShardKey
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.options import ShardOptions, shard_options, target_field
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import told_by
 from sharded_orm.scatter.failures import is_node_gone
@@ -199,7 +199,7 @@ class _Table:
         pks = options.model._meta.pk_fields
         self._pks = [quote(pk.column) for pk in pks]
         # What is half way between two keys can be told of numbers only.
-        number = len(pks) == 1 and isinstance(_target(pks[0]), IntegerField)
+        number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG.cast_db_type(wrapper) if number else None
 
     def _select(self, schema: str | None) -> tuple[str, list[Any]]:
@@ -276,12 +276,6 @@ class _Table:
 def _key_field(options: ShardOptions) -> Field[Any, Any]:
     assert options.key is not None
     return options.key
-
-
-def _target(field: Any) -> Any:
-    while field.is_relation:
-        field = field.target_field
-    return field
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
