@@ -23,7 +23,8 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm.backends import text_keys, writes
+        from sharded_orm.backends import creation, text_keys, writes
+        from sharded_orm.backends.group.creation import provide_test_databases
         from sharded_orm.cache import level1
         from sharded_orm.models import access, caching, counters, defaults, invalidation
         from sharded_orm.models.directory import DatabaseDirectory
@@ -37,6 +38,8 @@ class ShardedOrmConfig(AppConfig):
         runtime.provide_directory(DatabaseDirectory)
         writes.provide_observer(CacheObserver())
         text_keys.provide_guard(guard)
+        creation.provide_isolation(_cache_isolation)
+        provide_test_databases(_test_databases)
         try:
             runtime.validate()
         except TopologyUnavailable:
@@ -61,6 +64,18 @@ class ShardedOrmConfig(AppConfig):
             # test databases of all that it iterates, and shards are made through their
             # group.)
             settings.DATABASES.expose(sys.argv[1:])
+
+
+def _cache_isolation() -> Any:
+    from sharded_orm.testing import caching
+
+    return caching
+
+
+def _test_databases(group_wrapper: Any) -> Any:
+    from sharded_orm.testing.databases import GroupTestDatabases
+
+    return GroupTestDatabases.of(group_wrapper)
 
 
 def _count_at_end(**kwargs: Any) -> None:

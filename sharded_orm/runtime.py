@@ -23,7 +23,12 @@ from sharded_orm.configured import Configured
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
-from sharded_orm.topology.aliases import GROUP_ENGINE, ShardedDatabases, complete
+from sharded_orm.topology.aliases import (
+    GROUP_ENGINE,
+    ShardedDatabases,
+    complete,
+    provide_resolver,
+)
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.following import Standing
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
@@ -421,3 +426,23 @@ def locate(name: str, key: Any) -> Shard | None:
 def place(name: str, key: Any) -> Shard:
     """The shard of ``key``, which is given one if it has none. See :meth:`Strategy.place`."""
     return shard(name, strategy(name).place(key))
+
+
+class _CurrentAliases:
+    """The aliases of the snapshot that is in use, for ``DATABASES``."""
+
+    @staticmethod
+    def group_aliases() -> dict[str, dict[str, Any]]:
+        current = topology()
+        return {name: group_settings(group, current) for name, group in current.groups.items()}
+
+    @staticmethod
+    def shard_alias(alias: str) -> dict[str, Any] | None:
+        return alias_settings(alias)
+
+    @staticmethod
+    def is_shard(alias: str) -> bool:
+        return topology().resolve(alias) is not None
+
+
+provide_resolver(_CurrentAliases())

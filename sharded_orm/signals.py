@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import django
 from django.db.models import Model
 from django.dispatch import Signal
 
-import sharded_orm
-
-if TYPE_CHECKING:
-    from sharded_orm.models.routes import Route
-
 # Frames of the library and of Django are not where the query was written.
-_INSIDE = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (sharded_orm, django))
+_INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, django.__file__))
 
 
 class ScatterSignal(Signal):
@@ -28,7 +23,7 @@ class ScatterSignal(Signal):
     query, which makes it a budget: ``if len(route.shards) > 64: raise``.
     """
 
-    def announce(self, model: type[Model], route: Route) -> None:
+    def announce(self, model: type[Model], route: object) -> None:
         # Walking the stack is worth it only when somebody listens.
         if self.has_listeners(model):
             self.send(sender=model, route=route, call_site=_call_site())

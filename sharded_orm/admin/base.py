@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest
 
 from sharded_orm import runtime
 from sharded_orm.admin.display import bare
-from sharded_orm.admin.elsewhere import silence
+from sharded_orm.admin.failures import silence
 from sharded_orm.admin.focus import Focus, focus_of
 from sharded_orm.admin.identity import is_away
 from sharded_orm.exceptions import InvalidFocus, NoOpenShard

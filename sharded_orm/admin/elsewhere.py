@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from sharded_orm.admin.failures import by_node, cause_of
+from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.failures import by_node, silence
 from sharded_orm.admin.focus import Focus
 from sharded_orm.admin.picker import Picker
 from sharded_orm.exceptions import ScatterError
-from sharded_orm.topology.model import Shard
-
-if TYPE_CHECKING:
-    from sharded_orm.admin.base import ShardedBase
 
 
 def no_rows(
@@ -58,8 +55,3 @@ def no_shard_answers(
     first = by_node(error.failures)[0]
     sentence = f"No shard could run the query: tables may not be migrated, or the query may be wrong. {first}."
     return no_rows(model_admin, request, sentence, focus, status=503)
-
-
-def silence(shard: Shard, error: BaseException) -> str:
-    """That ``shard`` does not answer, and why."""
-    return f"{shard.alias} on {shard.node} does not answer: {cause_of(error)}."

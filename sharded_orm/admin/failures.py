@@ -95,3 +95,8 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+def silence(shard: Shard, error: BaseException) -> str:
+    """That ``shard`` does not answer, and why."""
+    return f"{shard.alias} on {shard.node} does not answer: {cause_of(error)}."

@@ -14,7 +14,7 @@ from django.db.models import Model
 from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoiceField
 
 from sharded_orm import runtime
-from sharded_orm.admin.elsewhere import silence
+from sharded_orm.admin.failures import silence
 from sharded_orm.admin.focus import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
 from sharded_orm.models.options import ShardOptions, shard_options

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import threading
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.utils.functional import cached_property
 
+from sharded_orm.backends.group.contract import GroupMember
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sharded_orm.backends.shared import ShardAliasMixin
+Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
 # Counts the snapshots that this process has used. Only ``runtime`` changes it.
 generation = 0
@@ -33,7 +35,7 @@ def topology_changed() -> None:
     generation += 1
 
 
-def follow(wrapper: ShardAliasMixin) -> None:
+def follow(wrapper: GroupMember) -> None:
     """Let ``wrapper`` connect to where its shard is now, unless something keeps it.
 
     Called by whatever begins a statement or a transaction, in the thread of the wrapper; in
@@ -55,7 +57,7 @@ def follow(wrapper: ShardAliasMixin) -> None:
     wrapper.take_settings(settings, current)
 
 
-def give_up(wrapper: ShardAliasMixin) -> None:
+def give_up(wrapper: GroupMember) -> None:
     """Close what is still connected to where the shard was; a transaction is left alone.
 
     Called where Django closes connections that are of no more use: a session that carries
@@ -70,17 +72,19 @@ def give_up(wrapper: ShardAliasMixin) -> None:
         wrapper.close()
 
 
-def is_current(wrapper: ShardAliasMixin) -> bool:
+def is_current(wrapper: GroupMember) -> bool:
     """Whether ``wrapper`` is where the topology in use has its shard."""
     return wrapper._generation in (None, generation)
 
 
-def apart(wrapper: ShardAliasMixin, settings: Mapping[str, Any]) -> ShardAliasMixin:
+def apart(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
     """A connection object with these settings, of no alias: nothing of its thread is changed."""
-    return type(wrapper)({k: v for k, v in settings.items() if k != "SHARD"}, wrapper.alias)
+    kind: Any = type(wrapper)
+    copy: Wrapper = kind({k: v for k, v in settings.items() if k != "SHARD"}, wrapper.alias)
+    return copy
 
 
-def settings_now(wrapper: ShardAliasMixin) -> dict[str, Any] | None:
+def settings_now(wrapper: GroupMember) -> dict[str, Any] | None:
     """The settings of where the shard is now; None if the topology has no such shard.
 
     Usable from any thread.
@@ -101,7 +105,7 @@ def same_place(one: dict[str, Any], other: dict[str, Any]) -> bool:
     }
 
 
-def is_kept(wrapper: ShardAliasMixin) -> bool:
+def is_kept(wrapper: GroupMember) -> bool:
     """Whether something that was begun has to end where it is."""
     return bool(
         wrapper._in_atomic_block
@@ -117,7 +121,7 @@ def is_kept(wrapper: ShardAliasMixin) -> bool:
     )
 
 
-def leave(wrapper: ShardAliasMixin) -> None:
+def leave(wrapper: GroupMember) -> None:
     """Close the connection; one with results that are still read is left to those who read."""
     # Looking must not join a transaction of the group, at the place that is left.
     syncing, wrapper._syncing = wrapper._syncing, True
@@ -130,7 +134,7 @@ def leave(wrapper: ShardAliasMixin) -> None:
         wrapper._syncing = syncing
 
 
-def forget_cached(wrapper: ShardAliasMixin) -> None:
+def forget_cached(wrapper: GroupMember) -> None:
     """Drop what ``wrapper`` remembers of its server, as its version."""
     wrapper.features = wrapper.features_class(wrapper)
     for name in list(vars(wrapper)):

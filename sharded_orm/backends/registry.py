@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
-if TYPE_CHECKING:
-    from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.contract import GroupMember
 
 # How many wrappers an overflow looks at. A transaction over thousands of shards makes
 # all of them unevictable; looking at each of them for each new one would be quadratic.
@@ -34,17 +34,17 @@ class ShardRegistry:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.wrappers: OrderedDict[str, ShardAliasMixin] = OrderedDict()
+        self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
         # Used since Django last asked to close what is obsolete: only these can have
         # errors, a changed autocommit or a health check to repeat.
-        self.active: dict[int, ShardAliasMixin] = {}
+        self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
 
-    def __iter__(self) -> Iterator[ShardAliasMixin]:
+    def __iter__(self) -> Iterator[GroupMember]:
         return iter(list(self.wrappers.values()))
 
-    def adopt(self, wrapper: ShardAliasMixin) -> None:
+    def adopt(self, wrapper: GroupMember) -> None:
         """Count ``wrapper`` among those of the thread; evict others above the limit.
 
         A wrapper that was evicted while somebody held it comes back this way when it
@@ -55,22 +55,22 @@ class ShardRegistry:
         current = _known(alias)
         if current is not None and current is not wrapper:
             return
-        connections[alias] = wrapper
+        connections[alias] = cast("BaseDatabaseWrapper", wrapper)
         self.wrappers[alias] = wrapper
         if self.limit is not None and len(self.wrappers) > self.limit:
             self._evict(self.limit, keep=wrapper)
 
-    def opened(self, wrapper: ShardAliasMixin) -> None:
+    def opened(self, wrapper: GroupMember) -> None:
         """``wrapper`` has connected; it may have to be closed at its ``close_at``."""
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 
-    def used(self, wrapper: ShardAliasMixin) -> None:
+    def used(self, wrapper: GroupMember) -> None:
         """``wrapper`` is used for the first time since :meth:`close_obsolete`."""
         wrapper.is_active = True
         self.active[id(wrapper)] = wrapper
 
-    def _evict(self, limit: int, keep: ShardAliasMixin) -> None:
+    def _evict(self, limit: int, keep: GroupMember) -> None:
         for _ in range(_EVICTION_LOOKS):
             if len(self.wrappers) <= limit:
                 return
@@ -81,7 +81,7 @@ class ShardRegistry:
             self.forget(wrapper)
             wrapper.close()
 
-    def forget(self, wrapper: ShardAliasMixin) -> None:
+    def forget(self, wrapper: GroupMember) -> None:
         """Drop ``wrapper`` from the thread; whoever holds it may go on using it."""
         alias = wrapper.alias
         wrapper.is_active = False

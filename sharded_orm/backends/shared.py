@@ -11,65 +11,32 @@ What happens at the end of a transaction that wrote is in :mod:`sharded_orm.back
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import Atomic, TransactionManagementError
 
 from sharded_orm.backends import moves
 from sharded_orm.backends.endings import EndingMixin
+from sharded_orm.backends.group.contract import GroupAlias
+from sharded_orm.backends.group.creation import prepare_shards, test_databases
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
+from sharded_orm.backends.shard_database import ShardDatabaseMixin
+from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
-    from sharded_orm.backends.group.base import GroupMixin
-    from sharded_orm.backends.sessions import OpenSessions
-    from sharded_orm.backends.sizes import ShardSize, TableSize
-    from sharded_orm.backends.snapshot import SchemaSnapshot
-    from sharded_orm.backends.statements import Effect
-    from sharded_orm.backends.text_keys import ColumnTypes
-    from sharded_orm.topology.model import Shard
+    from collections.abc import Callable
 
 
-class TestShards(Protocol):
-    """What makes the shards of a group exist while tests run."""
-
-    touched: set[str]
-
-    def ensure(self, shards: Iterable[Shard]) -> None:
-        """Make each shard's database exist, as a clone of the template. Thread-safe."""
-
-
-# Group name -> its test shards; filled only while tests run (see sharded_orm.testing).
-test_shards: dict[str, TestShards] = {}
-
-
-def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
-    """Call before SQL that names schemas of ``shards`` without using their wrappers.
-
-    Free outside of test runs; there, shards are made at their first use.
-    """
-    tests = test_shards.get(group)
-    if tests is not None:
-        tests.ensure(shards)
-
-
-class ShardAliasMixin(EndingMixin):
+class ShardAliasMixin(ShardDatabaseMixin, EndingMixin):
     """Membership of a shard's wrapper in its group's; see the module.
 
     Like all of Django's wrappers, it may be used by its own thread only. A backend
-    overrides :meth:`is_idle` and :meth:`create_shard_database`.
+    overrides the methods of :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
     """
 
-    # Whether one statement can read several shards of a node (UNION over schemas).
-    scatter_union: ClassVar[bool] = False
-    # A smaller bound than MAX_IDLE_ALIASES, where an idle wrapper costs the process more.
-    idle_limit: ClassVar[int | None] = None
-
     shard: Shard | None = None
-    group_wrapper: GroupMixin | None = None
+    group_wrapper: GroupAlias | None = None
     # Of the topology by which its settings were looked up; None: it follows none.
     _generation: int | None = None
     # True while a test case's own transaction is opened on this shard: Django opens it
@@ -100,130 +67,15 @@ class ShardAliasMixin(EndingMixin):
             self._become_member(shard)
 
     def _become_member(self, shard: Shard) -> None:
-        group = cast("GroupMixin", connections[shard.group])
+        group = cast("GroupAlias", connections[shard.group])
         self.shard = shard
         self.group_wrapper = group
         self._generation = self.settings_dict.get("GENERATION")
         self.queries_log = ShardQueryLog(self.queries_limit, lambda: group.queries_log)
         self.execute_wrappers = ShardExecuteWrappers(lambda: group.execute_wrappers)
-        if tests := test_shards.get(shard.group):
+        if tests := test_databases.get(shard.group):
             self._touched = tests.touched
         group.shards.adopt(self)
-
-    # ##### What a backend tells about itself #####
-
-    def is_idle(self) -> bool:
-        """Whether closing loses nothing: no open results, no session state, no lease."""
-        return True
-
-    def create_shard_database(self) -> None:
-        """Create the schema or file of this shard, empty; no error when it exists."""
-        raise NotImplementedError
-
-    def schema_snapshot(self) -> SchemaSnapshot:
-        """What this alias's schema looks like now.
-
-        Asks the server apart from a transaction that is open. Costs two round trips.
-
-        :raises django.db.OperationalError: the schema does not exist.
-        """
-        raise NotImplementedError
-
-    def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """``known`` with the ``tables`` as they are now, and such as are new or gone; a table that is
-        new may have no definition. Cheaper than :meth:`schema_snapshot`: one round trip. Triggers,
-        routines, and definitions and counters of other tables, are those of ``known``.
-
-        :raises django.db.Error: one of ``tables`` does not exist.
-        """
-        return self.schema_snapshot()
-
-    def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Make what is missing of ``definitions`` in this alias's schema, which must exist.
-
-        Repeatable; a table that is there stays as it is. Must not run in a transaction.
-        """
-        raise NotImplementedError
-
-    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        """Alias of each of ``shards`` -> a digest of the migrations that it has applied.
-
-        "" if it has no ``django_migrations``, None if its schema does not exist. Equal digests
-        are equal sets of migrations.
-
-        :param shards: on the node of this alias. Their wrappers are not used.
-        """
-        raise NotImplementedError
-
-    def schemas_present(self) -> set[str]:
-        """The names of all schemas (SQLite: files) on the node of this alias."""
-        raise NotImplementedError
-
-    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        """Alias of each of ``shards`` -> how large it is, 0 if it does not exist; one query.
-
-        :param shards: on the node of this alias. Their wrappers are not used.
-        """
-        raise NotImplementedError
-
-    def table_sizes(self, shard: Shard) -> list[TableSize]:
-        """The tables of ``shard``, on the node of this alias, by name; one query (SQLite: one each).
-
-        Empty if the schema does not exist.
-        """
-        raise NotImplementedError
-
-    def column_types(
-        self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
-    ) -> ColumnTypes:
-        """What those of ``columns`` are that ``tables`` of ``shards`` have; one query per 500 shards.
-
-        All names but the aliases are in lower case; what does not exist is left out. Not in the
-        log of queries. Only where a server knows more than the models do: not on SQLite.
-
-        :param shards: on the node of this alias. If it is this one alone, the statement takes part
-            in its transaction; else their wrappers are not used.
-        """
-        raise NotImplementedError
-
-    def open_sessions(self) -> OpenSessions | None:
-        """Of the node of this alias; None where there is no server. One query."""
-        return None
-
-    def effect_of(self, sql: str) -> Effect:
-        """What a statement does, as its text tells."""
-        raise NotImplementedError
-
-    def lock_schema(self, seconds: float) -> bool:
-        """Keep every other session from migrating this schema until :meth:`unlock_schema`.
-
-        :meth:`close` gives the lock back as well, and ends the session. A statement that goes on in the
-        server when its client is gone keeps the lock. Does nothing, and is true, where no server
-        outlives its client.
-
-        :param seconds: to wait for whoever has the lock; False if that was not enough.
-        """
-        return True
-
-    def unlock_schema(self) -> None:
-        """Give back what :meth:`lock_schema` took, if it took something."""
-
-    def structural_copy(
-        self, definitions: SchemaSnapshot, schema: str
-    ) -> AbstractContextManager[Self]:
-        """A connection to a schema without rows that looks like ``definitions``, for a block.
-
-        It is on the same server, with this alias, and belongs to no group. It is dropped before
-        (if it was left) and after.
-
-        :param schema: its name, where it needs one. Whatever has that name is lost.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a connection to the node that is in no shard's database."""
-        return {**settings_dict, "NAME": ""}
 
     def is_evictable(self) -> bool:
         """Whether nobody would notice that this wrapper was closed and dropped."""

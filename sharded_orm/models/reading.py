@@ -13,7 +13,7 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.options import colocated_alias, target_field
-from sharded_orm.models.relations import by_alias, split_lookups
+from sharded_orm.models.prefetches import by_alias, split_lookups
 from sharded_orm.models.routed import RoutedQuerySet
 from sharded_orm.models.statements import check_aggregates, named_aggregates
 from sharded_orm.routing.where import OnShard

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]  # not in the stubs
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
@@ -24,13 +23,9 @@ from django.db.models.fields.related_descriptors import (
 from django.utils.functional import cached_property
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.options import (
-    colocated_alias,
-    describe,
-    group_of,
-    options_of,
-    shard_options,
-)
+from sharded_orm.models.options import describe, group_of, options_of
+from sharded_orm.models.prefetches import by_alias, home
+from sharded_orm.models.query import ShardedQuerySet
 from sharded_orm.models.related_managers import (
     Beside,
     FromOutside,
@@ -38,36 +33,6 @@ from sharded_orm.models.related_managers import (
     NullableBeside,
     NullableFromOutside,
 )
-
-
-def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    groups: dict[str | None, list[Any]] = {}
-    for instance in instances:
-        groups.setdefault(_home(instance), []).append(instance)
-    return list(groups.values())
-
-
-def _home(instance: Any) -> str | None:
-    """Where ``instance`` is; where its key leads, if it was not read but made."""
-    options = shard_options(type(instance))
-    if options is None:
-        return instance._state.db  # type: ignore[no-any-return]  # not in the stubs
-    return colocated_alias(options, instance)
-
-
-def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The prefetches that begin with a foreign key out of the group, and the others."""
-    outside: list[Any] = []
-    beside: list[Any] = []
-    for lookup in lookups:
-        path = getattr(lookup, "prefetch_through", lookup)
-        # By descriptor, as Django finds it; the name of a field may be another one's.
-        descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
-        leaves = isinstance(descriptor, ForwardManyToOneDescriptor) and (
-            group_of(descriptor.field.remote_field.model) != group_of(model)
-        )
-        (outside if leaves else beside).append(lookup)
-    return outside, beside
 
 
 class _PerShard:
@@ -102,7 +67,7 @@ class _PerShard:
         return (
             rows,
             lambda row: (row._state.db, rel_attr(row)),
-            lambda instance: (_home(instance), instance_attr(instance)),
+            lambda instance: (home(instance), instance_attr(instance)),
             *rest,
         )
 
@@ -133,8 +98,6 @@ class _ByConditions(_PerShard):
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
             return rows
-        from sharded_orm.models.query import ShardedQuerySet
-
         return ShardedQuerySet(model, hints=hints)
 
 

@@ -17,7 +17,7 @@ from django.apps import apps
 from django.db import models
 
 from sharded_orm.backends import moves
-from sharded_orm.backends.shared import prepare_shards
+from sharded_orm.backends.group.creation import prepare_shards
 from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation

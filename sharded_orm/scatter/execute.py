@@ -12,7 +12,7 @@ from django.db import DatabaseError, connections
 
 from sharded_orm import runtime
 from sharded_orm.backends import moves
-from sharded_orm.backends.shared import prepare_shards
+from sharded_orm.backends.group.creation import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
     concerns_one_shard,

@@ -25,7 +25,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.shared import test_shards
+from sharded_orm.backends.group.creation import test_databases
 from sharded_orm.conf import SETTING
 from sharded_orm.exceptions import ShardDatabaseMissing
 from sharded_orm.testing import caching
@@ -126,7 +126,7 @@ class GroupTestDatabases:
             self._ready.clear()
             self.touched.clear()
             self._loaded = False
-        test_shards.pop(self.configured.name, None)
+        test_databases.pop(self.configured.name, None)
         setting_changed.disconnect(self._settings_changed)
         connection.settings_dict.pop(_SETTING, None)
         runtime.swap(without_test_group(runtime.topology(), self.configured))
@@ -138,7 +138,7 @@ class GroupTestDatabases:
             self._ready.clear()
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
-        test_shards[self.configured.name] = self
+        test_databases[self.configured.name] = self
         # After the app's own receiver, which drops the topology that we swapped in.
         setting_changed.connect(self._settings_changed)
         # Django keeps the group's wrapper for the length of the run, so it goes on
@@ -147,7 +147,7 @@ class GroupTestDatabases:
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
         """``override_settings(SHARDED_ORM=…)`` inside a test: still no real data."""
-        if setting == SETTING and test_shards.get(self.configured.name) is self:
+        if setting == SETTING and test_databases.get(self.configured.name) is self:
             configured = runtime.config().topology.groups.get(self.configured.name)
             if configured is not None:
                 self.configured = configured

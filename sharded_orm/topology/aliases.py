@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
@@ -33,6 +33,33 @@ _DEFAULTS: Mapping[str, Any] = {
 _TEST_DEFAULTS: Mapping[str, Any] = {
     "CHARSET": None, "COLLATION": None, "MIGRATE": True, "MIRROR": None, "NAME": None,
 }  # fmt: skip
+
+
+class Resolver(Protocol):
+    """Knows the aliases of the topology that is in use. Thread-safe."""
+
+    def group_aliases(self) -> dict[str, dict[str, Any]]:
+        """The settings of the alias of each group, by its name.
+
+        :raises TopologyUnavailable: the source has no topology to give.
+        """
+
+    def shard_alias(self, alias: str) -> dict[str, Any] | None:
+        """The settings of the shard ``alias``; None if there is no such shard."""
+
+    def is_shard(self, alias: str) -> bool:
+        """Whether :meth:`shard_alias` has settings for ``alias``, at less cost."""
+
+
+# Set once, by the module that assembles the topology. The settings module makes DATABASES long
+# before; Django uses it when applications are loaded, and then that module is there.
+_resolver: Resolver | None = None
+
+
+def provide_resolver(resolver: Resolver) -> None:
+    """Look up groups and shards with ``resolver`` from now on."""
+    global _resolver
+    _resolver = resolver
 
 
 # Held while group aliases are added: the first requests of two threads may come at once.
@@ -75,34 +102,28 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         return self
 
     def _add_groups(self) -> None:
-        from sharded_orm import runtime
-
-        current = runtime.topology()
-        groups = current.groups
+        if _resolver is None:
+            return  # Applications are not loaded yet.
+        groups = _resolver.group_aliases()
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
             raise InvalidConfiguration(
                 f"group {name!r} has the name of an entry of DATABASES; rename one"
                 for name in taken
             )
-        self.update(
-            {name: complete(runtime.group_settings(g, current)) for name, g in groups.items()}
-        )
+        self.update({name: complete(settings) for name, settings in groups.items()})
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """The topology has changed: what stands for a group may name another node."""
-        from sharded_orm import runtime
-
-        current = runtime.topology()
-        made = {}
-        if self._groups_added:
-            for name, group in current.groups.items():
-                made[name] = complete(runtime.group_settings(group, current))
+        """The topology has changed: the alias of a group may name another node."""
+        if _resolver is None:
+            return
+        renewed = dict(_resolver.group_aliases()) if self._groups_added else {}
         for alias in self._exposed:
-            if found := runtime.alias_settings(alias):
-                made[alias] = complete(found)
-        self.update(made)  # All or, if one cannot be made, none.
+            if settings := _resolver.shard_alias(alias):
+                renewed[alias] = settings
+        # All or, if one cannot be made, none.
+        self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
         """Forget the group aliases (``runtime.reset``: settings were overridden)."""
@@ -113,36 +134,36 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def expose(self, arguments: Sequence[str]) -> None:
         """Iterate the shards that ``arguments`` name by ``--database``, too."""
-        from sharded_orm import runtime
-
         for position, argument in enumerate(arguments):
             option, _, alias = argument.partition("=")
             if option == "--database":
                 alias = alias or "".join(arguments[position + 1 : position + 2])
-                found = runtime.alias_settings(alias)
-                if found is not None:
+                settings = self._shard_alias(alias)
+                if settings is not None:
                     self._exposed.append(alias)
-                    self[alias] = complete(found)
+                    self[alias] = complete(settings)
+
+    @staticmethod
+    def _shard_alias(alias: object) -> dict[str, Any] | None:
+        if _resolver is None or not isinstance(alias, str):
+            return None
+        return _resolver.shard_alias(alias)
 
     def __missing__(self, alias: str) -> dict[str, Any]:
-        from sharded_orm import runtime
-
         self._with_groups()
         if super().__contains__(alias):
             return super().__getitem__(alias)
-        found = runtime.alias_settings(alias) if isinstance(alias, str) else None
-        if found is None:
+        settings = self._shard_alias(alias)
+        if settings is None:
             raise KeyError(alias)
-        return complete(found)
+        return complete(settings)
 
     def __contains__(self, alias: object) -> bool:
         if super().__contains__(alias):
             return True
-        from sharded_orm import runtime
-
         self._with_groups()
         return super().__contains__(alias) or (
-            isinstance(alias, str) and runtime.topology().resolve(alias) is not None
+            _resolver is not None and isinstance(alias, str) and _resolver.is_shard(alias)
         )
 
     def get(self, alias: str, default: Any = None) -> Any:

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
 from sharded_orm.backends import moves
-from sharded_orm.backends.group.creation import GroupCreation
+from sharded_orm.backends.group.creation import GroupCreation, test_databases
 from sharded_orm.backends.group.parts import (
     GroupClient,
     GroupConnection,
@@ -28,7 +28,7 @@ from sharded_orm.backends.group.parts import (
 from sharded_orm.backends.group.transactions import GroupTransactions
 from sharded_orm.backends.query_log import GroupQueryLog
 from sharded_orm.backends.registry import ShardRegistry
-from sharded_orm.backends.shared import ShardAliasMixin, test_shards
+from sharded_orm.backends.shared import ShardAliasMixin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ class GroupMixin(GroupTransactions):
             limit = min(limit, engine.idle_limit)
         # Evicting a wrapper that a test has patched or captures queries of would break
         # the test.
-        self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_shards else limit)
+        self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
         self._seen = settings_dict.get("GENERATION", moves.generation)
@@ -194,7 +194,7 @@ class GroupMixin(GroupTransactions):
     @property
     def tests(self) -> Any:
         """The test shards of the group while tests run, else None."""
-        return test_shards.get(self.settings_dict["GROUP"])
+        return test_databases.get(self.settings_dict["GROUP"])
 
 
 def _engine(settings_dict: dict[str, Any]) -> type[ShardAliasMixin]:

@@ -1,29 +1,82 @@
 """Test databases of a group: Django's test runners call these methods.
 
-What they do is in ``sharded_orm.testing``, which is imported when tests run only.
+What they do is in ``sharded_orm.testing``, which is imported when tests run only: the app
+says how to reach it (:func:`provide_test_databases`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.creation import BaseDatabaseCreation
-from django.utils.module_loading import import_string
 
-if TYPE_CHECKING:
-    from sharded_orm.testing.databases import GroupTestDatabases
+from sharded_orm.topology.model import Shard
 
-_IMPLEMENTATION = "sharded_orm.testing.databases.GroupTestDatabases"
+
+class TestDatabases(Protocol):
+    """The test databases of one group in this process."""
+
+    #: Aliases of shards that a test may have written to.
+    touched: set[str]
+
+    def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
+        """Make the template, use test schemas from now on; the template's name."""
+
+    def enter_worker(self, connection: Any, worker: str) -> None:
+        """Give this process, a parallel worker, shards of its own."""
+
+    def drop_worker(self, worker: str) -> None:
+        """Drop the shards of a parallel worker."""
+
+    def destroy(self, connection: Any, *, keep: bool) -> None:
+        """Drop everything unless ``keep``, and use the configured schemas again."""
+
+    def ensure(self, shards: Iterable[Shard]) -> None:
+        """Make each shard's database exist, as a clone of the template. Thread-safe."""
+
+    def restore_touched(self) -> None:
+        """Bring every shard that was used back to the template's rows."""
+
+    def reset_sequences(self) -> None:
+        """Let each table's own ids begin anew."""
+
+
+#: Group name -> its test databases, while tests run.
+test_databases: dict[str, TestDatabases] = {}
+
+
+def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
+    """Call before SQL that names schemas of ``shards`` without using their wrappers.
+
+    Free outside of test runs; there, shards are made at their first use.
+    """
+    tests = test_databases.get(group)
+    if tests is not None:
+        tests.ensure(shards)
+
+
+# From the wrapper of a group to its test databases, which are made at their first use.
+_databases_of: Callable[[Any], TestDatabases] | None = None
+
+
+def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None:
+    """Reach the test databases of a group's wrapper in this way."""
+    global _databases_of
+    _databases_of = databases_of
 
 
 class GroupCreation(BaseDatabaseCreation):
     """The ``creation`` of a group's alias. Its test database is all of the group's shards."""
 
     @property
-    def _tests(self) -> GroupTestDatabases:
-        tests: GroupTestDatabases = import_string(_IMPLEMENTATION).of(self.connection)
-        return tests
+    def _tests(self) -> TestDatabases:
+        if _databases_of is None:
+            raise ImproperlyConfigured(
+                "Shards have no test databases without the app: add 'sharded_orm' to INSTALLED_APPS."
+            )
+        return _databases_of(self.connection)
 
     def _say(self, verbosity: int, keepdb: bool, action: str, kept: str) -> None:
         if verbosity >= 1:

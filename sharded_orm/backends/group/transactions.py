@@ -11,15 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from sharded_orm.backends.group.contract import GroupMember
 from sharded_orm.exceptions import PartialCommitError
-
-if TYPE_CHECKING:
-    from sharded_orm.backends.shared import ShardAliasMixin
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
@@ -44,7 +42,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     """
 
     levels: list[Level]
-    participants: dict[str, ShardAliasMixin]
+    participants: dict[str, GroupMember]
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
@@ -61,11 +59,11 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     # ##### What shards tell #####
 
-    def joined(self, wrapper: ShardAliasMixin) -> None:
+    def joined(self, wrapper: GroupMember) -> None:
         self.participants[wrapper.alias] = wrapper
         self.note_broken(wrapper.alias, wrapper.needs_rollback)
 
-    def left(self, wrapper: ShardAliasMixin) -> None:
+    def left(self, wrapper: GroupMember) -> None:
         if self.participants.pop(wrapper.alias, None) is not None:
             self._broken.discard(wrapper.alias)
 
@@ -246,7 +244,7 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     # ##### on_commit #####
 
-    def add_hook(self, wrapper: ShardAliasMixin, hook: Any) -> None:
+    def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
         """Take over a hook of a shard; ``hook`` is its entry in ``run_on_commit``."""
         _, func, robust = hook
         sids: set[Any] = set(self.savepoint_ids)

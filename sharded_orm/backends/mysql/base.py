@@ -19,7 +19,7 @@ from sharded_orm.backends.mysql import collations, identity, locks, sizes, snaps
 from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
-from sharded_orm.backends.mysql.cursor import LeasedCursor
+from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
@@ -77,7 +77,7 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors:
             if schema is not None:
                 pool.prepare()
-            connection = VirtualConnection(pool, schema, self.alias)
+            connection = VirtualConnection(pool, schema, self.alias, leased)
         # Weak, so that a connection object that is dropped gives its session back at once.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
@@ -101,7 +101,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         # Not async_unsafe once more: cursor() is, and this is on the path of each statement.
         connection = self.connection
         assert connection is not None
-        return connection.pool.default_cursor(connection)
+        cursor: LeasedCursor = connection.default_cursor(connection)
+        return cursor
 
     @contextmanager
     def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:

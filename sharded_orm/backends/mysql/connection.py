@@ -16,18 +16,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
-from sharded_orm.backends.mysql.session import Session, is_lost
-from sharded_orm.backends.mysql.traces import FORGET_ID
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_lost
 from sharded_orm.backends.sessions import SessionID
 
 if TYPE_CHECKING:
-    from sharded_orm.backends.mysql.cursor import LeasedCursor
     from sharded_orm.backends.mysql.node import NodePool
 
 logger = logging.getLogger("sharded_orm.backends")
@@ -52,21 +50,37 @@ class Mode(IntEnum):
     CLOSED = 5
 
 
+CursorFactory = Callable[[type], Callable[["VirtualConnection"], Any]]
+
+
+class OpenCursor(Protocol):
+    """A cursor with results that are still to be read."""
+
+    def abandon(self) -> None:
+        """Give up the results: the connection is about to be closed."""
+
+
 class VirtualConnection(DriverFace):
     """Stands for a connection to one schema of a node. Not thread-safe, as Django's.
 
     :param schema: None for no schema at all; then the session is never shared.
     :param alias: for logs.
+    :param cursor_factory: gives the class of our cursors for one of the driver's.
     """
 
     __slots__ = (
-        "alias", "autocommitted", "batch", "before_commit", "begun", "checks_off", "inserted_on", "kept", "last", "mode", "open_cursors", "pending",
+        "alias", "autocommitted", "batch", "before_commit", "begun", "checks_off", "cursor_factory", "default_cursor", "inserted_on", "kept", "last", "mode", "open_cursors", "pending",
         "pool", "schema", "session",
         "strict", "tied", "touched", "use",
     )  # fmt: skip
 
-    def __init__(self, pool: NodePool, schema: str | None, alias: str = "") -> None:
+    def __init__(
+        self, pool: NodePool, schema: str | None, alias: str, cursor_factory: CursorFactory
+    ) -> None:
         self.pool = pool
+        self.cursor_factory = cursor_factory
+        #: Makes the cursor that statements of Django run on.
+        self.default_cursor = cursor_factory(pool.cursorclass)
         self.schema = schema
         self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
@@ -94,7 +108,7 @@ class VirtualConnection(DriverFace):
         #: Something in this transaction may have removed savepoints behind our back.
         self.touched = False
         #: Cursors with results that are still to be read.
-        self.open_cursors: list[weakref.ref[LeasedCursor]] = []
+        self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
             self.mode = Mode.PINNED
@@ -110,8 +124,9 @@ class VirtualConnection(DriverFace):
 
     # --- what DatabaseWrapper asks of a connection -----------------------------------
 
-    def cursor(self, cursorclass: type | None = None) -> LeasedCursor:
-        return self.pool.make_cursor(self, cursorclass)
+    def cursor(self, cursorclass: type | None = None) -> Any:
+        make = self.cursor_factory(cursorclass) if cursorclass else self.default_cursor
+        return make(self)
 
     def get_autocommit(self) -> bool:
         if self.mode is Mode.PINNED:
@@ -242,7 +257,7 @@ class VirtualConnection(DriverFace):
             del self.pending[: sum(not self._is_ours(part) for part in executed)]
 
     def _is_ours(self, part: bytes) -> bool:
-        return part is self.use or part in (_BEGIN, _STRICT, FORGET_ID)
+        return part is self.use or part in (_BEGIN, _STRICT, FORGET_INSERT_ID)
 
     def failed(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
         """A statement on the held session failed."""

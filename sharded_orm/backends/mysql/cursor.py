@@ -20,7 +20,7 @@ from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 from sharded_orm.backends.mysql import savepoints, traces
 from sharded_orm.backends.mysql.classify import SEVERAL_STATEMENTS, Kind, classify, reason
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
-from sharded_orm.backends.mysql.session import Session, is_syntax_error
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_syntax_error
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
@@ -181,7 +181,7 @@ class LeaseMixin(BaseCursor):
                 # Whatever went before it would empty the list that it shows.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
-                prefix = [traces.FORGET_ID, *prefix]
+                prefix = [FORGET_INSERT_ID, *prefix]
             statement = session.bind(query, args)
             if session.busy:
                 raise ProgrammingError(
@@ -203,7 +203,7 @@ class LeaseMixin(BaseCursor):
         if kind and (self.lastrowid or (kind is _STATE and reason(query) in _MAY_INSERT)):
             session.inserter = connection
             connection.inserted_on = session
-        elif kind is _AFFINE and prefix[:1] == [traces.FORGET_ID]:
+        elif kind is _AFFINE and prefix[:1] == [FORGET_INSERT_ID]:
             session.inserter = None
         if connection.mode is not _PINNED:
             connection.left(prefix, len(prefix))

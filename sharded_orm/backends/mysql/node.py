@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from MySQLdb.cursors import Cursor
 
-from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.session import Session, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
 from sharded_orm.backends.signals import session_opened
-
-if TYPE_CHECKING:
-    from sharded_orm.backends.mysql.connection import VirtualConnection
 
 # Asked once per node and process. As django.db.backends.mysql.base.DatabaseWrapper.
 _SERVER_QUERY = b"""
@@ -44,8 +40,6 @@ class NodePool(SessionPool[Session]):
         self.params = dict(params)
         self.params["autocommit"] = True
         self.cursorclass: type = self.params.pop("cursorclass", Cursor)
-        #: Makes the cursor that statements of Django run on.
-        self.default_cursor = leased(self.cursorclass)
         #: Whether sessions start with foreign key checks as the user set them.
         self.sets_checks = "foreign_key_checks" in str(self.params.get("init_command")).lower()
         self._isolation_level = isolation_level
@@ -62,12 +56,6 @@ class NodePool(SessionPool[Session]):
             self.release(self.lease())
         assert self._server_data is not None
         return self._server_data
-
-    def make_cursor(
-        self, connection: VirtualConnection, cursorclass: type | None = None
-    ) -> LeasedCursor:
-        """A cursor of ``connection``, of the leasing variant of ``cursorclass``."""
-        return leased(cursorclass or self.cursorclass)(connection)
 
     def initial_statements(self, data: Mapping[str, Any]) -> list[str]:
         """The ``SET`` statements that Django runs on each connection."""

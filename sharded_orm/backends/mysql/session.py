@@ -17,6 +17,8 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
+#: One that inserted nothing must not read the id of what others inserted.
+FORGET_INSERT_ID = b"SET last_insert_id=0"
 # Server errors after which the server closes the connection: shutdown, network trouble,
 # killed (MariaDB), idle for too long (MySQL).
 _FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])

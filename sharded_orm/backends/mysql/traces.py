@@ -7,17 +7,12 @@ never what another alias left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharded_orm.backends.mysql.classify import reads_insert_id
-from sharded_orm.backends.mysql.session import Session
+from sharded_orm.backends.mysql.connection import VirtualConnection
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session
 from sharded_orm.exceptions import SessionStateRefused
-
-if TYPE_CHECKING:
-    from sharded_orm.backends.mysql.connection import VirtualConnection
-
-#: What others inserted must not be read by one who inserted nothing.
-FORGET_ID = b"SET last_insert_id=0"
 
 
 def is_show(query: Any) -> bool:
@@ -37,7 +32,7 @@ def lease(connection: VirtualConnection, query: Any) -> Session:
     if wanted is None:
         session: Session = pool.lease()
         try:
-            session.run(FORGET_ID)
+            session.run(FORGET_INSERT_ID)
         except BaseException:
             pool.discard(session)
             raise

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.shared import test_shards
+from sharded_orm.backends.group.creation import test_databases
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Topology
 
@@ -69,7 +69,7 @@ def using_nodes(
     groups = {**configured.groups, GROUP: replace(configured.groups[GROUP], **group)}
     moved = replace(configured, nodes=nodes, groups=groups)
     # Other tests of the run may have set up test databases; these are not those.
-    monkeypatch.delitem(test_shards, GROUP, raising=False)
+    monkeypatch.delitem(test_databases, GROUP, raising=False)
     before = runtime.topology()
     _drop_wrappers()
     runtime.swap(moved)
