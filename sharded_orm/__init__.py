@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sharded_orm.cache.level1 import cache_scope, uncached
+    from sharded_orm.cache.request_cache import cache_scope, uncached
     from sharded_orm.models import (
         ExactCharField,
         GlobalModel,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         TicketField,
         TimestampedIDField,
     )
-    from sharded_orm.models.cached import fetch_together
-    from sharded_orm.models.expressions import reads_own_row
+    from sharded_orm.models.cached.queryset import fetch_together
+    from sharded_orm.models.sharding.expressions import reads_own_row
     from sharded_orm.transactions import atomic
 
 
@@ -43,15 +43,15 @@ def __getattr__(name: str) -> Any:
 
         return atomic
     if name in ("cache_scope", "uncached"):
-        from sharded_orm.cache import level1
+        from sharded_orm.cache import request_cache
 
-        return getattr(level1, name)
+        return getattr(request_cache, name)
     if name == "fetch_together":
-        from sharded_orm.models.cached import fetch_together
+        from sharded_orm.models.cached.queryset import fetch_together
 
         return fetch_together
     if name == "reads_own_row":
-        from sharded_orm.models.expressions import reads_own_row
+        from sharded_orm.models.sharding.expressions import reads_own_row
 
         return reads_own_row
     if name in __all__:

@@ -23,20 +23,26 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm.backends import creation, text_keys, writes
-        from sharded_orm.backends.group.creation import provide_test_databases
-        from sharded_orm.cache import level1
-        from sharded_orm.models import access, caching, counters, defaults, invalidation
-        from sharded_orm.models.directory import DatabaseDirectory
+        from sharded_orm.backends import creation, text_keys
+        from sharded_orm.backends.group.test_databases import provide_test_databases
+        from sharded_orm.backends.write_hooks import observer
+        from sharded_orm.cache import request_cache
+        from sharded_orm.models.after_migrate import (
+            auto_increment,
+            permissions,
+            postgresql_defaults,
+        )
+        from sharded_orm.models.cached import cached_model, invalidation
+        from sharded_orm.models.cached.write_tracking import CacheObserver
+        from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
-        from sharded_orm.models.written import CacheObserver
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
 
-        for module in ("cache_checks", "checks", "database_checks"):
-            import_module(f"sharded_orm.{module}")  # Each check registers itself.
+        for module in ("cache", "databases", "models"):
+            import_module(f"sharded_orm.checks.{module}")  # Each check registers itself.
         runtime.provide_directory(DatabaseDirectory)
-        writes.provide_observer(CacheObserver())
+        observer.provide_observer(CacheObserver())
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
@@ -48,16 +54,16 @@ class ShardedOrmConfig(AppConfig):
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
-        runtime.on_reset(caching.forget)
+        runtime.on_reset(cached_model.forget)
         runtime.on_reset(guard.forget)
-        request_started.connect(level1.begin_request)
-        request_finished.connect(level1.end_request)
+        request_started.connect(request_cache.begin_request)
+        request_finished.connect(request_cache.end_request)
         request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")
         post_migrate.connect(invalidation.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
-        post_migrate.connect(access.after_migrate, sender=self)
-        post_migrate.connect(counters.after_migrate)
-        post_migrate.connect(defaults.after_migrate)
+        post_migrate.connect(permissions.after_migrate, sender=self)
+        post_migrate.connect(auto_increment.after_migrate)
+        post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Django's commands offer --database only what DATABASES iterates; a shard
             # that the command line names is one that was asked for. (A test run makes
@@ -67,9 +73,9 @@ class ShardedOrmConfig(AppConfig):
 
 
 def _cache_isolation() -> Any:
-    from sharded_orm.testing import caching
+    from sharded_orm.testing import cache_isolation
 
-    return caching
+    return cache_isolation
 
 
 def _test_databases(group_wrapper: Any) -> Any:

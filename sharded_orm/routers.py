@@ -17,8 +17,8 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
-from sharded_orm.models.former import group_of_former, groups_of_app
-from sharded_orm.models.options import (
+from sharded_orm.models.sharding.historical import group_of_former, groups_of_app
+from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
     describe,

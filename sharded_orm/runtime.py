@@ -18,8 +18,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm import conf
-from sharded_orm.backends import moves
-from sharded_orm.configured import Configured
+from sharded_orm.active_config import Configured
+from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
@@ -30,12 +30,12 @@ from sharded_orm.topology.aliases import (
     provide_resolver,
 )
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.following import Standing
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 from sharded_orm.topology.sources.base import TopologySource
+from sharded_orm.topology.watcher import Standing
 
 if TYPE_CHECKING:
-    from sharded_orm.cache.service import Cache
+    from sharded_orm.cache.client import Cache
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
 
@@ -47,7 +47,7 @@ def _changed() -> None:
             settings.DATABASES.renew_groups()
     finally:
         # Also if the change is taken back: who has looked by then must look once more.
-        moves.topology_changed()
+        relocation.topology_changed()
 
 
 def _renew_strategies() -> None:
@@ -63,7 +63,7 @@ def _forked() -> None:
         # Another thread of the parent may have been about to do so. And whoever has a connection
         # object of the parent's has to ask here once, or the child would never follow.
         _renew_strategies()
-        moves.topology_changed()
+        relocation.topology_changed()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -198,7 +198,7 @@ def swap(new: Topology | None) -> None:
         _topology = new
         _strategies.clear()
         _former.clear()
-        moves.topology_changed()
+        relocation.topology_changed()
 
 
 def group(name: str) -> ShardGroup:
@@ -259,7 +259,7 @@ def cache() -> Cache | None:
         with _configured.lock:
             found = _cache
             if found is None:
-                from sharded_orm.cache.service import Cache
+                from sharded_orm.cache.client import Cache
 
                 if _cache_prefix is not None:
                     options = replace(options, prefix=_cache_prefix)
@@ -334,7 +334,7 @@ def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, 
     :param among: the snapshot that it is from, if that may have been swapped since.
     """
     # Before the topology: a swap in between then only leads to one more look-up.
-    generation = moves.generation
+    generation = relocation.generation
     node = _application_settings((among or topology()).nodes[shard.node])
     name = shard.schema
     if node.get("NAME"):  # SQLite: the node is a folder
@@ -368,7 +368,7 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
     :param among: as of :func:`database_settings`.
     """
-    generation = moves.generation
+    generation = relocation.generation
     node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
     return {
         **node,
@@ -395,7 +395,7 @@ def reset() -> None:
         generator, _tickets = _tickets, None
         _strategies.clear()
         _former.clear()
-        moves.topology_changed()
+        relocation.topology_changed()
     # Not with the lock, which the source's thread may be waiting for.
     stop_source()
     if generator is not None:

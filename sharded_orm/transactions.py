@@ -9,7 +9,7 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.options import ShardOptions, shard_key_required, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
 from sharded_orm.topology.model import Shard
 
 

@@ -12,13 +12,13 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
 from sharded_orm import runtime
+from sharded_orm.admin.action_selection import Selection, select, select_all
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.crossing import cuts
 from sharded_orm.admin.display import named
 from sharded_orm.admin.failures import listed
+from sharded_orm.admin.global_lookups import cuts
 from sharded_orm.admin.identity import is_away
-from sharded_orm.admin.running import report, run_by_shard
-from sharded_orm.admin.selecting import Selection, select, select_all
+from sharded_orm.admin.run_by_shard import report, run_by_shard
 from sharded_orm.routers import standing_on
 
 

@@ -14,11 +14,11 @@ from django.http import Http404, HttpRequest
 from sharded_orm import runtime
 from sharded_orm.admin.display import bare
 from sharded_orm.admin.failures import silence
-from sharded_orm.admin.focus import Focus, focus_of
 from sharded_orm.admin.identity import is_away
+from sharded_orm.admin.shard_scope import Focus, focus_of
 from sharded_orm.exceptions import InvalidFocus, NoOpenShard
-from sharded_orm.models.access import may_access
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.after_migrate.permissions import may_access
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 

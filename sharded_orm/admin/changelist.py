@@ -1,157 +1,319 @@
-"""The changelist page: one shard, one key, or all shards together."""
+"""The changelist of a sharded model: one shard, one key, or a page of all shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-from django.contrib import messages
-from django.contrib.admin.models import LogEntry
-from django.contrib.admin.options import IS_POPUP_VAR
-from django.contrib.admin.views.main import ERROR_FLAG
-from django.core.exceptions import ValidationError
-from django.db import DatabaseError, router, transaction
-from django.forms.models import BaseModelFormSet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
+from django.contrib import admin
+from django.contrib.admin.templatetags.admin_list import date_hierarchy
+from django.contrib.admin.utils import get_fields_from_path, quote
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models import ForeignKey, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
 
-from sharded_orm.admin import paging
-from sharded_orm.admin.base import ShardedBase, csrf_protected
-from sharded_orm.admin.elsewhere import no_answer, no_rows, no_shard_answers
-from sharded_orm.admin.focus import Focus
-from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
-from sharded_orm.admin.listing import ShardedChangeList
-from sharded_orm.admin.search import crosses, search
-from sharded_orm.exceptions import (
-    CrossShardRelation,
-    InvalidFocus,
-    ScatterError,
-    ScatterNotSupported,
-    ShardKeyChanged,
-)
-from sharded_orm.models.options import target_field
-from sharded_orm.routers import standing_on
-from sharded_orm.scatter.failures import is_failure
+from sharded_orm.admin import pagination
+from sharded_orm.admin.filters import count_where_possible, routed_filters, split_filters
+from sharded_orm.admin.global_lookups import crossing, cuts
+from sharded_orm.admin.identity import is_away, object_id, warm
+from sharded_orm.admin.shard_picker import Picker
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, focus_of
+from sharded_orm.models.querysets.route import scoped
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+
+COUNT_VAR = "_count"
 
 
-class ChangeListMixin(ShardedBase):
-    """The changelist of a :class:`ShardedModelAdmin`."""
+class ShardedChangeList(ChangeList):
+    """Django's, of the place that the request is about.
 
-    change_list_template = "admin/sharded_orm/change_list.html"
+    Of one shard or key it costs what Django's does. Of all shards nothing is counted: see
+    :func:`paging.read`.
+    """
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[Any]:
-        return ShardedChangeList
+    def __init__(
+        self,
+        request: HttpRequest,
+        model: Any,
+        list_display: Any,
+        list_display_links: Any,
+        list_filter: Any,
+        date_hierarchy: Any,
+        search_fields: Any,
+        list_select_related: Any,
+        list_per_page: int,
+        list_max_show_all: int,
+        list_editable: Any,
+        *rest: Any,
+    ) -> None:
+        options = shard_options(model)
+        assert options is not None
+        self.shard_options: ShardOptions = options
+        self.focus = focus_of(request, options)
+        self.across = self.focus.everywhere
+        model_admin: Any = rest[0]
+        permits = partial(model_admin.has_shard_permission, request)
+        self.picker = Picker(options, request.GET, self.focus, permits)
+        #: What the page cannot offer here, in sentences.
+        self.notes: list[str] = []
+        self.answer: pagination.Answer | None = None
+        self.dates: dict[str, Any] | None = None
+        self.counted = COUNT_VAR in request.GET
+        list_filter = routed_filters(model, list_filter)
+        if self.across:
+            list_display = [*list_display, self._shard_column()]
+        if self.focus.home is None:
+            list_filter, left_out = split_filters(model, list_filter)
+            if left_out:
+                self.notes.append(f"To filter by {', '.join(left_out)}, choose a shard.")
+            if list_editable:
+                self.notes.append("To edit rows in the list, choose a shard or a key.")
+                list_editable = ()
+        super().__init__(
+            request,
+            model,
+            list_display,
+            list_display_links,
+            list_filter,
+            date_hierarchy,
+            search_fields,
+            list_select_related,
+            list_per_page,
+            list_max_show_all,
+            list_editable,
+            *rest,
+        )
 
-    @csrf_protected
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        """Django's, on the shard that the request looks at.
+    # -- What the page asks ----------------------------------------------------
 
-        A place that there is not, and a shard that does not answer, are said so on a page
-        with the way to other places.
-        """
-        try:
-            focus = self.focus(request)
-        except InvalidFocus as exc:
-            return no_rows(self, request, self.reason(request, exc))
-        try:
-            with self._at(request, focus):
-                response = super().changelist_view(request, extra_context)
-        except ScatterNotSupported as exc:
-            return no_rows(
-                self, request, f"This list cannot be merged over all shards. {exc}", focus
-            )
-        except (ShardKeyChanged, CrossShardRelation) as exc:
-            if request.method != "POST":
-                raise
-            # A row was moved since the page was shown, or relates to one that was.
-            self.message_user(
-                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
-            )
-            return HttpResponseRedirect(request.get_full_path())
-        except ScatterError as exc:
-            return no_shard_answers(self, request, focus, exc)
-        except DatabaseError as exc:
-            if focus.home is None or not is_failure(exc):
-                raise
-            return no_answer(self, request, focus, exc)
-        return self._placed(request, response, focus)
-
-    @contextmanager
-    def _at(self, request: HttpRequest, focus: Focus) -> Iterator[None]:
-        """Django's transaction is on the shard, and inside one of the log of rows that it saves.
-
-        The shard commits first: what it refuses then is not logged.
-        """
-        with ExitStack() as stack:
-            stack.enter_context(standing_on(focus.alias))
-            if request.method == "POST" and "_save" in request.POST:
-                stack.enter_context(transaction.atomic(using=router.db_for_write(LogEntry)))
-            yield
-
-    def _placed(self, request: HttpRequest, response: HttpResponse, focus: Focus) -> HttpResponse:
-        """The answer of Django's view, at this place where Django has forgotten it."""
-        if isinstance(response, HttpResponseRedirect):
-            if response.url == f"{request.path}?{ERROR_FLAG}=1":
-                return HttpResponseRedirect(self._here(request, focus, {ERROR_FLAG: "1"}))
-        elif isinstance(response, TemplateResponse) and response.context_data is not None:
-            cl = response.context_data.get("cl")
-            if cl is not None and not cl.exact:
-                response.context_data["selection_note_all"] = "All matching rows selected"
-        return response
-
-    def _here(self, request: HttpRequest, focus: Focus, more: dict[str, str]) -> str:
-        query = request.GET.copy()
-        query.clear()
-        query.update({**focus.query, **more})
-        if IS_POPUP_VAR in request.GET:
-            query[IS_POPUP_VAR] = "1"
-        return f"{request.path}?{query.urlencode()}"
-
-    # -- Rows --------------------------------------------------------------------
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: Any, search_term: str
-    ) -> tuple[Any, bool]:
-        """Django's; fields that lead to the global database are answered there first."""
-        fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
-        if not (search_term and crosses(queryset.model, fields)):
-            return super().get_search_results(request, queryset, search_term)
-        return search(queryset, fields, search_term, request)
-
-    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # For the autocomplete view; the changelist of all shards turns its own pages.
-        found = super().get_paginator(request, queryset, *args, **kwargs)
-        if getattr(queryset, "model", None) is self.model and self.focus(request).everywhere:
-            return paging.Pages(found.object_list, found.per_page)
+    def get_filters_params(self, params: Any = None) -> Any:
+        # Where one looks is no filter. It stays in every link; see get_query_string().
+        found = super().get_filters_params(params)
+        for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
+            found.pop(name, None)
         return found
 
-    def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
-        # Overrides ModelAdmin's, for list_editable: without what no column can hold, which makes
-        # SQLite fail in pk__in. The form of such a row is refused like that of one that is gone.
-        return [pk for pk in super()._get_edited_object_pks(request, prefix) if self._fits(pk)]
+    def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
+        # The number of rows is asked for once, not with every further page.
+        return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
-    def _fits(self, pk: str) -> bool:
-        field = target_field(self.opts.pk)
+    def get_filters(self, request: HttpRequest) -> Any:
+        # The choices of filters: related rows of this shard.
+        with scoped(self.focus.alias) if self.focus.alias is not None else nullcontext():
+            return self._filters(request)
+
+    def _filters(self, request: HttpRequest) -> Any:
+        specs, has, given, duplicates, active = super().get_filters(request)
+        lookups: dict[str, Any] = given
+        for name in list(lookups):
+            found = crossing(self.model, name)
+            if found is not None:
+                theirs = found.find_by({found.rest: lookups.pop(name)}, request)
+                if found.name in lookups:
+                    # By another condition, or as text of the URL. Django takes several lists for
+                    # alternatives, and all conditions must hold.
+                    before = {str(value) for some in lookups[found.name] for value in some}
+                    theirs = [value for value in theirs if str(value) in before]
+                lookups[found.name] = [theirs]
+        for spec in specs:
+            if self.across:
+                count_where_possible(spec)
+            if note := getattr(spec, "note", ""):
+                self.notes.append(note)
+            choices = getattr(spec, "lookup_choices", None)
+            if isinstance(choices, QuerySet) and choices.model is not self.model:
+                # Read now: the page is rendered when the shard is no longer assumed.
+                len(choices)
+        return specs, has, lookups, duplicates, active
+
+    def apply_select_related(self, qs: Any) -> Any:
+        """Follows relations inside the group by joins, and those to global rows by a prefetch."""
+        wanted = self.list_select_related
+        paths: list[str] = []
+        if wanted is True or (wanted is False and self.has_related_field_in_list_display()):
+            paths = [
+                field.name
+                for field in self.lookup_opts.concrete_fields
+                if isinstance(field, ForeignKey)
+                and (field.name in self.list_display or (wanted is True and not field.null))
+            ]
+        elif wanted:
+            paths = list(wanted)
+        beside = [path for path in paths if not self._leaves(path)]
+        outside = [path for path in paths if self._leaves(path)]
+        if beside:
+            qs = qs.select_related(*beside)
+        return qs.prefetch_related(*outside) if outside else qs
+
+    def _leaves(self, path: str) -> bool:
+        """Whether the relations of ``path`` lead to another group or the global database."""
+        group = self.shard_options.group
+        fields: list[Any] = get_fields_from_path(self.model, path)
+        related = [field.path_infos[-1].to_opts.model for field in fields]
+        theirs = [shard_options(model) for model in related]
+        return any(options is None or options.group != group for options in theirs)
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        found = super().get_ordering_field(field_name)
+        if not isinstance(found, str):
+            return found
+        path = found.lstrip("-")
         try:
-            field.run_validators(field.to_python(pk))
-        except (ValidationError, ValueError, TypeError, OverflowError):
-            return False
-        return True
+            field: Any = self.lookup_opts.get_field(path)
+        except FieldDoesNotExist:
+            # No shard can order by a column of the global database.
+            return None if crossing(self.model, path) is not None else found
+        if isinstance(field, ForeignKey) and self._leaves(path):
+            return field.attname  # Django orders by the ordering of the related model.
+        return found
 
-    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        # The key of a row does not change; in list_editable it is only shown.
-        key = self.shard_options.key
-        if key is not None:
-            kwargs.setdefault("exclude", [key.name])
-        return super().get_changelist_form(request, **kwargs)
+    # -- What it shows ---------------------------------------------------------
 
-    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
-        kwargs["formset"] = on_shard(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
-        made = super().get_changelist_formset(request, **kwargs)
-        # Here, for the project may have a form of its own. Constraints over the key are checked,
-        # too, although it is no field of the form.
-        made.form = keeping_key(made.form, self.shard_options)
-        return made
+    def get_results(self, request: HttpRequest) -> None:
+        self.notes += cuts(request)
+        if not self.across:
+            super().get_results(request)
+            self._mark_misplaced()
+            return
+        size = self.list_per_page
+        self.page_num = max(1, self.page_num)
+        self.full_result_count = None
+        self.show_full_result_count = False
+        self.show_admin_actions = True
+        self.can_show_all = False
+        self.paginator = None
+        self.result_list: Any = []
+        self.result_count = 0
+        if pagination.is_too_far(self.page_num, size):
+            self.multi_page = True
+            self.notes.append(
+                f"Pages over all shards end at row {pagination.LAST_ROW}. To see rows behind it,"
+                " narrow the search, or choose a shard or a key."
+            )
+            return
+        model_admin: Any = self.model_admin
+        if not model_admin.may_look_everywhere(request):
+            self.multi_page = False
+            self.notes.append("You may not look at all shards: choose a shard or a key.")
+            return
+        self.answer = pagination.read(self.queryset, self.page_num, size)
+        self.result_list = self.answer.rows
+        warm(self.result_list)
+        self.multi_page = self.answer.more or self.page_num > 1
+        # As many as are known of, unless they are counted.
+        seen = pagination.first_row(self.page_num, size) + len(self.answer.rows) + self.answer.more
+        self.counted = self.counted and not self.answer.silent
+        self.result_count = self.queryset.count() if self.counted else seen
+        if not self.answer.rows and self.page_num > 1:
+            self.notes.append(f"There is no page {self.page_num}.")
+        # Not while somebody is waited for in vain: it would be once more.
+        if self.date_hierarchy and not self.answer.errors:
+            self.dates = self._dates()
+
+    def _dates(self) -> dict[str, Any] | None:
+        """What Django's template tag shows, of rows that need not be told apart.
+
+        A search through a relation finds rows twice; that dates are distinct is enough, and
+        aggregates of distinct rows cannot be merged.
+        """
+        unlike = copy.copy(self)
+        unlike.queryset = self.queryset._chain()
+        unlike.queryset.query.distinct = False
+        found: dict[str, Any] | None = date_hierarchy(unlike)
+        return found
+
+    def _mark_misplaced(self) -> None:
+        """Show the shard of rows that are not where their key leads."""
+        if self.focus.key is not None:
+            return
+        warm(self.result_list)
+        away = sum(map(is_away, self.result_list))
+        if away:
+            self.list_display = [*self.list_display, self._shard_column()]
+            rows = "row is" if away == 1 else "rows are"
+            self.notes.append(
+                f"{away} {rows} misplaced: the key leads to another shard. They can be looked at,"
+                " not changed."
+            )
+
+    def _shard_column(self) -> Callable[[Any], str]:
+        """The column that says the shard, and links to its list."""
+        picker = self.picker
+
+        @admin.display(description="shard")
+        def sharded_orm_shard(row: Any) -> str:
+            alias = row._state.db
+            link = format_html('<a href="{}">{}</a>', picker.link_to(alias), alias)
+            if not is_away(row):
+                return link
+            return format_html('{} <strong class="misplaced">misplaced</strong>', link)
+
+        return sharded_orm_shard
+
+    def url_for_result(self, result: Any) -> str:
+        return reverse(
+            f"admin:{self.opts.app_label}_{self.opts.model_name}_change",
+            args=(quote(object_id(result)),),
+            current_app=self.model_admin.admin_site.name,
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether :attr:`result_count` is the number of all rows."""
+        return not self.across or self.counted
+
+    @property
+    def count_link(self) -> str:
+        return self._linked(**{COUNT_VAR: "1"})
+
+    @property
+    def all_link(self) -> str:
+        """This place without a search or filters."""
+        kept = {SHARD_VAR, KEY_VAR, "_popup", "_to_field", "_facets"}
+        return str(self.get_query_string(remove=[n for n in self.filter_params if n not in kept]))
+
+    @property
+    def previous_link(self) -> str | None:
+        """To the page before this one; from far behind, to the last one that there may be."""
+        if self.page_num <= 1:
+            return None
+        page = min(self.page_num - 1, pagination.last_page(self.list_per_page))
+        return self._linked(**{PAGE_VAR: page})
+
+    @property
+    def next_link(self) -> str | None:
+        if self.answer is None or not self.answer.more:
+            return None
+        return self._linked(**{PAGE_VAR: self.page_num + 1})
+
+    @property
+    def search_parameters(self) -> list[tuple[str, str]]:
+        """What a search keeps of this page, for hidden inputs."""
+        return [
+            (name, value)
+            for name, value in self.params.items()
+            if name not in (SEARCH_VAR, COUNT_VAR)
+        ]
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first row of this page, from 1."""
+        return pagination.first_row(self.page_num, self.list_per_page) + 1
+
+    @property
+    def last_number(self) -> int:
+        return self.first_number + len(self.result_list) - 1
+
+    @property
+    def place(self) -> str:
+        """Where this list looks, as the query of another page's URL; may be empty."""
+        return self.focus.query_string
+
+    def _linked(self, **new: Any) -> str:
+        return str(super().get_query_string(new, [COUNT_VAR]))

@@ -12,9 +12,9 @@ from django.contrib.admin.utils import flatten, flatten_fieldsets
 from django.core import checks
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.crossing import crossing
+from sharded_orm.admin.global_lookups import crossing
 from sharded_orm.admin.inlines import ShardedInlineMixin
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.sharding.options import shard_options
 
 
 @checks.register(checks.Tags.admin)

@@ -12,7 +12,7 @@ from django.utils.functional import cached_property
 from django.utils.html import conditional_escape, format_html
 
 from sharded_orm.admin.identity import object_id
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.sharding.options import shard_options
 
 
 class Named:

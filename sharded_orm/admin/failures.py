@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardDatabaseMissing
-from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 

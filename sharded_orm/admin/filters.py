@@ -16,10 +16,10 @@ from django.contrib.admin.utils import get_fields_from_path
 from django.db.models import Field, Model
 from django.db.models.constants import LOOKUP_SEP
 
-from sharded_orm.admin import crossing
-from sharded_orm.admin.crossing import Crossing
+from sharded_orm.admin import global_lookups
+from sharded_orm.admin.global_lookups import Crossing
 from sharded_orm.exceptions import ScatterNotSupported
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.sharding.options import shard_options
 
 
 def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any], list[str]]:
@@ -56,7 +56,9 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
     # It lists every value there is: of the global database that may be, of all shards not.
-    return issubclass(cls, AllValuesFieldListFilter) and crossing.crossing(model, path) is None
+    return (
+        issubclass(cls, AllValuesFieldListFilter) and global_lookups.crossing(model, path) is None
+    )
 
 
 def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
@@ -86,7 +88,7 @@ def _routed(model: type[Model], item: Any) -> Any:
         return item
     if issubclass(cls, RelatedOnlyFieldListFilter) and not issubclass(cls, _EvaluatedChoices):
         return path, type(cls.__name__, (_EvaluatedChoices, cls), {})
-    found = crossing.crossing(model, path)
+    found = global_lookups.crossing(model, path)
     if found is not None and issubclass(cls, FieldListFilter) and not issubclass(cls, _Crossing):
         return path, type(cls.__name__, (_Crossing, cls), {"crossing": found})
     return item
@@ -129,12 +131,10 @@ class _EvaluatedChoices(_Related):
         # Overrides RelatedOnlyFieldListFilter.field_choices, which makes it a subquery.
         rows = model_admin.get_queryset(request).order_by()
         every = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
-        keys = list(every[: crossing.MOST_FOUND + 1])
-        if len(keys) > crossing.MOST_FOUND:
-            keys = keys[: crossing.MOST_FOUND]
-            self.note = (
-                f"The filter by {field.verbose_name} offers {crossing.MOST_FOUND} of its choices."
-            )
+        keys = list(every[: global_lookups.MOST_FOUND + 1])
+        if len(keys) > global_lookups.MOST_FOUND:
+            keys = keys[: global_lookups.MOST_FOUND]
+            self.note = f"The filter by {field.verbose_name} offers {global_lookups.MOST_FOUND} of its choices."
         ordering = self.field_admin_ordering(field, request, model_admin)
         return field.get_choices(
             include_blank=False, limit_choices_to={"pk__in": keys}, ordering=ordering

@@ -15,9 +15,9 @@ from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoice
 
 from sharded_orm import runtime
 from sharded_orm.admin.failures import silence
-from sharded_orm.admin.focus import read_key
+from sharded_orm.admin.shard_scope import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard

@@ -16,9 +16,9 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.admin.focus import locate, named_shard, read_key
+from sharded_orm.admin.shard_scope import locate, named_shard, read_key
 from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
-from sharded_orm.models.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import Shard
 
 SEPARATOR, AWAY = "~", "@"

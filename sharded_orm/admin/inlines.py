@@ -16,11 +16,11 @@ from django.utils.functional import cached_property
 from sharded_orm import runtime
 from sharded_orm.admin.base import ShardedBase, options_of
 from sharded_orm.admin.display import bare, site_url
-from sharded_orm.admin.focus import Focus, focus_of, narrow
 from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key, on_shard
-from sharded_orm.admin.related import PickersMixin
-from sharded_orm.models.access import may_access
-from sharded_orm.models.options import ShardOptions, shard_options
+from sharded_orm.admin.relation_widgets import PickersMixin
+from sharded_orm.admin.shard_scope import Focus, focus_of, narrow
+from sharded_orm.models.after_migrate.permissions import may_access
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:

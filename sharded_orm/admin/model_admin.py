@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sharded_orm.admin.actions import ActionsMixin
-from sharded_orm.admin.changelist import ChangeListMixin
+from sharded_orm.admin.changelist_view import ChangeListMixin
 from sharded_orm.admin.checks import ShardedModelAdminChecks
-from sharded_orm.admin.deleting import DeletingMixin
-from sharded_orm.admin.editing import EditingMixin
+from sharded_orm.admin.delete_views import DeletingMixin
+from sharded_orm.admin.object_views import EditingMixin
 
 
 class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeletingMixin, EditingMixin):

@@ -9,7 +9,7 @@ from django.contrib.admin.options import ModelAdmin
 from django.db.models import Model
 from django.utils.text import smart_split
 
-from sharded_orm.admin.crossing import crossing
+from sharded_orm.admin.global_lookups import crossing
 
 _PREFIXES = "^=@"
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from sharded_orm.backends.sessions import OpenSessions
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
     from sharded_orm.backends.text_keys import ColumnTypes
+    from sharded_orm.backends.write_hooks.session_id import OpenSessions
     from sharded_orm.topology.model import Shard
 
 

@@ -2,7 +2,7 @@
 
 Before the first statement on a table of a shard, somebody above this layer may want to know how
 the database compares the text that the router takes for a key. That is provided by the app when
-it is ready; the compilers (:mod:`sharded_orm.backends.compilers`) and the scatter ask it.
+it is ready; the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and the scatter ask it.
 """
 
 from __future__ import annotations

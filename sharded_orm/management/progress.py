@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management import BaseCommand
 
-from sharded_orm.operations.fleet import Failure
+from sharded_orm.operations.migrate.migration_run import Failure
 
 # Seconds between two lines where there is no terminal.
 _EVERY = 10.0

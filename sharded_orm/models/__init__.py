@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.directory import Placement
 from sharded_orm.models.fields import (
     ExactCharField,
     PackedIDField,
     TicketField,
     TimestampedIDField,
 )
-from sharded_orm.models.fleet import ShardMap, TopologyVersion
 from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQuerySet
-from sharded_orm.models.journal import OperationRun, OperationScript, OperationStep
-from sharded_orm.models.query import ShardedManager, ShardedQuerySet
-from sharded_orm.models.routes import Route
-from sharded_orm.models.tickets import TicketSequence
+from sharded_orm.models.querysets.route import Route
+from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
+from sharded_orm.models.tables.fleet import ShardMap, TopologyVersion
+from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
+from sharded_orm.models.tables.placement import Placement
+from sharded_orm.models.tables.sequence import TicketSequence
 
 __all__ = [
     "ExactCharField",

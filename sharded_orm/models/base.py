@@ -9,11 +9,16 @@ from django.db import models
 from django.db.models.base import ModelBase
 
 from sharded_orm import runtime
-from sharded_orm.cache import level1
+from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models.cached.invalidation import CacheAttribute
+from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.embedding import forget_choice, made_ids
-from sharded_orm.models.invalidation import CacheAttribute
-from sharded_orm.models.options import (
+from sharded_orm.models.querysets.route import colocation_on, scoped
+from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
+from sharded_orm.models.relations.descriptors import install_descriptors
+from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
     describe,
@@ -22,12 +27,7 @@ from sharded_orm.models.options import (
     shard_key_required,
     shard_options,
 )
-from sharded_orm.models.query import ShardedManager, ShardedQuerySet
-from sharded_orm.models.relations import install_descriptors
-from sharded_orm.models.routes import colocation_on, scoped
-from sharded_orm.models.statements import check_constraint, check_insert, check_update
-from sharded_orm.models.through import install_through
-from sharded_orm.models.written import writing
+from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
 from sharded_orm.topology.model import Shard
 
 
@@ -278,7 +278,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
         # A base manager of the project's own may read through the cache.
-        with level1.uncached():
+        with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:

@@ -6,18 +6,18 @@ from typing import Any, ClassVar, Self
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from sharded_orm.cache import level1
-from sharded_orm.models.cached import CachedQuerySet
-from sharded_orm.models.colocation import Colocation
-from sharded_orm.models.invalidation import CacheAttribute
-from sharded_orm.models.statements import (
+from sharded_orm.cache import request_cache
+from sharded_orm.models.cached.invalidation import CacheAttribute
+from sharded_orm.models.cached.queryset import CachedQuerySet
+from sharded_orm.models.cached.write_tracking import writing
+from sharded_orm.models.sharding.colocation import Colocation
+from sharded_orm.models.sharding.statements import (
     check_aggregates,
     check_insert,
     check_update,
     check_values,
     named_aggregates,
 )
-from sharded_orm.models.written import writing
 
 
 class GlobalQuerySet(CachedQuerySet):
@@ -89,5 +89,5 @@ class GlobalModel(models.Model):
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
         # A base manager of the project's own may read through the cache.
-        with level1.uncached():
+        with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db import models
 
-from sharded_orm.backends import moves
-from sharded_orm.backends.group.creation import prepare_shards
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
-from sharded_orm.models.options import shard_options, target_field
+from sharded_orm.models.sharding.options import shard_options, target_field
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -263,9 +263,9 @@ class TextKeyGuard:
         asked = [table for table in tables if table in keys]
         if not asked or connection.open_editors:
             return
-        if connection.shard is shards[0] and connection._generation != moves.generation:
+        if connection.shard is shards[0] and connection._generation != relocation.generation:
             # The statement goes to where the shard is now.
-            moves.follow(connection)
+            relocation.follow(connection)
             shards = (connection.shard,)
         unknown = [shard for shard in shards if not self._knows(shard, asked)]
         if unknown:

@@ -14,7 +14,7 @@ from django.db import Error, OperationalError, connections
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard

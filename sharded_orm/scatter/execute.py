@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, connections
 
 from sharded_orm import runtime
-from sharded_orm.backends import moves
-from sharded_orm.backends.group.creation import prepare_shards
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
     concerns_one_shard,
@@ -33,12 +33,12 @@ _MOST_OPEN = 100
 def _of_node(shard: Shard) -> Any:
     """A connection object of the node that ``shard`` was planned on, made in this thread."""
     wrapper: Any = connections[shard.alias]
-    moves.follow(wrapper)
-    if not wrapper.scatter_union or (wrapper.shard == shard and moves.is_current(wrapper)):
+    relocation.follow(wrapper)
+    if not wrapper.scatter_union or (wrapper.shard == shard and relocation.is_current(wrapper)):
         return wrapper
     # A transaction keeps it where the shard was; or the shard has moved since the plan.
     settings = runtime.settings_as_planned(shard)
-    return wrapper if settings is None else moves.apart(wrapper, settings)
+    return wrapper if settings is None else relocation.apart(wrapper, settings)
 
 
 class Executor:

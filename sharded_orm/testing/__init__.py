@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.creation import prepare_shards
+from sharded_orm.backends.group.test_databases import prepare_shards
 
 __all__ = ["ensure_shards"]
 

@@ -25,12 +25,12 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.creation import test_databases
+from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
 from sharded_orm.exceptions import ShardDatabaseMissing
-from sharded_orm.testing import caching
-from sharded_orm.testing.cloning import Cloner, SQLiteCloner
-from sharded_orm.testing.naming import TestNames, with_test_group, without_test_group
+from sharded_orm.testing import cache_isolation
+from sharded_orm.testing.clones import Cloner, SQLiteCloner
+from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 
 # The entry of the group alias's settings that tells a spawned process the names.
@@ -70,7 +70,7 @@ class GroupTestDatabases:
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
         """Make the template and switch the process to test schemas; return its name."""
         self.keep = keep
-        caching.isolate(self.configured.name)
+        cache_isolation.isolate(self.configured.name)
         on_disk = isinstance(self._cloner, SQLiteCloner)
         self.names = TestNames(
             self.configured.name,
@@ -105,7 +105,7 @@ class GroupTestDatabases:
 
     def enter_worker(self, connection: Any, worker: str) -> None:
         """Give this process, a parallel worker, shards of its own."""
-        caching.isolate_worker(self.configured.name)
+        cache_isolation.isolate_worker(self.configured.name)
         # A spawned process has the names from the settings of its parent.
         told = connection.settings_dict[_SETTING]
         self.names, self.keep = TestNames(**told["names"]).for_worker(worker), told["keep"]
@@ -130,7 +130,7 @@ class GroupTestDatabases:
         setting_changed.disconnect(self._settings_changed)
         connection.settings_dict.pop(_SETTING, None)
         runtime.swap(without_test_group(runtime.topology(), self.configured))
-        caching.release(self.configured.name)
+        cache_isolation.release(self.configured.name)
 
     def _switch(self, connection: Any) -> None:
         self._close_wrappers(connection)
@@ -195,7 +195,7 @@ class GroupTestDatabases:
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
             forget()  # The directory's table was flushed as well.
-        caching.renew()
+        cache_isolation.renew()
         with self._lock, self._cloner.batch():
             touched = sorted(self.touched)
             self.touched.clear()
@@ -224,7 +224,7 @@ def _flush(wrapper: Any) -> None:
 def _cloner(vendor: str) -> Cloner:
     if vendor == "sqlite":
         return SQLiteCloner()
-    from sharded_orm.testing.cloning_mysql import MySQLCloner
+    from sharded_orm.testing.clones_mysql import MySQLCloner
 
     return MySQLCloner()
 

@@ -308,7 +308,7 @@ def test_what_all_rows_of_a_shard_cost(
 
     assert sent() == (1, 0)
     # Two keys, a batch each, and the end.
-    monkeypatch.setattr("sharded_orm.admin.misplaced._BATCH", 1)
+    monkeypatch.setattr("sharded_orm.admin.misplaced_rows._BATCH", 1)
     assert sent() == (3, 0)
     assert stars() == {ONE: 5, TWO: None, NEAR: 5}
 

@@ -10,7 +10,7 @@ from django.test import Client
 from sharded_orm import runtime
 from sharded_orm.admin.identity import object_id, parse
 from sharded_orm.exceptions import InvalidObjectID
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.sharding.options import shard_options
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED, Rows, move, named, url
 from tests.photos.models import Album, Board, Event, Like, Photo, Reading, Save, Visit
 

@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.admin import paging
+from sharded_orm.admin import pagination
 from sharded_orm.scatter import two_phase
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED, Rows, named, url
 from tests.admin.lists import PhotoAdmin
@@ -137,7 +137,7 @@ def test_the_picker_takes_the_search_along_and_not_the_page(browser: Client, row
 def test_the_picker_of_a_large_group_stays_small(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.picker.MOST_OFFERED", 15)
+    monkeypatch.setattr("sharded_orm.admin.shard_picker.MOST_OFFERED", 15)
     offered = browser.get(url(Photo, "changelist")).context["cl"].picker.offered
     assert offered == [
         ("photos_00000", f"0 to 7: {node('photos_00000')}"),
@@ -312,7 +312,7 @@ def test_a_page_that_there_is_not(browser: Client, many: list[Photo], page: str)
 def test_pages_end_where_shards_would_read_too_much(
     browser: Client, many: list[Photo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "LAST_ROW", 4)
+    monkeypatch.setattr(pagination, "LAST_ROW", 4)
     assert titles(browser.get(url(Photo, "changelist", p=2, o="5"))) == ["p3", "p4", "p5"]
     with Statements("photos") as statements:
         response = browser.get(url(Photo, "changelist", p=3, o="5"))

@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardAliasMixin
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, inline, named, url
 from tests.cached.models import CachedCountry, CachedPost
 from tests.photos.models import Album, Photo

@@ -6,7 +6,7 @@ from django.test import RequestFactory
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import options_of
-from sharded_orm.admin.focus import Focus, focus_of, narrow
+from sharded_orm.admin.shard_scope import Focus, focus_of, narrow
 from tests.photos.models import Album, Board, Note, Photo
 
 

@@ -182,7 +182,7 @@ def test_autocomplete_over_all_shards(browser: Client, rows: Rows) -> None:
 def test_autocomplete_over_all_shards_ends(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.paging.LAST_ROW", 40)
+    monkeypatch.setattr("sharded_orm.admin.pagination.LAST_ROW", 40)
     with CaptureQueriesContext(connections["photos"]) as captured:
         assert suggested(browser, Photo, "album", term="album", page=page) == 404
     assert not captured.captured_queries

@@ -122,7 +122,7 @@ class Site:
 
     def _make_global(self) -> None:
         from sharded_orm import runtime
-        from sharded_orm.models.directory import Placement
+        from sharded_orm.models.tables.placement import Placement
         from sharded_orm.operations.tickets import begin, declared
 
         with self._server() as cursor:

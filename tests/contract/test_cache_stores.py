@@ -15,8 +15,7 @@ import pytest
 
 from sharded_orm.cache.keys import MAX_LENGTH
 from sharded_orm.cache.stores.base import MAX_VALUE, Entry, Found, Server
-from sharded_orm.cache.stores.local import LocalServer
-from sharded_orm.cache.stores.opening import (
+from sharded_orm.cache.stores.factory import (
     BACKENDS,
     DJANGO_REDIS,
     LOCAL,
@@ -24,6 +23,7 @@ from sharded_orm.cache.stores.opening import (
     REDIS,
     open_servers,
 )
+from sharded_orm.cache.stores.local import LocalServer
 from sharded_orm.conf import CacheOptions
 
 OPTIONS = CacheOptions(objects="tested", lists="tested", timeout=10.0)

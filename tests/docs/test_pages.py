@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from django.utils.module_loading import import_string
 
-from sharded_orm import cache_checks, checks, conf, database_checks, exceptions
+from sharded_orm import conf, exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import inlines
+from sharded_orm.checks import cache, databases, models
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -68,7 +69,7 @@ def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
     used = {
         found
-        for module in (admin_checks, cache_checks, checks, database_checks, inlines)
+        for module in (admin_checks, cache, models, databases, inlines)
         for found in ids.findall(inspect.getsource(module))
     }
     assert used == set(ids.findall(read("checks.md")))

@@ -18,7 +18,7 @@ from sharded_orm.exceptions import InvalidID
 from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
 from sharded_orm.ids.timestamps_postgresql import create_function, function_name, statements
 from sharded_orm.models import ShardedQuerySet
-from sharded_orm.models.defaults import after_migrate
+from sharded_orm.models.after_migrate.postgresql_defaults import after_migrate
 from tests.patience import PATIENCE
 from tests.photos.models import Visit
 from tests.services.postgresql import Address

@@ -13,10 +13,10 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.cache.reading import Reader
-from sharded_orm.cache.service import Cache
-from sharded_orm.models import cached
-from sharded_orm.testing import caching
+from sharded_orm.cache.client import Cache
+from sharded_orm.cache.reader import Reader
+from sharded_orm.models.cached import queryset
+from sharded_orm.testing import cache_isolation
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.photos.models import Photo
 
@@ -85,9 +85,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of readers, of a cache that is empty."""
-    caching.renew()
+    cache_isolation.renew()
     found = Clock()
-    monkeypatch.setattr(cached, "_reader", Reader(cache(), found))
+    monkeypatch.setattr(queryset, "_reader", Reader(cache(), found))
     return found
 
 

@@ -17,8 +17,8 @@ from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
 
-from sharded_orm.cache import level1
-from sharded_orm.cache.level1 import cache_scope
+from sharded_orm.cache import request_cache
+from sharded_orm.cache.request_cache import cache_scope
 from tests.cached.models import CachedNote, CachedPhoto, CachedTag
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, ONE, SHARD, cache
@@ -149,23 +149,23 @@ def test_locking_forgets(reads, photos, rows):
 
 
 def test_it_is_bounded(reads, monkeypatch):
-    monkeypatch.setattr(level1, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(request_cache, "MAX_ENTRIES", 3)
     with cache_scope():
         for _ in range(5):
             for read in reads:
                 read()
-        level = level1.current()
+        level = request_cache.current()
         assert level is not None
         assert sum(map(len, level._homes.values())) <= 12
 
 
 def test_keys_of_which_nothing_is_kept_are_bounded(photos, monkeypatch):
-    monkeypatch.setattr(level1, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(request_cache, "MAX_ENTRIES", 3)
     with cache_scope():
         for number in range(8):
             # Its guards are made by this read.
             CachedNote.objects.filter(account=f"n{number}", slug="nothing").first()
-        level = level1.current()
+        level = request_cache.current()
         assert level is not None
         assert len(level._homes) <= 4
 
@@ -177,7 +177,7 @@ class TestRequests:
             assert round_trips(reads[0]) == 1
             assert round_trips(reads[0]) == 0
             request_finished.send(sender=object)
-            assert level1.current() is None
+            assert request_cache.current() is None
 
     def test_an_exception_in_between(self, reads):
         # Whoever never tells that a request has ended.
@@ -186,7 +186,7 @@ class TestRequests:
         request_started.send(sender=object)
         assert round_trips(reads[0]) == 1
         request_finished.send(sender=object)
-        assert level1.current() is None
+        assert request_cache.current() is None
 
     def test_inside_of_a_block(self, reads):
         with cache_scope():
@@ -202,10 +202,10 @@ class TestRequests:
 
         def serve() -> None:
             request_started.send(sender=object)
-            seen.append(level1.current())
+            seen.append(request_cache.current())
             barrier.wait(PATIENCE)
             request_finished.send(sender=object)
-            seen.append(level1.current())
+            seen.append(request_cache.current())
 
         threads = [threading.Thread(target=serve) for _ in range(2)]
         for thread in threads:
@@ -220,7 +220,7 @@ class TestRequests:
         reads[0]()
         context = contextvars.copy_context()
         request_finished.send(sender=object)
-        assert context.run(level1.current) is None
+        assert context.run(request_cache.current) is None
         assert context.run(round_trips, reads[0]) == 1
 
 
@@ -230,17 +230,17 @@ _meeting: dict[str, Any] = {}
 
 
 async def _view(request: Any) -> HttpResponse:
-    mine = level1.current()
+    mine = request_cache.current()
     _meeting.setdefault("levels", []).append(mine)
     await _meeting["barrier"]()
-    assert level1.current() is mine
-    inside = await sync_to_async(level1.current)()
+    assert request_cache.current() is mine
+    inside = await sync_to_async(request_cache.current)()
     await asyncio.gather(*(_task(mine) for _ in range(2)))
     return HttpResponse(str(mine is not None and inside is mine))
 
 
 async def _task(mine: Any) -> None:
-    assert level1.current() is mine
+    assert request_cache.current() is mine
 
 
 urlpatterns = [path("", _view)]

@@ -24,8 +24,9 @@ from django.db.models.signals import post_init
 from django.db.models.sql.where import AND, OR, WhereNode
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.cache import level1
-from sharded_orm.models import ShardedQuerySet, lookup, plans
+from sharded_orm.cache import request_cache
+from sharded_orm.models import ShardedQuerySet
+from sharded_orm.models.cached import cached_read, lookup_plan
 from tests.cached.models import (
     CachedAlbum,
     CachedBoard,
@@ -279,7 +280,7 @@ class TestUncached:
         ]
         for read in reads:
             assert is_cached(read)
-            with level1.uncached():
+            with request_cache.uncached():
                 assert queries(read) == 1
             assert queries(read) == 0
 
@@ -476,7 +477,7 @@ class TestKeys:
     def test_a_copy_of_all_is_no_query_to_build(self, photos, monkeypatch):
         pk = photos[0].pk
         CachedPhoto.objects.get(user_id=ONE, pk=pk)
-        monkeypatch.setattr(lookup, "asked", None)
+        monkeypatch.setattr(cached_read, "asked", None)
         assert CachedPhoto.objects.all().all().get(user_id=ONE, pk=pk) == photos[0]
 
     def test_querysets_that_are_set_up_by_hand(self, photos):
@@ -543,7 +544,7 @@ class TestMakers:
 
         field = CachedPhoto._meta.get_field("title")
         monkeypatch.setattr(type(field), "from_db_value", from_db_value, raising=False)
-        monkeypatch.setattr(plans, "_plans", {})
+        monkeypatch.setattr(lookup_plan, "_plans", {})
 
         class Listed(CachedPhoto):
             class Meta:
@@ -553,7 +554,7 @@ class TestMakers:
         # The columns of a model remember their converters.
         for each in Listed._meta.concrete_fields:
             each.__dict__.pop("cached_col", None)
-        with level1.cache_scope():
+        with request_cache.cache_scope():
             for _ in range(3):
                 found = Listed.objects.get(user_id=ONE, pk=photos[0].pk)
                 assert found.title == ["p0"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.db.models import F, Q
 
-from sharded_orm.models.options import shard_options
-from sharded_orm.models.routes import only_shard
+from sharded_orm.models.querysets.route import only_shard
+from sharded_orm.models.sharding.options import shard_options
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.queries.conftest import DATABASES, ONE, SHARD, START, TWO
 

@@ -9,8 +9,8 @@ import pytest
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.sql import Query
 
-from sharded_orm.models.routes import only_shard, route
-from sharded_orm.models.sql import ShardedQuery
+from sharded_orm.models.querysets.route import only_shard, route
+from sharded_orm.models.sharding.query import ShardedQuery
 from tests.photos.models import Album, Event, Photo, Pin
 from tests.queries.conftest import DATABASES, ONE
 

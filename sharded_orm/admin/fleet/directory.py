@@ -21,8 +21,8 @@ from sharded_orm.admin.fleet.pages import (
 )
 from sharded_orm.exceptions import UnknownModel
 from sharded_orm.models import Placement
-from sharded_orm.models.options import ShardOptions, shard_options
-from sharded_orm.operations.caching import cached_models, forget_key
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.operations.cache import cached_models, forget_key
 from sharded_orm.operations.shards.where import (
     Entry,
     Place,

@@ -18,10 +18,10 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardedOrmError, TopologyReadOnly
-from sharded_orm.models.access import may_access
-from sharded_orm.models.options import ShardOptions, shard_options
-from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.models.after_migrate.permissions import may_access
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.nodes import TROUBLE, NoAnswer, ask_one
+from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.status import told_by
 from sharded_orm.topology.document import Document
 

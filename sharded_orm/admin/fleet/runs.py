@@ -15,9 +15,11 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
-from sharded_orm.operations import fleet, growing, journal, lease
-from sharded_orm.operations.accounts import without_accounts
-from sharded_orm.operations.promotion.running import KIND as PROMOTION
+from sharded_orm.operations import growth
+from sharded_orm.operations.migrate import migration_run
+from sharded_orm.operations.promotion.runner import KIND as PROMOTION
+from sharded_orm.operations.runs import journal, lease
+from sharded_orm.operations.runs.redaction import without_accounts
 
 #: Runs, and steps, of one page.
 _RUNS, _STEPS = 50, 100
@@ -169,7 +171,7 @@ def _busy(pk: int) -> list[str]:
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
     """What to do next, and the command that does it."""
     found = []
-    if run.kind == fleet.KIND:
+    if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"
         if run.state in ("broken off", "stopped") or counts.get(journal.STOPPED):
             found.append(("Go on where it stopped, with the same arguments as before", command))
@@ -180,7 +182,7 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
                 ("Say of an unclear shard whether the operation took effect (see its cause)",
                  "manage.py migrate_shards --settle SHARD=done|undone")
             )  # fmt: skip
-    elif run.state == "broken off" and run.kind == growing.KIND:
+    elif run.state == "broken off" and run.kind == growth.KIND:
         count, primary = run.arguments.get("count"), run.arguments.get("primary")
         command = f"manage.py shards grow {run.subject} --count {count} --primary {primary}"
         found.append(("Finish it, with the same arguments as before", command))

@@ -16,8 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
-from sharded_orm.admin.fleet.drawing import RANGES, draw, places
-from sharded_orm.admin.fleet.operating import RangePages
+from sharded_orm.admin.fleet.map_drawing import RANGES, draw, places
 from sharded_orm.admin.fleet.pages import (
     DEADLINE,
     Step,
@@ -27,13 +26,14 @@ from sharded_orm.admin.fleet.pages import (
     listed,
     require_group,
 )
-from sharded_orm.admin.fleet.parts import Addresses, Place, span
+from sharded_orm.admin.fleet.range_actions import RangePages
 from sharded_orm.admin.fleet.runs import visible_runs
+from sharded_orm.admin.fleet.shard_map import Addresses, Place, span
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
-from sharded_orm.operations import journal
-from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import left_of, look_at, sizes
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup

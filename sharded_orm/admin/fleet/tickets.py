@@ -11,10 +11,10 @@ from django.http import HttpRequest, HttpResponse
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import DEADLINE, FleetAdmin, View, asked, groups_of, listed
 from sharded_orm.models.fields.tickets import TicketField
-from sharded_orm.models.options import shard_options
+from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.operations import tickets
-from sharded_orm.operations.accounts import without_accounts
-from sharded_orm.operations.tickets.rows import declared
+from sharded_orm.operations.runs.redaction import without_accounts
+from sharded_orm.operations.tickets.largest_ids import declared
 from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
 #: Sequences of one page.

@@ -21,9 +21,9 @@ from sharded_orm.admin.fleet.pages import (
     listed,
     sees_all,
 )
-from sharded_orm.models.access import may_access
+from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.operations import topology
-from sharded_orm.operations.accounts import without_accounts
+from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import left_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision

@@ -13,10 +13,9 @@ from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
-from sharded_orm.backends import moves
-from sharded_orm.backends.endings import Fate
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
-from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
@@ -25,12 +24,13 @@ from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
-from sharded_orm.backends.sessions import Identified, OpenSessions, SessionID
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.mysql.statement_kind import Kind, classify
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.write_hooks.commit import Fate
+from sharded_orm.backends.write_hooks.session_id import Identified, OpenSessions, SessionID
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -59,8 +59,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
     @property
     def node_pool(self) -> NodePool:
         """The pool of the node; made if need be, without connecting."""
-        if self._generation != moves.generation and self._generation is not None:
-            moves.follow(self)
+        if self._generation != relocation.generation and self._generation is not None:
+            relocation.follow(self)
         if self._pool is None:
             self._pool = self._pool_for(self.get_connection_params())
         return self._pool
@@ -126,7 +126,7 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
 
     def forget_server(self) -> None:
         if self._pool is not None:
-            self._pool.leave(moves.generation)
+            self._pool.leave(relocation.generation)
             self._pool = None
         super().forget_server()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.backends.mysql import compiler
 
-from sharded_orm.backends.compilers import ReadMixin, WriteMixin
+from sharded_orm.backends.write_hooks.compilers import ReadMixin, WriteMixin
 
 
 class SQLCompiler(ReadMixin, compiler.SQLCompiler):

@@ -23,7 +23,7 @@ from MySQLdb import InterfaceError, MySQLError, OperationalError
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_lost
-from sharded_orm.backends.sessions import SessionID
+from sharded_orm.backends.write_hooks.session_id import SessionID
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool

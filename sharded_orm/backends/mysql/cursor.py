@@ -18,9 +18,9 @@ from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
 from sharded_orm.backends.mysql import savepoints, traces
-from sharded_orm.backends.mysql.classify import SEVERAL_STATEMENTS, Kind, classify, reason
 from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_syntax_error
+from sharded_orm.backends.mysql.statement_kind import SEVERAL_STATEMENTS, Kind, classify, reason
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from MySQLdb import MySQLError
 
-from sharded_orm.backends.sessions import Identified, SessionID
+from sharded_orm.backends.write_hooks.session_id import Identified, SessionID
 from sharded_orm.exceptions import PoolTimeout
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 from MySQLdb import MySQLError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, SSCursor
 
-from sharded_orm.backends.mysql.classify import Kind, classify
 from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
 from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import Session, is_lost
+from sharded_orm.backends.mysql.statement_kind import Kind, classify
 
 
 class _OfNode(BaseCursor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.backends.mysql import operations
 
-from sharded_orm.backends.compilers import FlushMixin
+from sharded_orm.backends.write_hooks.compilers import FlushMixin
 
 
 class DatabaseOperations(FlushMixin, operations.DatabaseOperations):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharded_orm.backends.mysql.classify import Kind, savepoint_name
+from sharded_orm.backends.mysql.statement_kind import Kind, savepoint_name
 
 
 def defer(pending: list[bytes], kind: Kind, sql: str, *, surely_there: bool) -> bool:

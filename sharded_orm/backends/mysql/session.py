@@ -10,7 +10,7 @@ from typing import Any
 from MySQLdb import InternalError, MySQLError, ProgrammingError
 from MySQLdb.connections import Connection
 
-from sharded_orm.backends.sessions import SessionID
+from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.forks import send_nowhere
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharded_orm.backends.mysql.classify import reads_insert_id
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session
+from sharded_orm.backends.mysql.statement_kind import reads_insert_id
 from sharded_orm.exceptions import SessionStateRefused
 
 

@@ -18,9 +18,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
 
-from sharded_orm.backends import moves
-from sharded_orm.backends.endings import Fate
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
@@ -28,6 +27,7 @@ from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.write_hooks.commit import Fate
 from sharded_orm.exceptions import ShardDatabaseMissing
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
 
     def create_shard_database(self) -> None:
         """Create the file, empty, and its folder; no error when it exists."""
-        moves.follow(self)
+        relocation.follow(self)
         path = Path(self.settings_dict["NAME"])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

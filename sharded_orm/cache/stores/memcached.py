@@ -26,7 +26,7 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
-from sharded_orm.cache.stores.wire import Link, Nonsense, RemoteServer
+from sharded_orm.cache.stores.sockets import Link, Nonsense, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 #: Longer times (seconds) would be taken for dates.

@@ -52,7 +52,7 @@ from sharded_orm.cache.stores.resp import (
     parse_replies,
     parse_texts,
 )
-from sharded_orm.cache.stores.wire import Link, Nonsense, Outdated, RemoteServer
+from sharded_orm.cache.stores.sockets import Link, Nonsense, Outdated, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
 #: Under this name stands which server has written the data, and their incarnation.

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from sharded_orm.cache.stores.wire import Nonsense
+from sharded_orm.cache.stores.sockets import Nonsense
 
 #: Of every reply.
 LINE_END = b"\r\n"

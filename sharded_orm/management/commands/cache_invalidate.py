@@ -9,7 +9,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 from django.db import Error
 
-from sharded_orm.operations.caching import cached_models, held_on, invalidate, the_cache
+from sharded_orm.operations.cache import cached_models, held_on, invalidate, the_cache
 
 
 class Command(BaseCommand):

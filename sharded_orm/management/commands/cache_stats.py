@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.management.tables import write_table
-from sharded_orm.operations.caching import (
+from sharded_orm.operations.cache import (
     CacheServerStatus,
     ModelStatistics,
     reset_statistics,

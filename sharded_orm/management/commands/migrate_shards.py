@@ -22,10 +22,9 @@ from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.management.selection import add_selection, selected
 from sharded_orm.management.tables import write_table
-from sharded_orm.operations import fleet
-from sharded_orm.operations.migrate import Options
+from sharded_orm.operations.migrate import Options, migration_run
+from sharded_orm.operations.runs.rollout import Stopping, Waves
 from sharded_orm.operations.selection import Selected, numbers_text
-from sharded_orm.operations.waves import Stopping, Waves
 
 # Options of Django's migrate, and why they are none here.
 _REFUSED = {
@@ -149,7 +148,7 @@ class Command(BaseCommand):
     # ##### Migrating #####
 
     def _migrate(self, options: dict[str, Any]) -> None:
-        demand = fleet.Demand(
+        demand = migration_run.Demand(
             _options(options),
             Waves(
                 options["canary"],
@@ -162,7 +161,7 @@ class Command(BaseCommand):
             retry_failed=options["retry_failed"],
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
-        reports: list[fleet.Report] = []
+        reports: list[migration_run.Report] = []
         held: dict[str, str] = {}  # group -> who
         not_begun: list[str] = []
         with _signals() as stopping:
@@ -171,7 +170,7 @@ class Command(BaseCommand):
                     not_begun.append(each.group.name)
                     continue
                 try:
-                    reports.append(fleet.migrate(each, demand, progress, stopping))
+                    reports.append(migration_run.migrate(each, demand, progress, stopping))
                 except OperationHeld as exc:
                     held[each.group.name] = str(exc)
                     self.stderr.write(str(exc))
@@ -189,7 +188,7 @@ class Command(BaseCommand):
         if not ok:
             raise CommandError(_trouble(reports, held, not_begun), returncode=stopping.status)
 
-    def _tell(self, reports: Sequence[fleet.Report], options: Mapping[str, Any]) -> None:
+    def _tell(self, reports: Sequence[migration_run.Report], options: Mapping[str, Any]) -> None:
         for report in reports:
             if report.missing:
                 names = numbers_text(report.missing)
@@ -212,7 +211,7 @@ class Command(BaseCommand):
 
     def _look(self, options: dict[str, Any]) -> None:
         wanted = _options(options)
-        found = [(each, fleet.status(each, wanted)) for each in selected(options)]
+        found = [(each, migration_run.status(each, wanted)) for each in selected(options)]
         statuses = [status for _, status in found]
         if options["json"]:
             self._json({
@@ -233,7 +232,7 @@ class Command(BaseCommand):
                 else "Operations of an earlier run are not ended; see --status."
             )
 
-    def _plan(self, each: Selected, status: fleet.Status, wanted: Options) -> None:
+    def _plan(self, each: Selected, status: migration_run.Status, wanted: Options) -> None:
         self.stdout.write(
             self.style.MIGRATE_HEADING(
                 f"{status.group}: {status.selected} shards, {status.current} of them current"
@@ -250,7 +249,7 @@ class Command(BaseCommand):
             )
         self._unreachable(status)
 
-    def _status(self, statuses: Sequence[fleet.Status], *, full: bool) -> None:
+    def _status(self, statuses: Sequence[migration_run.Status], *, full: bool) -> None:
         write_table(
             self,
             ("group", ">shards", ">current", ">behind", ">missing", ">unreachable", ">failed",
@@ -272,7 +271,7 @@ class Command(BaseCommand):
             for failure in status.failures:
                 self.stdout.write(self.style.ERROR(failure_line(failure)))
 
-    def _unreachable(self, status: fleet.Status) -> None:
+    def _unreachable(self, status: migration_run.Status) -> None:
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
@@ -285,7 +284,7 @@ class Command(BaseCommand):
                 f"--settle takes the alias of a shard and what you found, such as"
                 f" photos_00042=done or photos_00042=undone; not {text!r}."
             )
-        fleet.settle(alias, done=answer == "done")
+        migration_run.settle(alias, done=answer == "done")
         if as_json:
             self._json({"ok": True, "settled": {alias: answer}})
         else:
@@ -306,7 +305,7 @@ def _options(options: Mapping[str, Any]) -> Options:
 
 
 def _trouble(
-    reports: Sequence[fleet.Report], held: Mapping[str, str], not_begun: Sequence[str]
+    reports: Sequence[migration_run.Report], held: Mapping[str, str], not_begun: Sequence[str]
 ) -> str:
     """The last line of a command that failed."""
     total = sum(report.selected for report in reports)
@@ -326,7 +325,7 @@ def _trouble(
     return " ".join([*parts, "The same command goes on from here."])
 
 
-def _report_json(report: fleet.Report) -> dict[str, Any]:
+def _report_json(report: migration_run.Report) -> dict[str, Any]:
     return {
         "run": report.run,
         "ok": report.ok,
@@ -340,7 +339,7 @@ def _report_json(report: fleet.Report) -> dict[str, Any]:
     }
 
 
-def _status_json(status: fleet.Status) -> dict[str, Any]:
+def _status_json(status: migration_run.Status) -> dict[str, Any]:
     run = status.run
     return {
         "ok": status.ok,
@@ -364,7 +363,7 @@ def _status_json(status: fleet.Status) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_line(status: fleet.Status) -> str:
+def _run_line(status: migration_run.Status) -> str:
     run = status.run
     assert run is not None
     steps = ", ".join(f"{number} {state}" for state, number in status.steps.items())

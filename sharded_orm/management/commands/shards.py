@@ -7,7 +7,7 @@ Each family of actions is a module of ``sharded_orm.management.shards`` with a t
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.shards import finding, growing, looking, promoting, working
+from sharded_orm.management.shards import grow, promote, run, status, where
 
 
 class Command(CommandOfActions):
@@ -15,9 +15,9 @@ class Command(CommandOfActions):
     # The state of models is no matter of shards, and their warnings would hide what is told here.
     requires_system_checks = []
     actions = (
-        *looking.ACTIONS,
-        *working.ACTIONS,
-        *finding.ACTIONS,
-        *growing.ACTIONS,
-        *promoting.ACTIONS,
+        *status.ACTIONS,
+        *run.ACTIONS,
+        *where.ACTIONS,
+        *grow.ACTIONS,
+        *promote.ACTIONS,
     )

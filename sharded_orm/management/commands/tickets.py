@@ -19,7 +19,7 @@ from sharded_orm.exceptions import TicketError
 from sharded_orm.management.actions import add_action, failed
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets
-from sharded_orm.operations.tickets.beginning import MARGIN
+from sharded_orm.operations.tickets.creation import MARGIN
 
 _WIDTH = 100
 _BAD = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}

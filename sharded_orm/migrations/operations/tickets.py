@@ -10,7 +10,7 @@ from django.db.migrations.operations.base import Operation, OperationCategory
 
 from sharded_orm import runtime
 from sharded_orm.operations.tickets import begin, create
-from sharded_orm.operations.tickets.beginning import is_test_database
+from sharded_orm.operations.tickets.creation import is_test_database
 
 
 class CreateSequence(Operation):

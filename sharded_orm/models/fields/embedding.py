@@ -12,7 +12,7 @@ from django.db.models.constants import OnConflict
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
-from sharded_orm.models.options import describe, options_of
+from sharded_orm.models.sharding.options import describe, options_of
 from sharded_orm.topology.model import Shard
 
 #: Inserts rows and answers with the values of these columns, as ``QuerySet._insert``.

@@ -8,15 +8,15 @@ from typing import Any
 from django.core.management.sql import emit_post_migrate_signal, emit_pre_migrate_signal
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.operations.journal import Scripts, Step
+from sharded_orm.operations.migrate.applied_state import Survey, survey
+from sharded_orm.operations.migrate.checkpoint import What
+from sharded_orm.operations.migrate.executor import Replay, build, compare
 from sharded_orm.operations.migrate.plan import Plan
 from sharded_orm.operations.migrate.planner import Options, Planner
-from sharded_orm.operations.migrate.position import What
 from sharded_orm.operations.migrate.records import TABLE
 from sharded_orm.operations.migrate.rehearsal import Rehearsals
-from sharded_orm.operations.migrate.replay import Replay, build, compare
-from sharded_orm.operations.migrate.shard import Place
-from sharded_orm.operations.migrate.survey import Survey, survey
+from sharded_orm.operations.migrate.shard_session import Place
+from sharded_orm.operations.runs.journal import Scripts, Step
 from sharded_orm.topology.model import Shard, ShardGroup
 
 

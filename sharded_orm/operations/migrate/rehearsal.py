@@ -20,14 +20,14 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ProjectState
 
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import RehearsalFailed
-from sharded_orm.operations.journal import Run, Scripts
 from sharded_orm.operations.migrate.plan import Plan, Unit
 from sharded_orm.operations.migrate.planner import reading_migrations
-from sharded_orm.operations.migrate.recording import Recorder
-from sharded_orm.operations.migrate.script import Script
+from sharded_orm.operations.migrate.recorded_sql import Script
+from sharded_orm.operations.migrate.recorder import Recorder
+from sharded_orm.operations.runs.journal import Run, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"

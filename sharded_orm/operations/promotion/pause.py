@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from sharded_orm.operations.journal import Run
+from sharded_orm.operations.runs.journal import Run
 
 
 @dataclass(frozen=True)

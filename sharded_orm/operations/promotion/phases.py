@@ -34,12 +34,13 @@ from sharded_orm.exceptions import (
     PromotionRefused,
     TopologyError,
 )
-from sharded_orm.operations import caching, journal, topology
-from sharded_orm.operations.promotion import checking, lookup, recovery, switching
-from sharded_orm.operations.promotion.checking import Loss
+from sharded_orm.operations import cache, topology
+from sharded_orm.operations.promotion import preflight, publication, recovery, switchover
 from sharded_orm.operations.promotion.pause import Pause, moment
 from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.preflight import Loss
 from sharded_orm.operations.promotion.report import Options, Report
+from sharded_orm.operations.runs import journal
 
 #: Seconds that statements under way on the old primary may keep the fence off.
 FENCE_PATIENCE: Final = 5.0
@@ -103,10 +104,10 @@ class Promotion:
 
     def _forward(self, stack: ExitStack) -> None:
         plan = self.plan
-        new = stack.enter_context(checking.operator(plan.new))
+        new = stack.enter_context(preflight.operator(plan.new))
         old = None
         if not self.options.force:
-            old = stack.enter_context(checking.operator(plan.node))
+            old = stack.enter_context(preflight.operator(plan.node))
             if self.phase == "checked":
                 self._come_near(old, new)
         position = self._catch_up(old, new)
@@ -154,7 +155,7 @@ class Promotion:
     def _catch_up(self, old: Server | None, new: Server) -> str:
         """Fence, and wait until the new primary has it all; returns the last position."""
         # While writers go on: without the source they would be refused for nothing.
-        switching.require_there(self.plan)
+        switchover.require_there(self.plan)
         if old is None:
             self._begin("waiting", f"waits until {self.plan.new} has executed what it received")
             received = str(self.run.arguments["loss"][0])
@@ -226,7 +227,7 @@ class Promotion:
         if new.standing().read_only:
             raise PromotionFailed(f"{new.name!r} stays read only.")
         if old is None:
-            if checking.answers(self.plan):
+            if preflight.answers(self.plan):
                 raise PromotionFailed(
                     f"{self.plan.node!r} has come back. Promote without --force, which loses"
                     " nothing."
@@ -242,7 +243,7 @@ class Promotion:
     def _switch(self) -> bool:
         """Publish the map; returns whether the source has said so just now."""
         try:
-            switching.switch(self.plan, forced=self.options.force, confirm=self._publishes)
+            switchover.switch(self.plan, forced=self.options.force, confirm=self._publishes)
         except (TopologyError, Error, OSError):
             # Before that phase nothing was sent. In it: refused, or published and the answer lost.
             if self.phase != "switching" or not self._look_up():
@@ -275,16 +276,16 @@ class Promotion:
         if self._look_up():
             return False
         try:
-            return switching.rule_out(self.plan)
+            return switchover.rule_out(self.plan)
         except (TopologyError, OSError) as exc:
-            raise lookup.unsettled(self.plan, exc, forced=self.options.force) from exc
+            raise publication.unsettled(self.plan, exc, forced=self.options.force) from exc
 
     def _look_up(self) -> bool:
         """Whether the map is switched.
 
         :raises PromotionFailed: the source does not answer.
         """
-        return lookup.was_switched(
+        return publication.was_switched(
             self.plan, forced=self.options.force, check=self.run.check, tell=self._tell
         )
 
@@ -316,7 +317,7 @@ class Promotion:
         self._wait_for_readers()
         self._tell("makes the cache void: it may hold rows as the old primary has them")
         try:
-            for found in caching.cached_models():
+            for found in cache.cached_models():
                 model: Any = found.model
                 model.cache.invalidate()
         except CacheUnavailable as exc:
@@ -374,7 +375,7 @@ class Promotion:
         except Exception as exc:
             if self.phase == "switching":  # The journal does not answer.
                 why = f"{text}; {journal.one_line(exc)}"
-                raise lookup.unsettled(self.plan, why, forced=self.options.force) from cause
+                raise publication.unsettled(self.plan, why, forced=self.options.force) from cause
             if self._is_restored:
                 raise PromotionFailed(
                     f"{text} {self._restored(known)} The journal could not be told"
@@ -423,7 +424,7 @@ class Promotion:
             return False
         self._begin("undoing", "goes back to how it was")
         try:
-            with checking.operator(plan.new) as new:
+            with preflight.operator(plan.new) as new:
                 if was["new"]:
                     new.fence(FENCE_PATIENCE)
                 new.start(self.link)
@@ -436,7 +437,7 @@ class Promotion:
         was_fenced = False
         if not self.options.force and not was["old"]:
             try:
-                with checking.operator(plan.node) as old:
+                with preflight.operator(plan.node) as old:
                     self.run.check()  # Logging in may have taken its time.
                     was_fenced = old.standing().read_only
                     old.unfence()

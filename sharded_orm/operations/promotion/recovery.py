@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sharded_orm.exceptions import PromotionRefused, TopologyError
-from sharded_orm.operations import journal
-from sharded_orm.operations.promotion import checking, switching
+from sharded_orm.operations.promotion import preflight, switchover
 from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.runs import journal
 
 
 def to_finish(node: str, *, forced: bool) -> str:
@@ -41,11 +41,11 @@ def ways_out(run: journal.Run | journal.RunStatus) -> str:
     source = ""
     if not published:
         try:
-            document = switching.current()
+            document = switchover.current()
         except (TopologyError, OSError) as exc:
             source = str(exc)
         else:
-            published = switching.switched(plan, document)
+            published = switchover.switched(plan, document)
     if published:
         return f"{begin}. Its map is published, so it cannot be undone; finish it with {finish}"
     old, new, is_fenced = _look(plan)
@@ -60,9 +60,9 @@ def ways_out(run: journal.Run | journal.RunStatus) -> str:
     if not obstacles:
         return f"{begin}. Finish it with {finish} or undo it with {undo}"
     told = f"{begin}. It cannot be finished now: {'; '.join(obstacles)}. Undo it with {undo}"
-    if forced and not (old is not None and checking.is_silent(old)):
+    if forced and not (old is not None and preflight.is_silent(old)):
         told += f", and then promote in order with {to_finish(node, forced=False)}"
-    elif old is not None and checking.is_silent(old):
+    elif old is not None and preflight.is_silent(old):
         told += f", and if {node!r} is dead, do without it with {to_finish(node, forced=True)}"
     return told
 
@@ -74,7 +74,7 @@ def _look(plan: Plan) -> tuple[PromotionRefused | None, PromotionRefused | None,
     is_fenced = False
     for name in (plan.node, plan.new):
         try:
-            with checking.operator(name) as server:
+            with preflight.operator(name) as server:
                 if name == plan.node:
                     is_fenced = server.standing().read_only
         except PromotionRefused as exc:
@@ -95,7 +95,7 @@ def _obstacles(
     if new is not None:
         yield from new.problems
     if forced:
-        if old is None or not checking.is_silent(old):
+        if old is None or not preflight.is_silent(old):
             yield f"{plan.node!r} answers again, and was given up as dead"
     elif old is not None:
         yield from old.problems

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharded_orm.operations.promotion import pause as pauses
-from sharded_orm.operations.promotion import switching
-from sharded_orm.operations.promotion.checking import Loss
+from sharded_orm.operations.promotion import switchover
 from sharded_orm.operations.promotion.pause import Pause
 from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.preflight import Loss
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Report:
             "outcome": self.outcome,
             "old_primary": self.plan.node,
             "new_primary": self.plan.new,
-            "moves": switching.as_text(self.plan),
+            "moves": switchover.as_text(self.plan),
             "forced": self.forced,
             "position": self.position,
             **(self.pause.to_json() if self.pause else pauses.UNKNOWN),

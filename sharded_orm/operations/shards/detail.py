@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sharded_orm import runtime
-from sharded_orm.backends.sessions import OpenSessions
 from sharded_orm.backends.sizes import ShardSize, TableSize
+from sharded_orm.backends.write_hooks.session_id import OpenSessions
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, connections
 
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import ShardStatus, told_by

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from django.db import DatabaseError, connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.shared import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardAliasMixin
 from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.planner import Options, Planner

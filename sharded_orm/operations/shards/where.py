@@ -11,9 +11,9 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnknownModel
-from sharded_orm.models.directory import Placement
-from sharded_orm.models.options import ShardOptions, shard_options
-from sharded_orm.operations.typed_keys import typed_key
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.tables.placement import Placement
+from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
 

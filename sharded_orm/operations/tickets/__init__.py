@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sharded_orm.operations.tickets.beginning import Begun, TestSequences, begin, create
+from sharded_orm.operations.tickets.creation import Begun, TestSequences, begin, create
+from sharded_orm.operations.tickets.largest_ids import declared
 from sharded_orm.operations.tickets.repair import Advanced, Progress, Verified, advance, verify
-from sharded_orm.operations.tickets.rows import declared
 from sharded_orm.operations.tickets.status import (
     SequenceStatus,
     ServerStatus,

@@ -10,9 +10,9 @@ from sharded_orm.exceptions import InvalidSequence, SequenceNotChecked
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
 from sharded_orm.models.fields import TicketField
-from sharded_orm.operations.tickets.beginning import MARGIN
-from sharded_orm.operations.tickets.rows import Largest, declared, largest
-from sharded_orm.operations.tickets.servers import (
+from sharded_orm.operations.tickets.creation import MARGIN
+from sharded_orm.operations.tickets.largest_ids import Largest, declared, largest
+from sharded_orm.operations.tickets.survey import (
     PATIENCE,
     TROUBLE,
     Answer,

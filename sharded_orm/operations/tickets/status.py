@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets.rows import declared
-from sharded_orm.operations.tickets.servers import (
+from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.survey import (
     Answer,
     Standing,
     all_servers,

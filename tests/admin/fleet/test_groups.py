@@ -182,7 +182,7 @@ def test_no_permission_is_made_where_a_router_forbids_it(restricted: Site) -> No
         "from django.apps import apps\n"
         "from django.contrib.auth.models import Permission\n"
         "from django.test import override_settings\n"
-        "from sharded_orm.models.access import after_migrate\n"
+        "from sharded_orm.models.after_migrate.permissions import after_migrate\n"
         "class Elsewhere:\n"
         "    def allow_migrate(self, db, app_label, **hints):\n"
         "        return False if app_label == 'auth' else None\n"

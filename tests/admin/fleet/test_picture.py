@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sharded_orm.admin.fleet.picture import WIDTH, Box, grid, strips
+from sharded_orm.admin.fleet.treemap import WIDTH, Box, grid, strips
 
 
 def overlap(one: Box, other: Box) -> bool:

@@ -9,7 +9,7 @@ from tests.admin.fleet.site import RUNS, Site
 # In the process that serves: an operation that a page can watch.
 BEGIN = """
 import threading
-from sharded_orm.operations import journal
+from sharded_orm.operations.runs import journal
 from tests.patience import PATIENCE
 
 class Running(threading.Thread):

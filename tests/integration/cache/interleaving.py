@@ -20,11 +20,11 @@ from typing import Any
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.cache import guards, writing
-from sharded_orm.cache.memory import Memory
+from sharded_orm.cache import guards, markers
+from sharded_orm.cache.process_cache import Memory
 from sharded_orm.cache.stores.base import Server, ServerDown
-from sharded_orm.models import cached
-from sharded_orm.models.caching import cached_model
+from sharded_orm.models.cached import queryset
+from sharded_orm.models.cached.cached_model import cached_model
 from tests.cached.models import CachedPhoto
 from tests.patience import PATIENCE
 
@@ -174,19 +174,19 @@ class Stage:
         for server in self.servers:
             for method in _METHODS:
                 self._wrap(monkeypatch, server, method)
-        monkeypatch.setattr(writing, "time", self.clock)
-        announce = writing.TransactionWrites.announce
+        monkeypatch.setattr(markers, "time", self.clock)
+        announce = markers.TransactionWrites.announce
 
         def announced(writes: Any) -> None:
             announce(writes)
             self._meet("announce", "after")
 
-        monkeypatch.setattr(writing.TransactionWrites, "announce", announced)
+        monkeypatch.setattr(markers.TransactionWrites, "announce", announced)
         self._use_clock()
 
     def _use_clock(self) -> None:
         # Another test has another cache, and so another reader; a forked process, too.
-        reader = cached._current_reader()
+        reader = queryset._current_reader()
         assert reader is not None
         reader._now = self.clock.time
         reader.repairer._monotonic = self.clock.monotonic
@@ -303,7 +303,7 @@ class Stage:
 
     def forget_lists(self) -> None:
         """This process remembers nothing that it has read."""
-        reader = cached._current_reader()
+        reader = queryset._current_reader()
         assert reader is not None
         reader.memory = Memory()
 

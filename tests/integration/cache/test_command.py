@@ -15,8 +15,8 @@ from django.db import connections
 from django.test import override_settings
 
 from sharded_orm import runtime
-from sharded_orm.models.caching import cached_model
-from sharded_orm.testing import caching
+from sharded_orm.models.cached.cached_model import cached_model
+from sharded_orm.testing import cache_isolation
 from tests.cached.models import CachedCountry, CachedPhoto
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
 from tests.services.memcached import MemcachedServer
@@ -53,7 +53,7 @@ def stores(
     caches = {"default": memcached.django(), "lists": redis_server.django()}
     cache = {"OBJECTS": "default", "LISTS": "lists", "TIMEOUT": 1.9}
     with override_settings(CACHES=caches, SHARDED_ORM={**settings.SHARDED_ORM, "CACHE": cache}):
-        caching.renew()
+        cache_isolation.renew()
         yield
 
 

@@ -25,8 +25,8 @@ from sharded_orm.cache import guards
 from sharded_orm.cache.keys import CachedType
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.exceptions import CacheUnavailable
-from sharded_orm.models import caching
-from sharded_orm.models.written import writes_of
+from sharded_orm.models.cached import cached_model
+from sharded_orm.models.cached.write_tracking import writes_of
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.integration.cache.faults import ablations, failpoints
 from tests.integration.cache.interleaving import (
@@ -412,9 +412,9 @@ def two_versions_of_the_code(stage: Stage) -> None:
 
 def be_another_version() -> None:
     """From now on, this process has another model of the same name."""
-    fingerprint = caching.fingerprint
-    caching.fingerprint = lambda model: fingerprint(model)[::-1]
-    caching.forget()
+    fingerprint = cached_model.fingerprint
+    cached_model.fingerprint = lambda model: fingerprint(model)[::-1]
+    cached_model.forget()
 
 
 # Ablations of our own.
@@ -447,7 +447,7 @@ def names_of_versions() -> None:
         object.__setattr__(type, "name", f"{type.name}.{type.fingerprint}")
 
     CachedType.__post_init__ = post_init  # type: ignore[method-assign]  # in a process of its own
-    caching.forget()
+    cached_model.forget()
 
 
 OWN_ABLATIONS = {made.__name__: made for made in (one_look, names_of_versions)}

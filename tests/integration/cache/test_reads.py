@@ -13,11 +13,11 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.cache import guards, reading
-from sharded_orm.cache.reading import Reader
+from sharded_orm.cache import guards, reader
+from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.stores.base import Entry, Server, ServerDown
-from sharded_orm.models import cached
-from sharded_orm.models.cached import fetch_together
+from sharded_orm.models.cached import queryset as cached_queryset
+from sharded_orm.models.cached.queryset import fetch_together
 from tests.cached.models import CachedAlbum, CachedNote, CachedPhoto, CachedTag
 from tests.queries.conftest import (
     DATABASES,
@@ -94,9 +94,9 @@ def counted() -> dict[str, int]:
 
 def forget_memory() -> None:
     """As a process that has just started."""
-    assert cached._reader is not None
-    cached._reader.memory._lists.clear()
-    cached._reader.memory._revisions.clear()
+    assert cached_queryset._reader is not None
+    cached_queryset._reader.memory._lists.clear()
+    cached_queryset._reader.memory._revisions.clear()
 
 
 def rows() -> list[CachedPhoto]:
@@ -187,8 +187,8 @@ class TestRoundTrips:
         expected = [list(queryset.uncached()) for queryset in ask()]
         CachedAlbum.objects.filter(user_id=ONE).count()
         CachedTag.objects.filter(user_id=ONE).count()
-        assert cached._reader is not None
-        cached._reader._now.ahead += LATER  # type: ignore[attr-defined]  # the fixture's clock
+        assert cached_queryset._reader is not None
+        cached_queryset._reader._now.ahead += LATER  # type: ignore[attr-defined]  # the fixture's clock
         for _ in range(3):
             assert list(map(sorted_, together())) == list(map(sorted_, expected))
         assert queries(together) == 0
@@ -215,13 +215,13 @@ class TestSeveralProcesses:
     @pytest.fixture
     def other(self, store: str, photos: Any) -> Callable[..., Any]:
         def other(run: Callable[[], Any]) -> Any:
-            here = cached._reader
+            here = cached_queryset._reader
             assert here is not None
-            cached._reader = Reader(cache(), here._now)
+            cached_queryset._reader = Reader(cache(), here._now)
             try:
                 return run()
             finally:
-                cached._reader = here
+                cached_queryset._reader = here
 
         return other
 
@@ -271,8 +271,8 @@ class TestForeignEntries:
 
     def names(self) -> tuple[list[str], list[str]]:
         """All names of a list: those of its objects, and its own."""
-        assert cached._reader is not None
-        memory = cached._reader.memory
+        assert cached_queryset._reader is not None
+        memory = cached_queryset._reader.memory
         ((guard, query), listed) = next(iter(memory._lists.items()))
         revision = memory._revisions[guard]
         type_name = cache().type_name(NAME)
@@ -430,9 +430,9 @@ class TestWriters:
         type_name = cache().type_name(NAME)
         marked(f"{type_name}-{ONE}-revision", frozenset({str(photos[0].pk)}))
         assert queries(rows) == 1
-        assert cached._reader is not None
-        cached._reader._now.ahead += LATER  # type: ignore[attr-defined]  # the fixture's clock
-        repairer = cached._reader.repairer
+        assert cached_queryset._reader is not None
+        cached_queryset._reader._now.ahead += LATER  # type: ignore[attr-defined]  # the fixture's clock
+        repairer = cached_queryset._reader.repairer
         repairer._monotonic = lambda: 10.0**9
         rows()
         assert counted()["repairs"] >= 1
@@ -459,14 +459,14 @@ def test_what_is_too_large(store, clock: Clock, placed):
 
 
 def test_a_list_of_very_many_rows(store, photos, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_ROWS", 3)
+    monkeypatch.setattr(reader, "MAX_ROWS", 3)
     for _ in range(4):
         assert queries(rows) == 1
 
 
 def runtime_now() -> float:
-    assert cached._reader is not None
-    return cached._reader._now()
+    assert cached_queryset._reader is not None
+    return cached_queryset._reader._now()
 
 
 def test_quarantine(store, clock: Clock, placed):

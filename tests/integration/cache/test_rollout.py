@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.cache.reading import Reader
-from sharded_orm.models import cached
+from sharded_orm.cache.reader import Reader
+from sharded_orm.models.cached import queryset
 from tests.cached.models import CachedPhoto
 from tests.queries.conftest import (
     DATABASES,
@@ -45,7 +45,7 @@ class Site:
             "CACHE": {"OBJECTS": "old", **changed},
         }
         if cache().options.read:
-            self._monkeypatch.setattr(cached, "_reader", Reader(cache(), self._clock))
+            self._monkeypatch.setattr(queryset, "_reader", Reader(cache(), self._clock))
 
     def warm(self) -> None:
         """Read until the answer comes from the cache."""

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from sharded_orm.cache.stores.base import Entry, Server, ServerDown
-from sharded_orm.cache.stores.opening import open_servers
+from sharded_orm.cache.stores.factory import open_servers
 from sharded_orm.conf import CacheOptions
 from tests.clock import Clock
 from tests.services.proxy import Proxy

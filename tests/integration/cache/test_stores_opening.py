@@ -16,9 +16,9 @@ import pytest
 from django.core.cache.backends.memcached import PyMemcacheCache
 from django.core.exceptions import ImproperlyConfigured
 
-from sharded_orm.cache.stores import opening
+from sharded_orm.cache.stores import factory
 from sharded_orm.cache.stores.base import Entry, Server, ServerDown
-from sharded_orm.cache.stores.opening import DJANGO_REDIS, LOCAL, MEMCACHED, REDIS
+from sharded_orm.cache.stores.factory import DJANGO_REDIS, LOCAL, MEMCACHED, REDIS
 from sharded_orm.conf import CacheOptions
 from tests.conftest import service_missing
 from tests.services import ServiceMissing, find_program
@@ -35,7 +35,7 @@ class OwnCache(PyMemcacheCache):
 
 def opened(settings: Any, **entry: Any) -> list[Server]:
     settings.CACHES = {"tested": entry}
-    return list(opening.open_servers("tested", OPTIONS))
+    return list(factory.open_servers("tested", OPTIONS))
 
 
 def names(settings: Any, **entry: Any) -> list[str]:
@@ -121,13 +121,13 @@ def test_memory_is_one_per_location(settings: Any) -> None:
 def test_what_cannot_be_used_is_told(settings: Any, entry: Any, words: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=words):
         opened(settings, **entry)
-    assert words in (opening.problem("tested") or "")
+    assert words in (factory.problem("tested") or "")
 
 
 def test_an_alias_that_is_not_there(settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": LOCAL}}
-    assert opening.problem("tested") == "CACHES has 'default' only"
-    assert opening.problem("default") is None
+    assert factory.problem("tested") == "CACHES has 'default' only"
+    assert factory.problem("default") is None
 
 
 _WITHOUT = """
@@ -141,7 +141,7 @@ settings.configure(CACHES={
     "d": {"BACKEND": "%s", "LOCATION": "redis://h"},
     "l": {"BACKEND": "%s"},
 })
-from sharded_orm.cache.stores.opening import problem
+from sharded_orm.cache.stores.factory import problem
 for alias in "mrdl":
     print(problem(alias))
 """
@@ -167,11 +167,11 @@ def test_prefix_and_version_of_an_alias_keep_projects_apart(settings: Any) -> No
         "b": {"BACKEND": LOCAL, "KEY_PREFIX": "shop", "VERSION": 2},
         "odd": {"BACKEND": LOCAL, "KEY_PREFIX": "a b:\n"},
     }
-    assert opening.name_prefix("plain") == opening.name_prefix("plain", "plain") == ""
-    assert opening.name_prefix("a") == opening.name_prefix("a", "a") == "shop:"
-    assert opening.name_prefix("b") == "shop:2::"
-    assert opening.name_prefix("a", "b") == "shop:shop:2::"
-    assert opening.name_prefix("odd") == "a%20b%3A%0A:"
+    assert factory.name_prefix("plain") == factory.name_prefix("plain", "plain") == ""
+    assert factory.name_prefix("a") == factory.name_prefix("a", "a") == "shop:"
+    assert factory.name_prefix("b") == "shop:2::"
+    assert factory.name_prefix("a", "b") == "shop:shop:2::"
+    assert factory.name_prefix("odd") == "a%20b%3A%0A:"
 
 
 # ##### Options that decide whether a connection comes about #####

@@ -147,8 +147,8 @@ def _listen_below(events: Events) -> None:
 
 def _no_position() -> None:
     """Statements of scripts are run without a word to the journal."""
-    from sharded_orm.operations.migrate.position import What
-    from sharded_orm.operations.migrate.shard import Place
+    from sharded_orm.operations.migrate.checkpoint import What
+    from sharded_orm.operations.migrate.shard_session import Place
 
     at = Place.at
 
@@ -163,8 +163,8 @@ def _no_position() -> None:
 
 def _position_too_late() -> None:
     """The journal hears of a statement when it has been run."""
-    from sharded_orm.operations.migrate.position import What
-    from sharded_orm.operations.migrate.shard import Place
+    from sharded_orm.operations.migrate.checkpoint import What
+    from sharded_orm.operations.migrate.shard_session import Place
 
     at, doing = Place.at, Place.doing
     kept: dict[int, tuple[Any, str]] = {}
@@ -188,7 +188,7 @@ def _position_too_late() -> None:
 
 def _whole_stretches() -> None:
     """Of what the journal was told at once all is done, or nothing."""
-    from sharded_orm.operations.migrate.judging import Judge
+    from sharded_orm.operations.migrate.recovery import Judge
 
     statements = Judge.statements
 
@@ -228,7 +228,7 @@ def _no_lock() -> None:
 def _never_unclear() -> None:
     """What cannot be told is done again."""
     from sharded_orm.exceptions import OperationUnclear
-    from sharded_orm.operations.migrate.judging import Judge
+    from sharded_orm.operations.migrate.recovery import Judge
 
     def guess(judge: Callable[..., bool]) -> Callable[..., bool]:
         def guessed(*arguments: Any) -> bool:
@@ -245,7 +245,7 @@ def _never_unclear() -> None:
 
 def _from_the_beginning() -> None:
     """An interrupted migration is begun again, as a loop over the shards does."""
-    from sharded_orm.operations.migrate.replay import Replay
+    from sharded_orm.operations.migrate.executor import Replay
 
     Replay._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
 
@@ -273,7 +273,7 @@ def look() -> dict[str, Any]:
     from sharded_orm import runtime
     from sharded_orm.exceptions import ShardDatabaseMissing
     from sharded_orm.models import OperationRun, OperationScript, OperationStep
-    from sharded_orm.operations.journal import LEFT
+    from sharded_orm.operations.runs.journal import LEFT
 
     shards: dict[str, Any] = {}
     schemas: set[str] = set()

@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from sharded_orm.exceptions import JournalMissing, LeaseLost, OperationHeld
 from sharded_orm.models import OperationRun, OperationScript, OperationStep
-from sharded_orm.operations import lease as leases
-from sharded_orm.operations.journal import (
+from sharded_orm.operations.runs import lease as leases
+from sharded_orm.operations.runs.journal import (
     BATCH,
     CARRIED,
     FAILED,

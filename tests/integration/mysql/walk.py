@@ -25,7 +25,7 @@ from django.db import DatabaseError, InterfaceError, connections, models
 from django.db.backends.mysql.introspection import FieldInfo
 from django.db.models import Index, Q, Value
 
-from sharded_orm.backends.group.base import GroupMixin
+from sharded_orm.backends.group.alias import GroupMixin
 
 #: Parts of a connection object that ask it; the first is the object itself.
 PARTS = ("", "features", "ops", "introspection", "creation", "client", "validation", "schema")
@@ -64,8 +64,8 @@ class Cursor:
 
 def arguments(connection: Any) -> dict[str, Any]:
     """What to pass for a parameter that has no default, by its name."""
-    from sharded_orm.backends.sessions import SessionID
     from sharded_orm.backends.snapshot import SchemaSnapshot
+    from sharded_orm.backends.write_hooks.session_id import SessionID
     from tests.samples.models import Part, Sample
 
     meta: Any = Sample._meta

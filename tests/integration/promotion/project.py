@@ -68,7 +68,7 @@ def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
 
 
 def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
-    from sharded_orm.operations.journal import Run
+    from sharded_orm.operations.runs.journal import Run
 
     note = Run.note
 
@@ -146,13 +146,13 @@ def main() -> None:
     if where := os.environ.get("STOP_AT"):
         die_at(where, signal.SIGSTOP)
     if seconds := os.environ.get("LOOK_UP"):
-        from sharded_orm.operations.promotion import lookup
+        from sharded_orm.operations.promotion import publication
 
-        lookup.LOOK_UP = float(seconds)
+        publication.LOOK_UP = float(seconds)
     if seconds := os.environ.get("PATIENCE"):
-        from sharded_orm.operations import growing
+        from sharded_orm.operations import growth
 
-        growing.PATIENCE = float(seconds)
+        growth.PATIENCE = float(seconds)
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(["manage.py", command, *arguments])

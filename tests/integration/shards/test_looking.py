@@ -410,7 +410,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from sharded_orm import runtime
-from sharded_orm.operations.shards.checking import check
+from sharded_orm.operations.shards.health import check
 
 asked = []
 

@@ -43,9 +43,9 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from sharded_orm import reads_own_row
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired, UnknownExpression
 from sharded_orm.models import ShardedModel
-from sharded_orm.models.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
-from sharded_orm.models.routes import colocation_on
-from sharded_orm.models.statements import check_constraint, check_insert
+from sharded_orm.models.querysets.route import colocation_on
+from sharded_orm.models.sharding.expressions import HOLDS_EXPRESSIONS, HOLDS_NAMES, HOLDS_NONE
+from sharded_orm.models.sharding.statements import check_constraint, check_insert
 from tests.integration.subqueries.conftest import (
     DATABASES,
     PLAIN,

@@ -249,7 +249,7 @@ def serve() -> None:
 
     from sharded_orm import runtime
     from sharded_orm.autonomous import AutonomousConnections
-    from sharded_orm.backends import moves
+    from sharded_orm.backends.group import relocation
     from sharded_orm.backends.pool import pools
     from tests.integration.topology.places.models import Place
 
@@ -259,7 +259,7 @@ def serve() -> None:
         "autonomous": AutonomousConnections(),
         "call_command": call_command,
         "connections": connections,
-        "moves": moves,
+        "relocation": relocation,
         "pools": pools,
         "runtime": runtime,
         "transaction": transaction,

@@ -87,7 +87,7 @@ def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_scene:
     with file_scene.site() as site:
         site.run(
             "from django.conf import settings\n"
-            "from sharded_orm.backends import moves\n"
+            "from sharded_orm.backends.group import relocation\n"
             "seen = []\n"
             "def fail():\n"
             "    seen.append(runtime.alias_settings('photos_00001'))\n"
@@ -97,7 +97,7 @@ def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_scene:
         replace(file_scene, document(2, "two"))
         site.wait_log("version 2 is refused, version 1 stays in use")
         assert site.ask("seen[0]['SHARD'].node") == "two"
-        assert site.ask("seen[0]['GENERATION'] != moves.generation")
+        assert site.ask("seen[0]['GENERATION'] != relocation.generation")
 
 
 def test_toml_is_followed_whatever_it_holds(file_scene: Scene) -> None:

@@ -115,7 +115,7 @@ def test_another_thread_leaves_a_connection_alone(scene: Scene, site: Site) -> N
     # Workers of a scatter ask for the pool of a wrapper that another thread made.
     site.run("held = connections['photos_00000']; first = Worker(); answer = row(held)")
     move(scene, site, 2, "two")
-    site.run("first(moves.follow, held)")
+    site.run("first(relocation.follow, held)")
     assert site.ask("held.shard.node") == "one"
     assert site.ask("row(held)") == "two"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharded_orm import conf
-from sharded_orm.configured import _checked
+from sharded_orm.active_config import _checked
 from sharded_orm.exceptions import InvalidConfiguration, InvalidTopology
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.document import Document

@@ -11,11 +11,11 @@ import pytest
 from django.test import override_settings
 
 from sharded_orm import runtime
-from sharded_orm.cache.service import Cache
+from sharded_orm.cache.client import Cache
+from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import Server
-from sharded_orm.cache.stores.opening import open_servers
-from sharded_orm.cache.writing import unfinished
-from sharded_orm.models import caching
+from sharded_orm.cache.stores.factory import open_servers
+from sharded_orm.models.cached import cached_model
 
 from .recording import Recorded, Recorder
 
@@ -60,12 +60,12 @@ def make(
         given = {"objects": "default", "lists": "default", "prefix": uuid.uuid4().hex[:8]}
         cache = Cache(replace(configured, **{**given, **options}), opener)
         monkeypatch.setattr(runtime, "_cache", cache)
-        caching.forget()
+        cached_model.forget()
         unfinished._renew()
         yield Recorded(cache, events)
         cache.close()
         unfinished._renew()
-    caching.forget()
+    cached_model.forget()
 
 
 @pytest.fixture

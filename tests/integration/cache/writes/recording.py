@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sharded_orm.cache.client import Cache
 from sharded_orm.cache.guards import Guard, parse
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.service import Cache
 from sharded_orm.cache.stores.base import Server, ServerDown
 
 

@@ -12,7 +12,7 @@ from django.db.models import Count, F, IntegerField, Q
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.cache.keys import Scope
-from sharded_orm.models.caching import cached_model
+from sharded_orm.models.cached.cached_model import cached_model
 from tests.cached.models import (
     CachedAlbum,
     CachedBoard,

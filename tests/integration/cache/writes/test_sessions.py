@@ -12,8 +12,8 @@ import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from sharded_orm.backends.mysql.identity import session_id
-from sharded_orm.backends.sessions import SessionID
-from sharded_orm.cache.writing import unfinished
+from sharded_orm.backends.write_hooks.session_id import SessionID
+from sharded_orm.cache.markers import unfinished
 from tests.cached.models import CachedTag
 from tests.queries.conftest import DATABASES
 from tests.services.mariadb import Address

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from sharded_orm.cache import writing
+from sharded_orm.cache import markers
 from sharded_orm.cache.guards import Guard
-from sharded_orm.cache.writing import unfinished
+from sharded_orm.cache.markers import unfinished
 from sharded_orm.exceptions import CacheUnavailable
 from tests.cached.models import CachedCountry, CachedTag
 from tests.queries.conftest import DATABASES
@@ -162,12 +162,12 @@ def test_end_that_fails_is_told_later(local: Recorded) -> None:
 def test_queue_is_bounded(local: Recorded) -> None:
     server = only(local)
     for _ in range(unfinished.MAXIMUM + 1):
-        unfinished.add(writing.Unfinished(server))
+        unfinished.add(markers.Unfinished(server))
     assert len(unfinished) == unfinished.MAXIMUM
 
 
 def test_queue_is_not_inherited(local: Recorded) -> None:
-    unfinished.add(writing.Unfinished(only(local)))
+    unfinished.add(markers.Unfinished(only(local)))
     child = os.fork()
     if not child:
         os._exit(len(unfinished) + unfinished.waiting)
@@ -395,7 +395,7 @@ class Clock:
             time = staticmethod(time.time)
             monotonic = staticmethod(lambda: real() + self.ahead)
 
-        monkeypatch.setattr(writing, "time", Shifted)
+        monkeypatch.setattr(markers, "time", Shifted)
 
     def pass_by(self, seconds: float) -> None:
         self.ahead += seconds

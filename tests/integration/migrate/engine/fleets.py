@@ -20,8 +20,8 @@ from django.test import modify_settings, override_settings
 
 from sharded_orm import runtime
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
+from sharded_orm.operations.runs import journal
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange
 

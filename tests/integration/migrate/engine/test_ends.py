@@ -17,11 +17,11 @@ from sharded_orm.exceptions import (
     SchemaDiffers,
 )
 from sharded_orm.models import OperationStep
-from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
-from sharded_orm.operations.migrate.own import OwnOperation
+from sharded_orm.operations.migrate.executor import Replay
+from sharded_orm.operations.migrate.per_shard_operation import OwnOperation
 from sharded_orm.operations.migrate.records import Records
-from sharded_orm.operations.migrate.replay import Replay
+from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.operations.journal import Step
+from sharded_orm.operations.runs.journal import Step
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet
 

@@ -60,7 +60,7 @@ def test_in_a_transaction_that_was_committed_it_is_not_run_again(
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=True))
     with monkeypatch.context() as patch:
         # The next thing that it tells the journal, after the commit.
-        patch.setattr("sharded_orm.operations.migrate.replay.Replay._record", _break)
+        patch.setattr("sharded_orm.operations.migrate.executor.Replay._record", _break)
         with pytest.raises(Broken):
             fleet.migrate(1)
     fleet.migrate(1)
@@ -127,8 +127,8 @@ def test_raw_sql_goes_on_with_the_statement_that_was_interrupted(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrations.add("0002_rows", COLUMN, RAW, INSERT.format(atomic=True))
-    place = "sharded_orm.operations.migrate.own.OwnOperation"
-    from sharded_orm.operations.migrate.own import OwnOperation
+    place = "sharded_orm.operations.migrate.per_shard_operation.OwnOperation"
+    from sharded_orm.operations.migrate.per_shard_operation import OwnOperation
 
     execute = OwnOperation._execute
     for before in (True, False, True, False, True, False, True, False):
@@ -159,7 +159,9 @@ def test_raw_sql_that_leaves_no_trace(
 ) -> None:
     migrations.add("0002_rows", f"migrations.RunSQL({sql!r})")
     with monkeypatch.context() as patch:
-        patch.setattr("sharded_orm.operations.migrate.own.OwnOperation._execute", _break)
+        patch.setattr(
+            "sharded_orm.operations.migrate.per_shard_operation.OwnOperation._execute", _break
+        )
         with pytest.raises(Broken):
             fleet.migrate(1)
     with pytest.raises(OperationUnclear, match="SHOW CREATE TABLE fleet_album"):
@@ -176,7 +178,9 @@ def test_rows_of_a_table_without_transactions(
     fleet.execute(1, "ALTER TABLE fleet_album ENGINE=MyISAM")
     migrations.add("0002_rows", "migrations.RunSQL('UPDATE fleet_album SET user_id = user_id + 1')")
     with monkeypatch.context() as patch:
-        patch.setattr("sharded_orm.operations.migrate.own.OwnOperation._execute", _break)
+        patch.setattr(
+            "sharded_orm.operations.migrate.per_shard_operation.OwnOperation._execute", _break
+        )
         with pytest.raises(Broken):
             fleet.migrate(1)
     with pytest.raises(OperationUnclear, match="takes nothing back"):

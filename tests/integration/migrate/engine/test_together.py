@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import InvalidMigrationTarget, OperationStopped
 from sharded_orm.models import OperationScript
-from sharded_orm.operations import journal
 from sharded_orm.operations.migrate import Migrator, Options
+from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 from tests.patience import PATIENCE
 

@@ -26,7 +26,7 @@ from django.test import (
 )
 from django.test.testcases import DatabaseOperationForbidden
 
-from sharded_orm.models.directory import Placement
+from sharded_orm.models.tables.placement import Placement
 from sharded_orm.testing import ensure_shards
 from tests.integration.testing_support.project.notes.models import Event, Note, Person, Remark
 

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 
 from sharded_orm import runtime
-from sharded_orm.database_checks import check_sequences
+from sharded_orm.checks.databases import check_sequences
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.operations.tickets import declared
 from tests.integration.tickets.conftest import PAIR

@@ -20,7 +20,7 @@ from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
 from sharded_orm.operations.tickets import advance, begin, create, declared, missing, status, verify
-from sharded_orm.operations.tickets.beginning import MARGIN
+from sharded_orm.operations.tickets.creation import MARGIN
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.spare import (
     THIRD,

@@ -26,9 +26,9 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, Session
-from sharded_orm.operations.tickets.beginning import begin, create
+from sharded_orm.operations.tickets.creation import begin, create
 from sharded_orm.operations.tickets.repair import advance
-from sharded_orm.operations.tickets.servers import ask
+from sharded_orm.operations.tickets.survey import ask
 from tests.integration.tickets.conftest import in_order
 from tests.integration.tickets.faults.drawing import Crowd, Project
 from tests.patience import PATIENCE

@@ -1,0 +1,197 @@
+"""Adding a row: on which shard it is to be has to be known before its form can be made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.options import IS_POPUP_VAR
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext
+
+from sharded_orm.admin.base import ShardedBase
+from sharded_orm.admin.display import change_url
+from sharded_orm.admin.error_pages import no_rows
+from sharded_orm.admin.forms import draw, is_open
+from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_referred
+from sharded_orm.admin.shard_scope import (
+    KEY_VAR,
+    SHARD_VAR,
+    Focus,
+    locate,
+    narrow,
+    new_row_focus,
+    read_key,
+)
+from sharded_orm.exceptions import InvalidFocus
+from sharded_orm.models.sharding.options import shard_options
+
+
+class AddingMixin(PickersMixin, ShardedBase):
+    """Of :class:`ShardedModelAdmin`: what comes before the form of a new row."""
+
+    def begin_adding(self, request: HttpRequest) -> Any:
+        """Look where the new row is to be put. A response, if that is to be asked first.
+
+        A form with relations inside the group can only be made for a known shard: its pickers
+        offer what is there. Without them the key is a field like any other.
+        """
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        options = self.shard_options
+        try:
+            focus = self._new_row_focus(request)
+        except InvalidFocus as exc:
+            if options.key_is_made:
+                return no_rows(
+                    self, request, self.reason(request, exc)
+                )  # There is no key to ask for.
+            return self._ask_for_key(request, self.reason(request, exc))
+        if options.key_is_made:
+            return self._choose_shard(request, focus)
+        # One that is shown only could not be typed into the form.
+        shown = options.key is not None and options.key.name in self.get_readonly_fields(request)
+        if focus.key is None and (shown or self.relates_inside_group(request)):
+            return self._ask_for_key(request)
+        if focus.key is not None and request.method == "GET":
+            asked = self._key_form(request, {KEY_VAR: str(focus.key)})
+            if not asked.is_valid():
+                return self._ask_for_key(request, form=asked)
+        narrow(request, focus)
+        return None
+
+    def _new_row_focus(self, request: HttpRequest) -> Focus:
+        options = self.shard_options
+        focus = new_row_focus(request, options)
+        name = options.key.name if options.key is not None else ""
+        if focus.key is None and not options.key_is_made and request.GET.get(name):
+            # ?owner=414, as Django takes initial values.
+            key = read_key(options, request.GET[name])
+            return Focus(options, key=key, home=locate(options, key))
+        return focus
+
+    def _choose_shard(self, request: HttpRequest, focus: Focus) -> Any:
+        """For a row whose key is made: that of the page, or one that is drawn."""
+        options, home = self.shard_options, focus.home
+        if home is not None and not is_open(options, home.number):
+            if request.method == "GET":
+                told = f"{home.alias} takes no new rows; this one is to be on another shard."
+                self.message_user(request, told, messages.WARNING)
+            home = None
+        asked = request.method == "GET" and self.relates_inside_group(request)
+        if home is None and (asked or not self.may_look_everywhere(request)):
+            home = draw(options, partial(self.has_shard_permission, request))
+            if home is None:
+                raise PermissionDenied
+            if asked:
+                query = request.GET.copy()
+                query.pop(KEY_VAR, None)
+                query[SHARD_VAR] = home.alias
+                return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
+        narrow(request, Focus(options, shard=home, home=home))
+        return None
+
+    def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
+        """Where the page's transaction is: on its shard, or on whichever the row turns out to be."""
+        focus = self.focus(request)
+        decided = known or focus.key is not None or self.shard_options.key_is_made
+        if focus.alias is not None and decided:
+            return focus.alias
+        return self.shard_options.group
+
+    def relates_inside_group(self, request: HttpRequest) -> bool:
+        """Whether the form of a new row refers to other rows of the group, or has inlines of it."""
+        group = self.shard_options.group
+        fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
+        relations = [
+            field.related_model
+            for field in fields
+            if field.is_relation and field.editable and not field.remote_field.parent_link
+        ]
+        relations += [inline.model for inline in self.get_inlines(request, None)]
+        found = [shard_options(model) for model in relations if isinstance(model, type)]
+        return any(options is not None and options.group == group for options in found)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> Any:
+        # Related rows that the URL names and that cannot be: widgets would ask for them.
+        found: dict[str, Any] = super().get_changeform_initial_data(request)
+        for field in (*self.opts.fields, *self.opts.many_to_many):
+            theirs = self._in_group(field)
+            value = found.get(field.name)
+            if theirs is None or value is None:
+                continue
+            if isinstance(value, list):
+                found[field.name] = [one for one in value if can_be_referred(field, one)]
+            elif not can_be_referred(field, value):
+                del found[field.name]
+        return found
+
+    # -- The question ----------------------------------------------------------
+
+    def key_formfield(self, request: HttpRequest) -> Any:
+        """The form field that asks for the shard key: the one that the form would have."""
+        key: Any = self.shard_options.key
+        related = None if key.remote_field is None else shard_options(key.related_model)
+        if related is None:
+            return self.formfield_for_dbfield(key, request)
+        # A row of a shard that is not known yet: its id, and a link to look for it anywhere.
+        target = key.target_field
+        made = target.formfield() or forms.CharField()
+        made.widget = RawId(key.remote_field, self.admin_site)
+        made.label = key.verbose_name.capitalize()
+        return made
+
+    def _key_form(self, request: HttpRequest, data: Any = None) -> forms.Form:
+        made: type[forms.Form] = type(
+            "KeyForm", (forms.Form,), {KEY_VAR: self.key_formfield(request)}
+        )
+        return made(data)
+
+    def _ask_for_key(
+        self, request: HttpRequest, problem: str = "", form: forms.Form | None = None
+    ) -> TemplateResponse:
+        form = self._key_form(request) if form is None else form
+        opts, key = self.opts, self.shard_options.key
+        context = {
+            **self.admin_site.each_context(request),
+            "title": gettext("Add %s") % opts.verbose_name,
+            "subtitle": None,
+            "opts": opts,
+            "form": form,
+            "field": form[KEY_VAR],
+            "key": key.verbose_name if key is not None else "",
+            "problem": problem,
+            # All else that the URL says, for the form that comes next.
+            "kept": [
+                (name, value)
+                for name, values in request.GET.lists()
+                for value in values
+                if name != KEY_VAR
+            ],
+            "is_popup": IS_POPUP_VAR in request.GET,
+            "media": self.media + form.media,
+            "has_view_permission": self.has_view_permission(request),
+            "preserved_filters": self.get_preserved_filters(request),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/sharded_orm/add_key.html", context)
+
+    def tell_added(self, request: HttpRequest, obj: Any) -> None:
+        """The message of ``response_add``."""
+        url = change_url(obj, self.admin_site.name)
+        shown = (
+            format_html('<a href="{}">{}</a>', url, obj)
+            if url and self.has_change_permission(request, obj)
+            else str(obj)
+        )
+        told = format_html(
+            gettext("The {name} “{obj}” was added successfully."),
+            name=self.opts.verbose_name,
+            obj=shown,
+        )
+        self.message_user(request, told, messages.SUCCESS)

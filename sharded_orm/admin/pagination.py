@@ -1,0 +1,124 @@
+"""A page of the rows of many shards: no count, and never more than the page in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.core.paginator import EmptyPage, Page, PageNotAnInteger, Paginator
+from django.db import DatabaseError
+from django.utils.functional import cached_property
+
+from sharded_orm.admin.failures import Failed, by_node
+from sharded_orm.models.querysets.route import Route
+from sharded_orm.scatter.failures import is_failure
+
+if TYPE_CHECKING:
+    _Paginator = Paginator[Any]
+    _Page = Page[Any]
+else:
+    _Paginator, _Page = Paginator, Page
+
+#: The row at which pages end: every shard reads the rows before a page, and throws them away.
+LAST_ROW = 10_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the shards said to one page: its rows, whether there are more, who was silent."""
+
+    rows: list[Any]
+    more: bool
+    route: Route
+    seconds: float
+    errors: Mapping[str, BaseException] = field(default_factory=dict)
+
+    @cached_property
+    def failed(self) -> list[Failed]:
+        return by_node(self.errors)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no shard has answered."""
+        return len(self.errors) == self.shards > 0
+
+    @property
+    def shards(self) -> int:
+        return len(self.route.shards)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.route.nodes)
+
+    @property
+    def milliseconds(self) -> int:
+        return round(self.seconds * 1000)
+
+
+def first_row(number: int, size: int) -> int:
+    """The place of the first row of page ``number``, from 0."""
+    return (number - 1) * size
+
+
+def is_too_far(number: int, size: int) -> bool:
+    """Whether page ``number`` is beyond :data:`LAST_ROW`."""
+    return first_row(number, size) >= LAST_ROW
+
+
+def last_page(size: int) -> int:
+    """The last page that is not too far."""
+    return max(1, -(-LAST_ROW // size))
+
+
+class Pages(_Paginator):
+    """Pages of all shards for a view of Django's: nothing is counted, and see :data:`LAST_ROW`.
+
+    Each page knows whether there is a next one; how many there are, nobody does.
+    """
+
+    def page(self, number: Any) -> Any:
+        """Asks each node once.
+
+        :raises InvalidPage: there can be no such page, or it is too far.
+        """
+        try:
+            wanted = int(number)
+        except (TypeError, ValueError) as exc:
+            raise PageNotAnInteger(f"{number!r} is not the number of a page.") from exc
+        if wanted < 1 or is_too_far(wanted, self.per_page):
+            raise EmptyPage(f"There is no page {number!r}, or it is behind row {LAST_ROW}.")
+        low = first_row(wanted, self.per_page)
+        return _PageOfMany(list(self.object_list[low : low + self.per_page + 1]), wanted, self)
+
+
+class _PageOfMany(_Page):
+    def __init__(self, rows: list[Any], number: int, paginator: Pages) -> None:
+        super().__init__(rows[: paginator.per_page], number, paginator)
+        self._more = len(rows) > paginator.per_page
+
+    def has_next(self) -> bool:
+        return self._more
+
+
+def read(queryset: Any, number: int, size: int) -> Answer:
+    """Page ``number`` of ``queryset``, and the row behind it that tells of a next one.
+
+    Asks each node once; see :meth:`ShardedQuerySet.scatter`. A query whose conditions leave one
+    shard is asked there, and may fail there.
+    """
+    low = first_row(number, size)
+    route = queryset.explain_routing()
+    page = queryset[low : low + size + 1]
+    began = time.perf_counter()
+    errors: Mapping[str, BaseException]
+    try:
+        rows = list(page)
+        errors = page.failed_shards
+    except DatabaseError as error:
+        if not is_failure(error) or len(route.shards) != 1:
+            raise
+        rows, errors = [], {route.aliases[0]: error}
+    seconds = time.perf_counter() - began
+    return Answer(rows[:size], len(rows) > size, route, seconds, errors)

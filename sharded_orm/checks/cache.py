@@ -1,0 +1,299 @@
+"""System checks of the cache.
+
+Ids are permanent, and numbered with those of ``sharded_orm.checks.models``. None touches a database
+or a cache server.
+
+==================  ==========================================================
+``sharded_orm.E026``  a cached model in a database whose engine is not the library's
+``sharded_orm.W027``  models with ``cache = True`` and no ``CACHE``
+``sharded_orm.E028``  ``CACHE`` names what is no alias of ``CACHES``
+``sharded_orm.E029``  ``CACHE`` names an alias that the library cannot use
+``sharded_orm.W030``  a cache in the memory of each process
+``sharded_orm.E031``  ``isolate_key`` is no field that can be one
+``sharded_orm.E032``  a key whose values are equal in several spellings
+``sharded_orm.E033``  ``cache = True`` on a child table
+``sharded_orm.W034``  a cached model that is not managed
+``sharded_orm.E035``  ``ShardMeta`` with an unknown name, or ``cache`` that is no bool
+``sharded_orm.W036``  an isolation level with which transactions go past the cache
+==================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import checks
+from django.db import connections, models, router
+from django.db.utils import load_backend
+
+from sharded_orm import runtime
+from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.cached.cached_model import (
+    TokenField,
+    declares_cache,
+    equality_rules,
+    field_of,
+    isolate_name,
+    token_field,
+)
+from sharded_orm.models.global_models import GlobalModel
+from sharded_orm.models.sharding.options import shard_options
+
+_NAMES = {"group", "shard_key", "cache", "isolate_key"}
+# Under these a transaction reads what was committed before it began.
+_SNAPSHOTS = {"repeatable read", "serializable"}
+
+
+@checks.register(checks.Tags.models)
+def check_cached_models(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check what models say about the cache."""
+    selected: list[Any] = (
+        list(apps.get_models())
+        if app_configs is None
+        else [model for app_config in app_configs for model in app_config.get_models()]
+    )
+    found: list[checks.CheckMessage] = []
+    cached = []
+    for model in selected:
+        if not issubclass(model, ShardedModel | GlobalModel):
+            continue
+        found += _names(model)
+        found += _child(model)
+        if model._meta.proxy or not declares_cache(model):
+            continue
+        cached.append(model)
+        if issubclass(model, ShardedModel) and not _is_declared(model):
+            continue  # E001 to E003 say so.
+        found += _unmanaged(model)
+        found += _keys(model)
+        if not issubclass(model, ShardedModel):
+            found += _engine(model)
+    if cached and runtime.config().cache is None:
+        found.append(
+            checks.Warning(
+                f"{', '.join(sorted(m._meta.label for m in cached))}: cache = True has no effect, as"
+                " SHARDED_ORM has no CACHE.",
+                hint='Add "CACHE": {"OBJECTS": "<an alias of CACHES>"} to SHARDED_ORM.',
+                id="sharded_orm.W027",
+            )
+        )
+    if cached and runtime.config().cache is not None:
+        found += _isolation(cached)
+    return found
+
+
+@checks.register(checks.Tags.caches)
+def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Check the entries of ``CACHES`` that ``CACHE`` names."""
+    options = runtime.config().cache
+    if options is None:
+        return []
+    found: list[checks.CheckMessage] = []
+    aliases = {"OBJECTS": options.objects, "LISTS": options.lists}
+    if options.objects == options.lists:
+        del aliases["LISTS"]
+    aliases.update({f"ALSO_MARK[{index}]": alias for index, alias in enumerate(options.also_mark)})
+    for key, alias in aliases.items():
+        if alias not in settings.CACHES:
+            found.append(
+                checks.Error(
+                    f"SHARDED_ORM['CACHE'] {key} names {alias!r}, which is no alias of CACHES.",
+                    hint=f"Use one of {sorted(settings.CACHES)!r}, or add it.",
+                    id="sharded_orm.E028",
+                )
+            )
+            continue
+        if (wrong := problem(alias)) is not None:
+            found.append(
+                checks.Error(
+                    f"SHARDED_ORM['CACHE'] {key} cannot use {alias!r}: {wrong}.",
+                    hint=f"Use an alias with one of the BACKENDs {sorted(BACKENDS)!r}.",
+                    id="sharded_orm.E029",
+                )
+            )
+        elif settings.CACHES[alias].get("BACKEND") == LOCAL and not settings.DEBUG:
+            found.append(
+                checks.Warning(
+                    f"The cache {alias!r} is in the memory of each process: what one process writes,"
+                    " the others go on reading as it was.",
+                    hint="Use memcached or Redis; or silence this if there is one process only.",
+                    id="sharded_orm.W030",
+                )
+            )
+    return found
+
+
+def _own_meta(model: Any) -> Any:
+    """The ``ShardMeta`` that ``model`` or an abstract base of it declares; those that it has from
+    its parents in the database are looked at there."""
+    for owner in model.__mro__:
+        if "ShardMeta" in owner.__dict__:
+            is_abstract = getattr(getattr(owner, "_meta", None), "abstract", True)
+            return owner.ShardMeta if owner is model or is_abstract else None
+    return None
+
+
+def _names(model: Any) -> Iterator[checks.CheckMessage]:
+    meta = _own_meta(model)
+    if meta is None:
+        return
+    valid = _NAMES if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
+    given = {
+        name
+        for each in meta.__mro__[:-1]
+        for name in each.__dict__
+        if not name.startswith("_")
+    }  # fmt: skip
+    for name in sorted(given - valid):
+        yield checks.Error(
+            f"ShardMeta has the unknown name {name!r}.",
+            hint=f"Use {sorted(valid)!r} only.",
+            obj=model,
+            id="sharded_orm.E035",
+        )
+    cache = getattr(meta, "cache", False)
+    if not isinstance(cache, bool):
+        yield checks.Error(
+            f"ShardMeta.cache is {cache!r}.",
+            hint="Set it to True or False.",
+            obj=model,
+            id="sharded_orm.E035",
+        )
+
+
+def _child(model: Any) -> Iterator[checks.CheckMessage]:
+    meta = _own_meta(model)
+    concrete = model._meta.concrete_model
+    if meta is None or not getattr(meta, "cache", False) or not concrete._meta.parents:
+        return
+    yield checks.Error(
+        f"{model.__name__} cannot be cached: its rows are in the table of"
+        f" {next(iter(concrete._meta.parents)).__name__}, too.",
+        hint="Set cache = False in its ShardMeta. The parent may be cached.",
+        obj=model,
+        id="sharded_orm.E033",
+    )
+
+
+def _is_declared(model: Any) -> bool:
+    meta = model.ShardMeta
+    group, name = getattr(meta, "group", None), getattr(meta, "shard_key", None)
+    is_key = isinstance(name, str) and field_of(model, name) is not None
+    return is_key and group in runtime.topology().groups
+
+
+def _unmanaged(model: Any) -> Iterator[checks.CheckMessage]:
+    if not model._meta.managed:
+        yield checks.Warning(
+            f"{model.__name__} is cached and not managed: what others write to"
+            f" {model._meta.db_table!r} does not reach the cache.",
+            hint="Set cache = False; or silence this if only this project writes there.",
+            obj=model,
+            id="sharded_orm.W034",
+        )
+
+
+def _keys(model: Any) -> Iterator[checks.CheckMessage]:
+    options = shard_options(model)
+    key = options.key if options is not None else None
+    pk = model._meta.pk
+    fields: dict[str, list[Any]] = {"shard key": [key] if key is not None else []}
+    fields["primary key"] = list(pk.fields) if isinstance(pk, models.CompositePrimaryKey) else [pk]
+    if (name := isolate_name(model)) is not None:
+        field = field_of(model, name)
+        if field is None or field is key:
+            what = "the shard key" if field is not None else "no field with a column"
+            yield checks.Error(
+                f"ShardMeta.isolate_key {name!r} is {what} of {model.__name__}.",
+                hint="Name a field of it by which lists are filtered beside the shard key.",
+                obj=model,
+                id="sharded_orm.E031",
+            )
+        else:
+            fields["isolate key"] = [field]
+    rules = equality_rules(model)
+    seen = set()
+    for what, several in fields.items():
+        for field in several:
+            token = token_field(field, rules)
+            if token.exact or field in seen:
+                continue
+            seen.add(field)
+            yield checks.Error(
+                f"The {what} {field.name!r} of a cached model: the database takes values for equal"
+                " that are written differently, and the cache does not.",
+                hint=_remedy(token, rules.vendor, what),
+                obj=field,
+                id="sharded_orm.E032",
+            )
+
+
+def _remedy(field: TokenField, vendor: str, what: str) -> str:
+    if not isinstance(field.target, models.CharField | models.TextField):
+        return (
+            "Use an integer, text, a date or a UUID, or set cache = False:"
+            f" {type(field.target).__name__} has several spellings of one value."
+        )
+    whose = "" if field.target is field.field else f" of {field.target.model._meta.label}"
+    # The cache knows of padding, the router does not.
+    mysql = "utf8mb4_nopad_bin" if what == "shard key" else "utf8mb4_bin"
+    collation = {"sqlite": "BINARY", "mysql": mysql}.get(vendor, "C")
+    return (
+        f"Set db_collation={collation!r} on {field.target.name!r}{whose}, or make it an"
+        " ExactCharField, or set cache = False."
+    )
+
+
+def _engine(model: Any) -> Iterator[checks.CheckMessage]:
+    alias = router.db_for_write(model)
+    engine = connections.settings[alias]["ENGINE"]
+    if issubclass(load_backend(engine).DatabaseWrapper, ShardAliasMixin):
+        return
+    yield checks.Error(
+        f"{model.__name__} is cached, and its database {alias!r} has the ENGINE {engine!r}, which"
+        " cannot tell the cache what is about to be committed.",
+        hint=f"Use 'sharded_orm.backends.mysql' or 'sharded_orm.backends.sqlite3' for {alias!r}; they"
+        " behave as Django's own. Or set cache = False.",
+        obj=model,
+        id="sharded_orm.E026",
+    )
+
+
+def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
+    places: dict[str, Any] = {}
+    for model in cached:
+        options = shard_options(model) if _is_readable(model) else None
+        if options is not None and options.group in runtime.topology().groups:
+            nodes = runtime.topology().nodes
+            for part in runtime.group(options.group).ranges:
+                places[f"node {part.primary!r}"] = nodes[part.primary]
+        elif not issubclass(model, ShardedModel):
+            alias = router.db_for_write(model)
+            places[f"database {alias!r}"] = connections.settings[alias]
+    for place, entry in places.items():
+        options = entry.get("OPTIONS", {})
+        level = options.get("isolation_level", "read committed")
+        if level is None and _vendor(entry) == "mysql":
+            level = "repeatable read"  # What the server does unless it is told otherwise.
+        if isinstance(level, str) and level.lower() in _SNAPSHOTS:
+            yield checks.Warning(
+                f"The isolation level of {place} is {level!r}: inside a transaction nothing is read"
+                " from the cache there, as it may be newer than what the transaction may see.",
+                hint="Use 'read committed', Django's default for MySQL; or silence this.",
+                id="sharded_orm.W036",
+            )
+
+
+def _vendor(entry: Any) -> str:
+    return str(load_backend(entry["ENGINE"]).DatabaseWrapper.vendor)
+
+
+def _is_readable(model: Any) -> bool:
+    return issubclass(model, ShardedModel) and _is_declared(model)

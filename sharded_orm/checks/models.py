@@ -1,0 +1,414 @@
+"""System checks of declarations.
+
+Ids are permanent. None touches a database.
+
+==================  ==========================================================
+``sharded_orm.E001``  ``ShardMeta`` is missing or incomplete
+``sharded_orm.E002``  the group is not in ``SHARDED_ORM["GROUPS"]``
+``sharded_orm.E003``  the shard key is no concrete field of the model
+``sharded_orm.E004``  the shard key may be NULL
+``sharded_orm.W005``  a unique constraint without the shard key
+``sharded_orm.E006``  a database foreign key that leaves the group
+``sharded_orm.E007``  ``on_delete`` that would run on another alias
+``sharded_orm.E008``  a many-to-many table that would cross shards
+``sharded_orm.E009``  a composite primary key with the key of a generator
+``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
+``sharded_orm.W011``  an automatic primary key, unique on its shard only
+``sharded_orm.E012``  one table with two shard keys: a child's or proxy's differs
+``sharded_orm.E013``  a default manager whose querysets do not route themselves
+``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
+``sharded_orm.E015``  an id that carries its shard, and a group that reads it otherwise
+``sharded_orm.E016``  a ``type_id`` that does not fit its bits
+``sharded_orm.E017``  two models of a group with one ``type_id``
+``sharded_orm.E018``  more shards than an id has numbers for
+``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
+``sharded_orm.W020``  a foreign key inside its group that no database enforces
+``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique
+``sharded_orm.E050``  a key of text with a collation that takes two keys for one; see also
+                      ``sharded_orm.checks.databases``, which ask what a database really has
+==================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import FieldDoesNotExist
+from django.db import DEFAULT_DB_ALIAS, models
+
+from sharded_orm import runtime
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.cached.cached_model import equality_rules
+from sharded_orm.models.fields import PackedIDField, TimestampedIDField
+from sharded_orm.models.fields.embedding import EmbeddedShardMixin
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact, key_columns
+
+ROUTER = "sharded_orm.routers.ShardRouter"
+
+
+@checks.register(checks.Tags.models)
+def check_models(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check every sharded model, and every model that refers to one."""
+    found: list[checks.CheckMessage] = []
+    selected = apps.get_models() if app_configs is None else _models_of(app_configs)
+    declared = set()
+    for model in selected:
+        if issubclass(model, ShardedModel):
+            errors = list(_declaration(model))
+            found += errors
+            if errors and any(e.level >= checks.ERROR for e in errors):
+                continue
+            declared.add(model)
+            found += _collations(model)
+            found += _uniqueness(model)
+            found += _inheritance(model)
+            found += _manager(model)
+        found += _embedded_ids(model)
+        found += _relations(model)
+    if declared and ROUTER not in settings.DATABASE_ROUTERS:
+        found.append(
+            checks.Error(
+                f"{ROUTER!r} is not in DATABASE_ROUTERS.",
+                hint=f"Add it as the last entry: DATABASE_ROUTERS = [..., {ROUTER!r}].",
+                id="sharded_orm.E010",
+            )
+        )
+    return found
+
+
+@checks.register(checks.Tags.models)
+def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
+    """SQLite has one writer per file: a transaction locks out what must not wait for it."""
+    config = runtime.config()
+    directory = any(g.strategy == "directory" for g in config.topology.groups.values())
+    default = settings.DATABASES[DEFAULT_DB_ALIAS]
+    if not str(default.get("ENGINE")).endswith("sqlite3"):
+        return []
+    return [
+        checks.Warning(
+            f"{key} names {alias!r}, the SQLite file of the global database. Inside atomic() that"
+            " has written to it, a new key or id waits for this very transaction and fails with"
+            " 'database is locked'.",
+            hint=f"Give {key} a file of its own: another alias in DATABASES.",
+            id="sharded_orm.W014",
+        )
+        for key, aliases in (
+            ("TICKETS", config.tickets),
+            ("DIRECTORY", (config.directory,) if directory else ()),
+        )
+        for alias in aliases
+        if settings.DATABASES[alias].get("NAME") == default.get("NAME")
+    ]
+
+
+@checks.register(checks.Tags.models)
+def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Tickets are drawn on connections of their own, which a transaction would lock out."""
+    found: list[checks.CheckMessage] = []
+    for alias in runtime.config().tickets:
+        entry = settings.DATABASES[alias]
+        mode = entry.get("OPTIONS", {}).get("transaction_mode")
+        if str(entry.get("ENGINE")).endswith("sqlite3") and mode not in (None, "DEFERRED"):
+            found.append(
+                checks.Warning(
+                    f"The ticket server {alias!r} is an SQLite file with transaction_mode {mode!r}. A"
+                    " transaction there, such as that of a test case, keeps the ids waiting until it"
+                    " ends.",
+                    hint="Leave transaction_mode out of its OPTIONS: an id is one statement.",
+                    id="sharded_orm.W019",
+                )
+            )
+    return found
+
+
+def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:
+    for app_config in app_configs:
+        yield from app_config.get_models()
+
+
+def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    meta = getattr(model, "ShardMeta", None)
+    group, name = getattr(meta, "group", None), getattr(meta, "shard_key", None)
+    if not group or not name:
+        missing = "class ShardMeta" if meta is None else "ShardMeta.group or ShardMeta.shard_key"
+        yield checks.Error(
+            f"{model.__name__} has no {missing}.",
+            hint="Declare class ShardMeta with group = '<a group of SHARDED_ORM>' and shard_key ="
+            " '<a field>', or derive from GlobalModel.",
+            obj=model,
+            id="sharded_orm.E001",
+        )
+        return
+    groups = runtime.topology().groups
+    if group not in groups:
+        yield checks.Error(
+            f"ShardMeta.group {group!r} is not in SHARDED_ORM['GROUPS'].",
+            hint=f"Use one of {sorted(groups)!r}, or add the group.",
+            obj=model,
+            id="sharded_orm.E002",
+        )
+    try:
+        field = model._meta.get_field(name)
+    except FieldDoesNotExist:
+        field = None
+    if not isinstance(field, models.Field) or not field.concrete or field.many_to_many:
+        names = sorted(f.name for f in model._meta.concrete_fields)
+        yield checks.Error(
+            f"ShardMeta.shard_key {name!r} is no concrete field of {model.__name__}.",
+            hint=f"Use one of {names!r}.",
+            obj=model,
+            id="sharded_orm.E003",
+        )
+        return
+    if field.null:
+        yield checks.Error(
+            f"The shard key {name!r} may be NULL, and a row without a key has no shard.",
+            hint="Remove null=True.",
+            obj=field,
+            id="sharded_orm.E004",
+        )
+
+
+def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    options = shard_options(model)
+    if options is None or options.key is None:
+        return
+    key = options.key.name
+    keys = {options.key.name, options.key.attname}
+    hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
+    for field in model._meta.local_fields:
+        if isinstance(field, EmbeddedShardMixin):
+            continue  # Holds the shard, so it is unique everywhere.
+        if field.unique and not field.primary_key and field.name != key:
+            yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
+    for names in model._meta.unique_together:
+        if keys.isdisjoint(names):
+            yield _only_per_shard(f"unique_together {tuple(names)!r}", model, hint)
+    for constraint in model._meta.constraints:
+        if isinstance(constraint, models.UniqueConstraint) and keys.isdisjoint(constraint.fields):
+            yield _only_per_shard(f"UniqueConstraint {constraint.name!r}", model, hint)
+    pk: Any = model._meta.pk
+    if isinstance(pk, models.CompositePrimaryKey):
+        if keys.isdisjoint(pk.field_names):
+            yield checks.Error(
+                f"The composite primary key {pk.field_names!r} does not contain the shard key"
+                f" {key!r}, so it is unique on each shard only.",
+                hint=f"Add {key!r} to it.",
+                obj=model,
+                id="sharded_orm.E009",
+            )
+    elif isinstance(pk, models.AutoField) and pk.name != key and not isinstance(pk, PackedIDField):
+        yield checks.Warning(
+            f"The primary key {pk.name!r} counts on each shard by itself: rows of two shards can"
+            " have the same one.",
+            hint="Use TicketField(primary_key=True) for ids that are unique everywhere.",
+            obj=model,
+            id="sharded_orm.W011",
+        )
+
+
+def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    rules = equality_rules(model)
+    for key in key_columns(model):
+        collation = declared_inexact(key, rules.vendor)
+        if collation is None:
+            continue
+        yield checks.Error(
+            f"{key.field.name!r} tells the shard, and by its collation {collation!r} the database takes"
+            " different keys for equal, such as 'Ada', 'ada' or 'Ada '.",
+            hint=f"Declare {key.target.model._meta.label}.{key.target.name} as an ExactCharField"
+            f"{EXACT_BY_NAME.get(rules.vendor, '')}.",
+            obj=key.field,
+            id="sharded_orm.E050",
+        )
+
+
+def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    own = shard_options(model)
+    others = [*model._meta.parents, model._meta.concrete_model]
+    for other in others:
+        if other in (model, None) or not issubclass(other, ShardedModel):
+            continue
+        theirs = shard_options(other)
+        if own is None or theirs is None or (own.group, own.key) == (theirs.group, theirs.key):
+            continue
+        yield checks.Error(
+            f"{model.__name__} has another ShardMeta than {other.__name__}, whose table holds"
+            " its rows, too: they would be on a shard where the other key does not find them.",
+            hint=f"Leave out its ShardMeta, which it inherits from {other.__name__}.",
+            obj=model,
+            id="sharded_orm.E012",
+        )
+        return
+
+
+def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
+    """Fields whose ids carry the shard: the group must read it where they write it."""
+    options = shard_options(model)
+    field: Any
+    for field in model._meta.local_fields:
+        if not isinstance(field, EmbeddedShardMixin):
+            continue
+        is_key = options is not None and options.key is field
+        group = runtime.topology().groups.get(options.group) if options is not None else None
+        strategy = runtime.strategy(group.name) if group is not None else None
+        shift, bits = field.embedded_shard
+        must_route = is_key or isinstance(field, PackedIDField)
+        if strategy is None or (must_route and strategy.embedded != (shift, bits)):
+            yield checks.Error(
+                f"The ids of {field.name!r} hold their shard in {bits} bits above bit {shift}, and"
+                f" {f'group {group.name!r}' if group else 'no shard group'} does not read it there.",
+                hint='Use a group with STRATEGY "embedded" and STRATEGY_OPTIONS'
+                f' {{"SHIFT": {shift}, "BITS": {bits}}}.',
+                obj=field,
+                id="sharded_orm.E015",
+            )
+        if group is not None and group.count > 1 << bits:
+            yield checks.Error(
+                f"The ids of {field.name!r} have {bits} bits for the shard, and group"
+                f" {group.name!r} has {group.count} shards.",
+                hint="Give the field a layout with more bits for the shard.",
+                obj=field,
+                id="sharded_orm.E018",
+            )
+        if isinstance(field, PackedIDField):
+            yield from _type_id(model, field)
+        if isinstance(field, TimestampedIDField) and not field.unique:
+            yield checks.Error(
+                f"{field.name!r} is not unique, and two processes may make the same id: the database"
+                " has to tell.",
+                hint="Set primary_key=True or unique=True.",
+                obj=field,
+                id="sharded_orm.E021",
+            )
+
+
+def _type_id(model: Any, field: PackedIDField) -> Iterator[checks.CheckMessage]:
+    value: Any = field.type_id
+    last = (1 << field.layout.type_bits) - 1
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= last:
+        yield checks.Error(
+            f"type_id {value!r} of {field.name!r} does not fit into {field.layout.type_bits} bits.",
+            hint=f"Use a number from 0 to {last}.",
+            obj=field,
+            id="sharded_orm.E016",
+        )
+    for other in model._meta.apps.get_models():
+        if other is model or other._meta.proxy or _group(other) != _group(model):
+            continue
+        theirs: Any
+        for theirs in other._meta.local_fields:
+            if isinstance(theirs, PackedIDField) and theirs.type_id == value:
+                yield checks.Error(
+                    f"{model.__name__} and {other.__name__} both have type_id {value!r}, so their ids"
+                    " are the same.",
+                    hint="Give each model of a group a type_id of its own. It must not change once"
+                    " there are rows.",
+                    obj=field,
+                    id="sharded_orm.E017",
+                )
+
+
+def _manager(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
+    manager = model._default_manager
+    queryset = getattr(manager, "_queryset_class", ShardedQuerySet)
+    if issubclass(queryset, ShardedQuerySet):
+        return
+    yield checks.Error(
+        f"The default manager {manager.name!r} makes querysets of {queryset.__name__}, which do"
+        " not route themselves: relations that span shards would lose rows.",
+        hint="Derive it from ShardedManager, or its queryset from ShardedQuerySet.",
+        obj=model,
+        id="sharded_orm.E013",
+    )
+
+
+def _only_per_shard(what: str, obj: Any, hint: str) -> checks.CheckMessage:
+    return checks.Warning(
+        f"{what} does not contain the shard key: it is unique on each shard only.",
+        hint=hint,
+        obj=obj,
+        id="sharded_orm.W005",
+    )
+
+
+def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
+    own = _group(model)
+    for field in model._meta.local_fields:
+        remote = field.remote_field
+        if remote is None or isinstance(remote.model, str):
+            continue
+        other = _group(remote.model)
+        if own is not None and own == other:
+            yield from _unenforced(model, field)
+        if own == other:
+            continue
+        where = f"group {other!r}" if other is not None else "the global database"
+        if getattr(field, "db_constraint", False):
+            yield checks.Error(
+                f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
+                f" {where}.",
+                hint="Set db_constraint=False and on_delete=DO_NOTHING.",
+                obj=field,
+                id="sharded_orm.E006",
+            )
+        if remote.on_delete is not models.DO_NOTHING:
+            yield checks.Error(
+                f"on_delete={remote.on_delete.__name__} of a foreign key to {where} would run on the"
+                " alias of the deleted row, where these rows are not.",
+                hint="Set on_delete=DO_NOTHING and delete the rows of the other side yourself.",
+                obj=field,
+                id="sharded_orm.E007",
+            )
+    for many in model._meta.local_many_to_many:
+        remote_model: Any = many.remote_field.model
+        if isinstance(remote_model, str):
+            continue
+        through = many.remote_field.through
+        groups = {own, _group(remote_model)}
+        if through is not None and not through._meta.auto_created:
+            groups.add(_group(through))
+        if len(groups) > 1:
+            yield checks.Error(
+                f"The many-to-many table of {many.name!r} would join {model.__name__} and"
+                f" {remote_model.__name__}, which are not in the same group.",
+                hint="Store the relation as a ShardedModel of its own, once per side.",
+                obj=many,
+                id="sharded_orm.E008",
+            )
+
+
+def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
+    if getattr(field, "db_constraint", True):
+        return
+    target: Any = field.target_field
+    own, theirs = (
+        getattr(getattr(each, "ShardMeta", None), "shard_key", None)
+        for each in (model, field.remote_field.model)
+    )
+    if own in (field.name, field.attname) and theirs in (target.name, target.attname):
+        return  # Equal keys are on one shard.
+    yield checks.Warning(
+        f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
+        " on one shard all the same: one that is on another shard is not found.",
+        hint="Leave out db_constraint=False. To refer to rows of any shard, store the id in a"
+        " BigIntegerField.",
+        obj=field,
+        id="sharded_orm.W020",
+    )
+
+
+def _group(model: type[models.Model]) -> str | None:
+    if issubclass(model, ShardedModel):
+        meta = getattr(model, "ShardMeta", None)
+        return getattr(meta, "group", None)
+    options: ShardOptions | None = shard_options(model)
+    return options.group if options is not None else None

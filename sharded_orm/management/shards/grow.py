@@ -1,0 +1,152 @@
+"""``shards grow``, ``shards open``, ``shards close`` and ``shards weight``."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentTypeError
+from typing import Any
+
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
+
+from sharded_orm.management.actions import Action, failed, teller
+from sharded_orm.management.progress import ShardProgress, failure_line
+from sharded_orm.operations import growth
+from sharded_orm.topology.model import MAX_WEIGHT, is_weight
+
+
+class Grow(Action):
+    name = "grow"
+    help = (
+        "Give a group more shards: make and migrate them, name their range, open it. Run it again"
+        " to go on after it was broken off."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        _group(parser)
+        parser.add_argument("--count", type=int, metavar="N", help="How many shards.")
+        parser.add_argument("--primary", metavar="NODE", help="The node they are made on.")
+        parser.add_argument("--replica", metavar="NODE", help="The node that replicates them.")
+        parser.add_argument(
+            "--weight",
+            type=_weight,
+            default=1,
+            metavar="W",
+            help="How often each is given a new key. Default: %(default)s",
+        )
+        parser.add_argument(
+            "--bounds",
+            nargs="+",
+            default=[],
+            metavar="KEY",
+            help="Of a range group with BOUNDS: the lowest key of each new shard.",
+        )
+        parser.add_argument(
+            "--closed", action="store_true", help="Do not open the range for new keys."
+        )
+        parser.add_argument(
+            "--abort",
+            action="store_true",
+            help="Forget what was broken off before the range was named; what was made stays.",
+        )
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        if options["abort"]:
+            new = growth.give_up(options["group"])
+            text = "Nothing was broken off." if new is None else f"Range {new} is given up."
+            command.stdout.write(text)
+            return
+        if options["count"] is None or options["primary"] is None:
+            raise CommandError("Tell how many shards and where: --count N --primary NODE.")
+        report = growth.grow(
+            options["group"],
+            options["count"],
+            primary=options["primary"],
+            replica=options["replica"],
+            weight=options["weight"],
+            bounds=growth.parse_bounds(options["group"], options["bounds"]),
+            open_it=not options["closed"],
+            progress=ShardProgress(command, options["verbosity"]),
+            tell=teller(command, options),
+        )
+        if options["json"]:
+            command.stdout.write(json.dumps(report.to_json(), indent=2))
+        elif not report.problems:
+            state = {True: "open", False: "closed", None: "in use"}[report.open]
+            command.stdout.write(f"Range {report.range} on {report.range.primary} is {state}.")
+        if report.problems:
+            failures = report.migrated.failures if report.migrated is not None else []
+            raise failed([*map(failure_line, failures), *report.problems])
+
+
+class _Setting(Action):
+    """Changes one thing of one range."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        _group(parser)
+        parser.add_argument("range", type=_range, metavar="RANGE", help="Such as 512-1023.")
+
+
+class Open(_Setting):
+    name = "open"
+    help = "Let a range take new keys."
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        first, last = options["range"]
+        made = growth.set_open(options["group"], first, last, True)
+        _tell(command, options, f"is open (version {made.version})")
+
+
+class Close(_Setting):
+    name = "close"
+    help = "Give a range no more new keys; those that it has stay."
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        first, last = options["range"]
+        made = growth.set_open(options["group"], first, last, False)
+        _tell(command, options, f"is closed (version {made.version})")
+
+
+class Weight(_Setting):
+    name = "weight"
+    help = "Set how often each shard of a range is given a new key."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("weight", type=_weight, metavar="W", help="1 is usual; 0 for never.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        first, last = options["range"]
+        made = growth.set_weight(options["group"], first, last, options["weight"])
+        _tell(command, options, f"has weight {options['weight']:g} (version {made.version})")
+
+
+def _tell(command: BaseCommand, options: dict[str, Any], state: str) -> None:
+    first, last = options["range"]
+    command.stdout.write(f"Range {options['group']} {first}-{last} {state}.")
+
+
+def _group(parser: CommandParser) -> None:
+    parser.add_argument("group", metavar="GROUP", help="The group's name.")
+
+
+def _range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text, re.ASCII)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is not a range such as 512-1023")
+    return int(match[1]), int(match[2])
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not is_weight(weight):
+        raise ArgumentTypeError(f"{text!r} is not a weight: a number from 0 to {MAX_WEIGHT:,}")
+    return int(weight) if weight.is_integer() else weight
+
+
+ACTIONS: tuple[type[Action], ...] = (Grow, Open, Close, Weight)

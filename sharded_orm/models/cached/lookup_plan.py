@@ -1,0 +1,66 @@
+"""How the rows of each cached model are looked up: its fields, as positions and columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharded_orm.cache.guards import digest
+from sharded_orm.cache.process_cache import Decoded
+from sharded_orm.cache.values import Row
+from sharded_orm.models.cached.cached_model import CachedModel, cached_model
+
+
+class Plan:
+    """How a model is looked up in the cache. Immutable, shared by all threads."""
+
+    def __init__(self, model: Any, cached: CachedModel) -> None:
+        self.cached = cached
+        self.model = model
+        meta = model._meta
+        fields = list(meta.concrete_fields)
+        self.pk_positions = [fields.index(part.field) for part in cached.pk_fields]
+        key = cached.key
+        self.key_position = None if key is None else fields.index(key)
+        self.key_column = None if key is None else key.column
+        self.isolate_column = None if cached.isolate is None else cached.isolate.column
+        self.pk_columns = [part.field.column for part in cached.pk_fields]
+        #: Equality of these is one object.
+        self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
+        #: The names in get(): True of the primary key, False of the shard key alone.
+        self.names: dict[str, bool] = {}
+        if key is not None:
+            self.names |= {key.name: False, key.attname: False}
+        if len(cached.pk_fields) == 1:
+            pk = cached.pk
+            self.names |= {pk.name: True, pk.attname: True, "pk": True}
+        self.key_is_pk = key is not None and len(cached.pk_fields) == 1 and key == cached.pk
+        self._decoded: dict[tuple[str, str], Decoded] = {}
+
+    def fingerprint(self, vendor: str) -> str:
+        """Drivers of two kinds of databases give different values for one row."""
+        return digest(self.cached.type.fingerprint, vendor)[:8]
+
+    def decoded(self, vendor: str, timezone: str) -> Decoded:
+        return self._decoded.setdefault((vendor, timezone), Decoded())
+
+    def pk_token(self, values: Row) -> str | None:
+        positions = self.pk_positions
+        if len(positions) == 1:
+            return self.cached.pk_token(values[positions[0]])
+        return self.cached.pk_token(tuple(values[position] for position in positions))
+
+
+_plans: dict[Any, Plan | None] = {}
+
+
+def plan_of(model: Any) -> Plan | None:
+    """The plan of ``model``; None: it is not cached."""
+    cached = cached_model(model)
+    if cached is None:
+        return None
+    found = _plans.get(model)
+    if found is None or found.cached is not cached:
+        if model._meta.apps is not cached.model._meta.apps:
+            return None  # A historical model reads what a migration has made of its table.
+        found = _plans[model] = Plan(model, cached)
+    return found

@@ -1,0 +1,291 @@
+"""Querysets that read through the cache (Yupoo, Y13-Y16): one mix-in for sharded and global.
+
+Which methods ask the cache, and through which reader, is decided here; whether a query is
+cached, and how it is looked up, in :mod:`sharded_orm.models.cached.cached_read`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from django.db.models import QuerySet
+from django.db.models.query import MAX_GET_RESULTS, ModelIterable
+from django.db.models.sql import Query
+
+from sharded_orm import runtime
+from sharded_orm.cache import request_cache
+from sharded_orm.cache.reader import Reader
+from sharded_orm.cache.requests import HIT, MISS, WantedObject
+from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, Read, answer, prepare
+from sharded_orm.models.cached.hydration import connected_to
+from sharded_orm.models.cached.lookup_plan import plan_of
+from sharded_orm.models.cached.query_fingerprint import QUERIES
+
+# Values that can be looked up as they are, without asking their field.
+_KEYS = frozenset({int, str, UUID})
+# What a fresh query has, also as a copy of one.
+_FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
+
+_reader: Reader | None = None
+
+
+def _current_reader() -> Reader | None:
+    """The reader of this process's cache; None without one."""
+    global _reader
+    cache = runtime.cache()
+    found = _reader
+    if found is None or found.cache is not cache:
+        found = _reader = Reader(cache) if cache is not None and cache.options.read else None
+    return found
+
+
+def _forget_reader() -> None:
+    # In a child: another thread of its parent may have held one of the reader's locks.
+    global _reader
+    _reader = None
+
+
+os.register_at_fork(after_in_child=_forget_reader)
+
+
+# -- The queryset ----------------------------------------------------------------------
+
+
+class CachedQuerySet(QuerySet[Any, Any]):
+    """Reads rows of models with ``cache = True`` through the cache; others as Django does."""
+
+    _uncached = False
+
+    if TYPE_CHECKING:  # Django's own, which its stubs leave out.
+        _db: str | None
+        _fields: Any
+        _hints: dict[str, Any]
+        _prefetch_related_lookups: tuple[Any, ...]
+        _result_cache: list[Any] | None
+
+        def _chain(self) -> Self: ...
+
+    def uncached(self) -> Self:
+        """The same query, answered by the database, whatever the cache holds."""
+        clone = self._chain()
+        clone._uncached = True
+        return clone
+
+    def _clone(self) -> Self:
+        clone: Self = super()._clone()  # type: ignore[misc]  # not in the stubs
+        if self._uncached:
+            clone._uncached = True
+        return clone
+
+    def _names_alias(self) -> bool:
+        """Whether ``using()`` has named an alias that decides where the query runs."""
+        return self._db is not None
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is None:
+            read = CachedQuerySet._prepared(self)  # Routed already.
+            if read is not None:
+                self._result_cache = self._read_cached(read)
+        super()._fetch_all()
+
+    def _read_cached(self, read: Read) -> list[Any] | None:
+        reader = _current_reader()
+        if reader is None:
+            return None
+        found: list[Any] | None = read.remembered()
+        if found is not None:
+            reader.cache.statistics.add(read.want.scope.type.name, l1_hits=1)
+            return found
+        reader.read([read.want], to_fill=read.fill)
+        return answer(read, reader)
+
+    def _scalar(self, kind: str, ask: Callable[[], int]) -> int:
+        plan = plan_of(self.model)
+        read = None if plan is None else prepare(self, plan, kind)
+        reader = None if read is None else _current_reader()
+        if read is None or reader is None:
+            return ask()
+        found = read.remembered()
+        want = read.want
+        if found is not None:
+            reader.cache.statistics.add(want.scope.type.name, l1_hits=1)
+            return int(found)
+        reader.read([want], to_fill=read.fill)
+        if want.outcome == HIT and want.value is not None:
+            return read.keep_scalar(want.value)
+        value = int(ask())
+        if want.outcome == MISS and read.fill:
+            want.value = value
+            reader.fill([(want, (), ())])
+            read.keep_scalar(value)
+        return value
+
+    def count(self) -> int:
+        if self._result_cache is not None:
+            return super().count()
+        return self._scalar(COUNT, super().count)
+
+    def exists(self) -> bool:
+        if self._result_cache is not None:
+            return super().exists()
+        return bool(self._scalar(EXISTS, super().exists))
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and (found := self._get_by_key(kwargs)) is not None:
+            return found
+        return super().get(*args, **kwargs)
+
+    def _prepared(self) -> Read | None:
+        """How to read the rows through the cache; None: they are not cached."""
+        plan = plan_of(self.model)
+        return None if plan is None else prepare(self, plan, ROWS)
+
+    def _get_by_key(self, named: dict[str, Any]) -> Any:
+        """``get(user_id=…, pk=…)`` of a fresh queryset, without building a query.
+
+        None if it is anything else; raises DoesNotExist.
+        """
+        plan = plan_of(self.model)
+        if plan is None:
+            return None
+        cached = plan.cached
+        key_value: Any = None
+        pk_value: Any = None
+        for name, value in named.items():
+            is_pk = plan.names.get(name)
+            if is_pk is None or type(value) not in _KEYS:
+                return None
+            if is_pk:
+                pk_value = value
+            else:
+                key_value = value
+        if plan.key_is_pk:
+            key_value = pk_value
+        if pk_value is None or len(named) != (
+            1 if plan.key_is_pk or plan.key_column is None else 2
+        ):
+            return None
+        query = self.query
+        if (
+            query.where.children
+            or query.alias_map
+            or query.annotations
+            or query.extra
+            or type(query) not in QUERIES
+            or not query.__dict__.keys() <= _FRESH
+            or self._names_alias()
+            or self._uncached
+            or self._fields is not None
+            or self._iterable_class is not ModelIterable
+            or self._prefetch_related_lookups
+            or request_cache.is_uncached()
+            or not _is_routine(type(self))
+        ):
+            return None
+        pk = cached.pk_token(pk_value)
+        key: str | None = None
+        if plan.key_column is not None:
+            key = cached.key_token(key_value)
+            if key is None or pk is None:
+                return None
+            assert cached.options is not None
+            shard = runtime.locate(cached.options.group, cached.key.get_prep_value(key_value))
+            if shard is None:
+                return None
+            alias = shard.alias
+        else:
+            alias = self.db
+            if pk is None or not cached.home_alias_ok(alias):
+                return None
+        connected = connected_to(alias)
+        reader = _current_reader()
+        if connected is None or reader is None:
+            return None
+        fill = connected.may_fill()
+        if fill is None:
+            return None
+        maker = connected.maker(plan)
+        want = WantedObject(
+            cached.scope(cached.place(alias), key),
+            maker,
+            connected,
+            pk,
+        )
+        read = Read(self, plan, alias, maker, ROWS, want, fill)
+        found = read.remembered()
+        if found is not None:
+            reader.cache.statistics.add(cached.type.name, l1_hits=1)
+        else:
+            reader.read([want], to_fill=fill)
+            if want.outcome != HIT:
+                # What Django's get() asks.
+                asking = self.filter(**named)
+                asking.query.clear_ordering(force=True)
+                asking.query.set_limits(high=MAX_GET_RESULTS)
+                read.queryset = asking
+            found = answer(read, reader)
+        if not found:
+            raise self.model.DoesNotExist(
+                f"{self.model._meta.object_name} matching query does not exist."
+            )
+        return found[0]
+
+
+_OF_GET = (
+    "filter", "_filter_or_exclude", "_filter_or_exclude_inplace", "_chain", "_clone",
+    "_fetch_all", "__iter__",
+)  # fmt: skip
+_ROUTINE: dict[type, bool] = {}
+
+
+def _is_routine(kind: Any) -> bool:
+    """Whether nothing that ``get()`` passes on its way is overridden by the project."""
+    found = _ROUTINE.get(kind)
+    if found is None:
+        found = _ROUTINE[kind] = all(
+            getattr(kind, name).__module__.startswith(("django.db.models.", "sharded_orm.models."))
+            for name in _OF_GET
+        )
+    return found
+
+
+# -- Several at once -------------------------------------------------------------------
+
+
+def fetch_together(*querysets: Any) -> None:
+    """Evaluate querysets of cached models with one multi-get per cache server (Yupoo, P8).
+
+    ::
+
+        photos, tags = Photo.objects.filter(user_id=1), Tag.objects.filter(user_id=1)
+        fetch_together(photos, tags)
+
+    Afterwards each has its rows, as after ``list()``. Those that are not cached, or whose
+    results are missing, ask the database one after the other.
+    """
+    reader = _current_reader()
+    reads: list[Read] = []
+    for queryset in querysets:
+        if reader is None or queryset._result_cache is not None:
+            continue
+        read = queryset._prepared() if isinstance(queryset, CachedQuerySet) else None
+        if read is None:
+            continue
+        found = read.remembered()
+        if found is not None:
+            reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
+            queryset._result_cache = found
+        else:
+            reads.append(read)
+    if reader is not None and reads:
+        for fill in (True, False):
+            some = [read for read in reads if read.fill is fill]
+            if some:
+                reader.read([read.want for read in some], to_fill=fill)
+        for read in reads:
+            read.queryset._result_cache = answer(read, reader)
+    for queryset in querysets:
+        queryset._fetch_all()  # The others, and what is prefetched.

@@ -1,0 +1,212 @@
+"""Reads of sharded models: on one shard Django's own, over several merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Self
+
+from asgiref.sync import sync_to_async
+from django.db.models import CharField, Model, TextField
+from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
+
+from sharded_orm import scatter
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.querysets.prefetches import by_alias, split_lookups
+from sharded_orm.models.querysets.routed import RoutedQuerySet
+from sharded_orm.models.sharding.options import colocated_alias, target_field
+from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
+from sharded_orm.routing.where import OnShard
+from sharded_orm.scatter import Target
+
+# Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
+CHUNK_SIZE = 2000
+
+
+class ReadingQuerySet(RoutedQuerySet):
+    """The methods that read."""
+
+    def _rows(self, several: list[Target]) -> Iterator[Any]:
+        return scatter.fetch(self, several, **self._merging())
+
+    def _merging(self, *, groups: bool = True) -> dict[str, Any]:
+        """How the engine merges: what may fail, and what one shard holds alone."""
+        failed: dict[str, BaseException] = {}
+        self.failed_shards = failed
+        how: dict[str, Any] = {
+            "partial": self._partial,
+            "on_failure": lambda error: failed.update(error.failures),
+        }
+        key = self._options.key
+        # A key of text may be equal to another key in the database's collation only.
+        exact = key is not None and not isinstance(target_field(key), CharField | TextField)
+        if groups:
+            how["local_columns"] = frozenset({key.column} if exact and key is not None else ())
+        return how
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is not None:
+            super()._fetch_all()
+            return
+        where = self._destination()
+        if isinstance(where, str):
+            self._run_on(where, super()._fetch_all)
+            return
+        self._result_cache = list(self._rows(where))
+        super()._fetch_all()
+
+    def _prepared(self) -> Any:
+        if self.query.is_empty():
+            return None
+        where = self._destination()
+        return self._run_on(where, super()._prepared) if isinstance(where, str) else None
+
+    def _prefetch_related_objects(self) -> None:
+        # Django routes a prefetch by its first instance; rows of several shards are
+        # prefetched shard by shard, except what they refer to in the global database.
+        outside, beside = split_lookups(self.model, self._prefetch_related_lookups)
+        rows: list[Model] = self._result_cache or []
+        if outside:
+            prefetch_related_objects(rows, *outside)
+        for instances in by_alias(rows) if beside else ():
+            prefetch_related_objects(instances, *beside)
+        self._prefetch_done = True
+
+    def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
+        several = self._targets()
+        if several is None:
+            return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
+        return self._scattered_iterator(several, chunk_size)
+
+    def _scattered_iterator(self, several: list[Target], chunk_size: int | None) -> Iterator[Any]:
+        # Streamed: an iterator is for results that do not fit in memory.
+        rows = scatter.fetch(
+            self, several, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merging()
+        )
+        if not self._prefetch_related_lookups:
+            yield from rows
+            return
+        size = chunk_size or 1
+        while chunk := list(islice(rows, size)):
+            prefetched = self._chain()
+            prefetched._result_cache = chunk
+            prefetched._prefetch_related_objects()
+            yield from chunk
+
+    async def aiterator(self, chunk_size: int = 2000) -> Any:
+        # Routing may ask the directory, which an event loop must not wait for.
+        settled = await sync_to_async(self._settled)()
+        if settled is not None:
+            async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
+                yield row
+            return
+        rows = await sync_to_async(self.iterator)(chunk_size)
+        take = sync_to_async(_take)
+        while chunk := await take(rows, chunk_size):
+            for row in chunk:
+                yield row
+
+    def _settled(self) -> Self | None:
+        """This queryset on its one shard by name; None if it is about several."""
+        if self._targets() is not None:
+            return None
+        clone = self._chain()
+        clone._db, clone._named = self.db, True
+        return clone
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and (found := self._get_by_key(kwargs)) is not None:
+            return found
+        query = self.query
+        if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
+            return super().get(*args, **kwargs)
+        # What Django's method does, on one copy of the query instead of two: this is
+        # the commonest of all queries.
+        found = self.filter(*args, **kwargs)
+        found.query.clear_ordering(force=True)
+        found.query.set_limits(high=MAX_GET_RESULTS)
+        rows = list(found)
+        if len(rows) == 1:
+            return rows[0]
+        if rows:
+            return super().get(*args, **kwargs)  # Raises MultipleObjectsReturned.
+        raise self.model.DoesNotExist(
+            f"{self.model._meta.object_name} matching query does not exist."
+        )
+
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        # Django asks for the alias before it filters; the ids may tell the shards.
+        if id_list is None or self._pinned() or self.query.is_sliced:
+            return super().in_bulk(id_list, field_name=field_name)
+        ids = list(id_list)
+        found = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
+        return super(ReadingQuerySet, found).in_bulk(field_name=field_name)
+
+    def contains(self, obj: Any) -> bool:
+        # Overrides QuerySet.contains, which compares primary keys: rows of other shards may
+        # have the same. The row tells its shard.
+        home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
+        if home is None or self._fields is not None or self.query.combinator:
+            return super().contains(obj)
+        if self._result_cache is not None:
+            return super().contains(obj) and any(
+                row == obj and row._state.db == home for row in self._result_cache
+            )
+        if self._pinned():
+            return self._db == home and super().contains(obj)
+        return super(ReadingQuerySet, self.filter(OnShard(home))).contains(obj)
+
+    def count(self) -> int:
+        if self._result_cache is not None:
+            return super().count()
+        where = self._destination(ordered=self.query.is_sliced)
+        if isinstance(where, str):
+            return int(self._run_on(where, super().count))
+        return scatter.count(self, where, **self._merging())
+
+    def exists(self) -> bool:
+        if self._result_cache is not None:
+            return super().exists()
+        where = self._destination(ordered=self.query.is_sliced)
+        if isinstance(where, str):
+            return bool(self._run_on(where, super().exists))
+        return scatter.exists(self, where, **self._merging())
+
+    def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        aggregates = named_aggregates(args, kwargs)
+        where = self._destination(ordered=self.query.is_sliced)
+        if not self._is_named():
+            check_aggregates(self._colocation(where), self.query, aggregates)
+        if isinstance(where, str):
+            found: dict[str, Any] = self._run_on(where, super().aggregate, **aggregates)
+            return found
+        return scatter.aggregate(self, where, aggregates, **self._merging(groups=False))
+
+    def explain(self, *, format: str | None = None, **options: Any) -> str:
+        several = self._targets()
+        if several is None:
+            return super().explain(format=format, **options)
+        # One plan per shard, each under its alias: shards may differ in their rows.
+        return "\n\n".join(
+            f"-- {target.shard.alias}\n{self._on(target).explain(format=format, **options)}"
+            for target in several
+        )
+
+    def raw(
+        self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
+    ) -> Any:
+        """Raw SQL on one shard: of ``using``, of the filters so far, or :exc:`ShardKeyRequired`."""
+        if using is None and not self._pinned():
+            found = self._route()
+            if len(found.shards) != 1:
+                raise ShardKeyRequired(
+                    f"raw() on {self.model.__name__} runs on one shard, and this query is about"
+                    f" {len(found.shards)}: filter by one key before it, or name the shard with"
+                    f" raw(…, using='{found.group}_00000')."
+                )
+            using = found.aliases[0]
+        return super().raw(raw_query, params, translations, using or self._db)
+
+
+def _take(rows: Iterator[Any], size: int) -> list[Any]:
+    return list(islice(rows, size))

@@ -1,0 +1,323 @@
+"""What the managers of related rows do otherwise than Django's.
+
+Django's ask the router for the one alias of their instance. That is right where the rows
+are beside the instance (:class:`Beside`, :class:`ManyBeside`); it is not where the
+instance is of the global database or of another group (:class:`FromOutside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from django.db import router, transaction
+from django.db.models import Model, Q
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models.sharding.options import (
+    ShardOptions,
+    colocated_alias,
+    describe,
+    shard_options,
+)
+from sharded_orm.routing.where import OnShard
+
+
+class RelatedRows:
+    """What all of them have of Django's."""
+
+    instance: Any
+    model: Any
+    #: The foreign key, or the many-to-many field.
+    field: Any
+    _db: str | None
+    #: The class that Django made, which stands behind ours.
+    _django: type[Any]
+
+    @property
+    def _options(self) -> ShardOptions:
+        options = shard_options(self.model)
+        assert options is not None
+        return options
+
+
+def _refuse_elsewhere(instance: Any, rows: Iterable[Any]) -> None:
+    """Raise :exc:`CrossShardRelation` for rows of other shards, whose ids may be equal to some here."""
+    for row in rows:
+        if isinstance(row, Model):
+            router.allow_relation(row, instance)
+
+
+class Beside(RelatedRows):
+    """``album.photos``: rows on the shard of the instance.
+
+    Django compares primary keys, which may be equal to those of rows on other shards.
+    """
+
+    def add(self, *objs: Any, bulk: bool = True) -> None:
+        # Overrides RelatedManager.add, which would break a transaction by the refusal.
+        _refuse_elsewhere(self.instance, objs)
+        super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
+
+    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
+        # Overrides RelatedManager.set (create_reverse_many_to_one_manager).
+        objs = tuple(objs)
+        _refuse_elsewhere(self.instance, objs)
+        super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+class NullableBeside(Beside):
+    """The same for a foreign key that may be NULL."""
+
+    def remove(self, *objs: Any, bulk: bool = True) -> None:
+        # Overrides RelatedManager.remove.
+        _refuse_elsewhere(self.instance, objs)
+        super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
+
+    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+class ManyBeside(RelatedRows):
+    """``photo.tags``, from either side: rows, and a table between them, on one shard."""
+
+    through: Any
+    target_field: Any
+    target_field_name: str
+
+    def _apply_rel_filters(self, queryset: Any) -> Any:
+        # Overrides ManyRelatedManager._apply_rel_filters, which compares with the primary
+        # key: conditions that are added must not lead to a shard with an equal one. Past
+        # filter(), which would refuse a slice and end the deferral that Django begins here.
+        alias = colocated_alias(self._options, self.instance)
+        if alias is not None:
+            queryset.query.add_q(Q(OnShard(alias)))
+        return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
+
+    def add(self, *objs: Any, through_defaults: Any = None) -> None:
+        # Overrides ManyRelatedManager.add. MariaDB drops a row that refers to nothing on this
+        # shard without a word (INSERT IGNORE).
+        self._check_targets(objs)
+        super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
+
+    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set(
+        self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
+    ) -> None:
+        # Overrides ManyRelatedManager.set, which removes rows before it looks at the new ones.
+        objs = tuple(objs)
+        self._check_targets(objs)
+        super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def remove(self, *objs: Any) -> None:
+        # Overrides ManyRelatedManager.remove, which compares primary keys.
+        _refuse_elsewhere(self.instance, objs)
+        super().remove(*objs)  # type: ignore[misc]  # of Django's manager
+
+    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _check_targets(self, objs: Any) -> None:
+        # Before any transaction begins, which an error would break.
+        self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
+        self._refuse_absent(objs)
+
+    def _refuse_absent(self, objs: Any) -> None:
+        values = {
+            self.target_field.get_foreign_related_value(obj)[0]
+            if isinstance(obj, Model)
+            else self.target_field.get_prep_value(obj)
+            for obj in objs
+            if not isinstance(obj, Model) or obj._state.adding
+        }
+        if not values:
+            return
+        alias = router.db_for_write(self.through, instance=self.instance)
+        column = self.target_field.target_field.attname
+        rows = self.model._base_manager.using(alias).filter(**{f"{column}__in": values})
+        absent = values.difference(rows.values_list(column, flat=True))
+        if absent:
+            name = self.model._meta.object_name
+            raise CrossShardRelation(
+                f"{describe(self.instance)} is on shard {alias!r}, where there is no {name} with"
+                f" {column} in {sorted(absent, key=repr)!r}: rows of one group can only be related on one"
+                " shard. Relate it to rows that are stored and have the same shard key."
+            )
+
+
+class FromOutside(RelatedRows):
+    """``person.photos``: rows that may be on any shard of a group that the instance is not of.
+
+    Where the relation is the shard key its rows are on one shard; otherwise each of them,
+    or the caller, tells its own. Nothing here asks the router, which is not told the relation.
+    """
+
+    core_filters: dict[str, Any]
+
+    def _apply_rel_filters(self, queryset: Any) -> Any:
+        # Overrides RelatedManager._apply_rel_filters. Left out: an empty string is NULL to
+        # no database that has shards.
+        queryset._add_hints(instance=self.instance)
+        if self._db:
+            queryset = queryset.using(self._db)
+        queryset._defer_next_filter = True
+        queryset = queryset.filter(**self.core_filters)
+        values = self.field.get_foreign_related_value(self.instance)
+        if None in values:
+            return queryset.none()
+        known = values[0] if len(values) == 1 else values
+        queryset._known_related_objects = {self.field: {known: self.instance}}
+        return queryset
+
+    def add(self, *objs: Any, bulk: bool = True) -> None:
+        # Overrides RelatedManager.add, which updates on one alias.
+        self._begin()
+        for obj in objs:
+            self._check_type(obj)
+        if bulk:
+            by_alias = self._stored(objs)
+        for obj in objs:
+            setattr(obj, self.field.name, self.instance)
+        if not bulk:
+            with self._atomic():
+                for obj in objs:
+                    obj.save()
+        elif self.field is not self._options.key:
+            with self._atomic(several=len(by_alias) > 1):
+                for alias, pks in by_alias.items():
+                    rows = self.model._base_manager.using(alias).filter(pk__in=pks)
+                    rows.update(**{self.field.name: self.instance})
+
+    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
+        # Overrides RelatedManager.set.
+        if self.field.null:
+            raise self._without_bound("set()")
+        self.add(*tuple(objs), bulk=bulk)
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.create, which names the alias: the row's key decides.
+        self._begin()
+        return self._without_relation("create")(**self._related(kwargs))
+
+    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def get_or_create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.get_or_create; the same.
+        self._check_fk_val()
+        return self._without_relation("get_or_create")(**self._related(kwargs))
+
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def update_or_create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.update_or_create; the same.
+        self._check_fk_val()
+        return self._without_relation("update_or_create")(**self._related(kwargs))
+
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _check_fk_val(self) -> None:
+        super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
+
+    def _begin(self) -> None:
+        self._check_fk_val()
+        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
+
+    def _related(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, self.field.name: self.instance}
+
+    def _without_relation(self, name: str) -> Any:
+        """The method of the model's own manager, which Django's related manager derives from."""
+        return getattr(super(self._django, self), name)
+
+    def _check_type(self, obj: Any) -> None:
+        if not isinstance(obj, self.model):
+            raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
+
+    def _stored(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
+        """The primary keys of rows by the alias that each was read from or stored on."""
+        by_alias: dict[str, list[Any]] = {}
+        for obj in objs:
+            alias = obj._state.db
+            if obj._state.adding or runtime.topology().resolve(str(alias)) is None:
+                raise ValueError(
+                    f"{obj!r} instance isn't saved. Use bulk=False or save the object first."
+                )
+            by_alias.setdefault(alias, []).append(obj.pk)
+        return by_alias
+
+    def _atomic(self, *, several: bool = True) -> AbstractContextManager[Any]:
+        # A single statement needs no block.
+        if not several:
+            return nullcontext()
+        return transaction.atomic(using=self._options.group, savepoint=False)
+
+    def _without_bound(self, method: str) -> ShardKeyRequired:
+        options = self._options
+        name = self.field.remote_field.get_accessor_name()
+        key = options.key.name if options.key is not None else None
+        change = f"update({self.field.name}=None)"
+        return ShardKeyRequired(
+            f"{method} of {name!r} is about rows of {self.model._meta.object_name} on any shard of group"
+            f" {options.group!r}, and {describe(self.instance)} does not tell which. Use add() and"
+            f" remove() with the rows, .filter({key}=…).{change} for those of one key, or"
+            f" .scatter().{change} for all."
+        )
+
+
+class NullableFromOutside(FromOutside):
+    """The same for a foreign key that may be NULL."""
+
+    def remove(self, *objs: Any, bulk: bool = True) -> None:
+        # Overrides RelatedManager.remove.
+        if not objs:
+            return
+        self._check_fk_val()
+        own = self.field.get_foreign_related_value(self.instance)
+        by_alias: dict[str, set[Any]] = {}
+        for obj in objs:
+            self._check_type(obj)
+            if self.field.get_local_related_value(obj) != own:
+                raise self.field.remote_field.model.DoesNotExist(
+                    f"{obj!r} is not related to {self.instance!r}."
+                )
+            if obj.pk is not None:
+                by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
+        self._begin()
+        with self._atomic(several=len(by_alias) > 1 or not bulk):
+            for alias, pks in by_alias.items():
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
+                if bulk:
+                    rows.update(**{self.field.name: None})
+                    continue
+                for row in rows:
+                    setattr(row, self.field.name, None)
+                    row.save(update_fields=[self.field.name])
+
+    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def clear(self, *, bulk: bool = True) -> None:
+        # Overrides RelatedManager.clear.
+        self._check_fk_val()
+        raise self._without_bound("clear()")
+
+    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _alias_of(self, row: Any) -> str:
+        # Django looks for a row that was not stored by its primary key, too.
+        alias = colocated_alias(self._options, row)
+        if alias is None:
+            raise ShardKeyRequired(
+                f"{describe(row)} is on no shard of group {self._options.group!r}: pass a row that is stored."
+            )
+        return alias

@@ -1,0 +1,77 @@
+"""Automatic many-to-many tables: each row on the shard of the rows that it relates.
+
+Django makes their models, from :class:`~django.db.models.Model`; they get here what a
+:class:`~sharded_orm.models.ShardedModel` has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import router
+from django.db.models import Model
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.querysets.route import scoped
+from sharded_orm.models.querysets.sharded import ShardedManager
+from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
+
+
+def install_through(model: type[Model]) -> None:
+    """Let the rows of the automatic tables that ``model`` declares tell their shard."""
+    fields: Any = model._meta.local_many_to_many
+    for field in fields:
+        through = field.remote_field.through
+        if isinstance(through, str) or through is None or not through._meta.auto_created:
+            continue
+        # The one that Django made would be found first.
+        through._meta.local_managers.clear()
+        through.add_to_class("objects", ShardedManager())
+        through.save_base = _save_base
+        through._refuse_other_shard = _refuse_other_shard
+        through._perform_unique_checks = _perform_unique_checks
+
+
+def _save_base(
+    self: Any,
+    raw: bool = False,
+    force_insert: Any = False,
+    force_update: bool = False,
+    using: str | None = None,
+    update_fields: Any = None,
+) -> None:
+    # Overrides Model.save_base: the alias is chosen, by the router or by the caller.
+    _refuse_other_shard(self, str(using))
+    Model.save_base(self, raw, force_insert, force_update, using, update_fields)
+
+
+def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
+    # Overrides Model._perform_unique_checks: unique on this row's shard.
+    with scoped(router.db_for_write(type(self), instance=self)):
+        return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _refuse_other_shard(self: Any, alias: str) -> None:
+    """Raise unless all rows that this one relates are on ``alias``, as far as they tell."""
+    options = shard_options(type(self))
+    assert options is not None
+    home = runtime.topology().resolve(alias)
+    if home is None and runtime.template_group(alias) == options.group:
+        return
+    if home is None or home.group != options.group:
+        raise CrossShardRelation(
+            f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
+            f" {options.group!r}. Leave out using=."
+        )
+    for field in self._meta.concrete_fields:
+        other = field.get_cached_value(self, default=None) if field.is_relation else None
+        theirs = None if other is None else colocated_alias(options, other)
+        if theirs is None and options.tells(field) and (value := getattr(self, field.attname)):
+            shard = runtime.locate(options.group, field.get_prep_value(value))
+            theirs = None if shard is None else shard.alias
+        if theirs not in (None, alias):
+            raise CrossShardRelation(
+                f"{describe(self)} cannot be saved on {alias!r}: its {field.name!r} is on {theirs!r}."
+                " Rows of one group can only be related on one shard."
+            )

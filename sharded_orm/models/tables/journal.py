@@ -1,0 +1,108 @@
+"""The journal of long operations: runs, their steps, and what was recorded for them.
+
+In the global database. Written by :mod:`sharded_orm.operations.runs.journal` only; rows of
+runs that are over may be deleted.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import models
+
+from sharded_orm.models.fields.text import ExactCharField
+
+
+class OperationRun(models.Model):
+    """One run of a long operation, and who holds it.
+
+    ``unfinished`` is true or NULL, never false: the constraint then allows one unfinished
+    run of a kind and subject, beside any number that are over.
+    """
+
+    kind: models.CharField[str, str] = ExactCharField(max_length=32)
+    subject: models.CharField[str, str] = ExactCharField(max_length=128)
+    arguments: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
+    state: models.CharField[str, str] = models.CharField(max_length=16, default="running")
+    unfinished: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
+    error: models.TextField[str, str] = models.TextField(default="")
+    started_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)
+    finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        null=True
+    )
+    # The lease. Nobody holds it while the token is empty.
+    token: models.CharField[str, str] = models.CharField(max_length=32, default="")
+    signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
+    #: By the clock of the database, in UTC.
+    alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        null=True
+    )
+    user: models.CharField[str, str] = models.CharField(max_length=64, default="")
+    host: models.CharField[str, str] = models.CharField(max_length=255, default="")
+    #: What tells whether a process id means the same here and there.
+    machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
+    pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
+
+    class Meta:
+        app_label = "sharded_orm"
+        db_table = "sharded_orm_run"
+        default_permissions: ClassVar = ("view",)
+        verbose_name = "operation"
+        verbose_name_plural = "operations"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "subject", "unfinished"], name="sharded_orm_run_unfinished"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"run {self.pk} ({self.kind} {self.subject}): {self.state}"
+
+
+class OperationStep(models.Model):
+    """What became of one shard in one run."""
+
+    run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
+        OperationRun, models.CASCADE, related_name="steps"
+    )
+    run_id: int
+    alias: models.CharField[str, str] = ExactCharField(max_length=128)
+    state: models.CharField[str, str] = models.CharField(max_length=16, default="pending")
+    migration: models.CharField[str, str] = models.CharField(max_length=255, default="")
+    operation: models.TextField[str, str] = models.TextField(default="")
+    position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
+    error: models.TextField[str, str] = models.TextField(default="")
+    updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        app_label = "sharded_orm"
+        db_table = "sharded_orm_step"
+        constraints = [
+            models.UniqueConstraint(fields=["run", "alias"], name="sharded_orm_step_alias")
+        ]
+        indexes = [models.Index(fields=["state", "alias"], name="sharded_orm_step_state")]
+
+    def __str__(self) -> str:
+        return f"{self.alias} in run {self.run_id}: {self.state}"
+
+
+class OperationScript(models.Model):
+    """Something recorded once in a run, for many of its steps."""
+
+    run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
+        OperationRun, models.CASCADE, related_name="scripts"
+    )
+    run_id: int
+    key: models.CharField[str, str] = ExactCharField(max_length=200)
+    content: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField()
+
+    class Meta:
+        app_label = "sharded_orm"
+        db_table = "sharded_orm_script"
+        constraints = [
+            models.UniqueConstraint(fields=["run", "key"], name="sharded_orm_script_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.key} of run {self.run_id}"

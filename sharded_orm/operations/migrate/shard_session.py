@@ -1,0 +1,146 @@
+"""The connection of one shard while it is migrated: locked, looked at, told of in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from django.db import Error, connections
+from django.db.migrations.recorder import MigrationRecorder
+
+from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.exceptions import OperationStopped
+from sharded_orm.operations.migrate.checkpoint import Position, What
+from sharded_orm.operations.migrate.records import TABLE, Records, marker
+from sharded_orm.operations.runs.journal import Step
+from sharded_orm.topology.model import Shard
+
+END_LABEL = "Tell of the end"
+# Seconds of one wait for the lock of a shard; between them it is asked whether to go on.
+_WAIT = 1.0
+
+
+class Place:
+    """One shard in one thread.
+
+    :param stopping: whether to stop at the next place where that leaves everything in order.
+    """
+
+    def __init__(self, shard: Shard, step: Step, stopping: Callable[[], bool]) -> None:
+        self.shard = shard
+        self.step = step
+        self.connection = cast("ShardAliasMixin", connections[shard.alias])
+        self.position = Position.from_json(step.position) if step.position else None
+        self.records = Records(shard.alias, marked=self.position is not None)
+        self._stopping = stopping
+        self._serial = self.position.serial if self.position else 0
+        self._locked: Any = None
+
+    @property
+    def alias(self) -> str:
+        return self.shard.alias
+
+    def check(self) -> None:
+        """Between two things that are done.
+
+        :raises OperationStopped: it is time to stop.
+        :raises LeaseLost: another process may be at work.
+        """
+        self.step.run.check()
+        if self._stopping():
+            raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
+        # An operation may have closed the connection, and with it ended the lock.
+        if self._locked is None or self._locked is not self.connection.connection:
+            self.lock()
+
+    def lock(self) -> None:
+        """Wait until nobody else migrates the shard: statements of a killed process run on."""
+        waits = False
+        while not self.connection.lock_schema(_WAIT if waits else 0):
+            if not waits:
+                self.step.at(operation="Wait for a session that still migrates this shard")
+            waits = True
+            self.step.run.check()
+            if self._stopping():
+                raise OperationStopped(f"{self.alias} is still being migrated by another session.")
+        self.connection.ensure_connection()
+        self._locked = self.connection.connection
+
+    def snapshot(self) -> SchemaSnapshot:
+        return self.connection.schema_snapshot()
+
+    def glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+        """See ``schema_glance``; all of it where it fails."""
+        try:
+            return self.connection.schema_glance(known, tables)
+        except Error:
+            return self.snapshot()
+
+    def with_records(self, schema: SchemaSnapshot) -> SchemaSnapshot:
+        """``schema`` of the shard, which has a table for records from now on."""
+        if TABLE in schema.definitions:
+            return schema
+        MigrationRecorder(self.connection).ensure_schema()
+        return self.snapshot()
+
+    def next_marker(self) -> str:
+        """A name that was not used yet on this shard in this run."""
+        self._serial += 1
+        return marker(self.step.run.id, self._serial)
+
+    def at(self, position: Position, label: str) -> None:
+        """Tell the journal what is done next."""
+        self.position = replace(position, serial=self._serial)
+        self.step.at(
+            migration=".".join(position.migration) if position.migration else "",
+            operation=label,
+            position=self.position.to_json(),
+        )
+
+    def note(self, label: str = "", **changes: Any) -> None:
+        """Add to the position, about what is under way."""
+        assert self.position is not None
+        self.position = replace(self.position, **changes)
+        self.step.at(operation=label or None, position=self.position.to_json())
+
+    @contextmanager
+    def doing(self, label: str = "") -> Iterator[None]:
+        """Around what :meth:`at` has told of: an error is no interruption, unless it took the
+        session, whose statement may be under way still.
+
+        :param label: what is done, where :meth:`at` has told of more.
+        """
+        try:
+            yield
+        except Exception:
+            if self._has_session:
+                self.note(label, raised=True)
+            raise
+        assert self.position is not None
+        if self.position.what is What.OWN and not (self.position.marker and self.position.reverts):
+            # Nothing in the database tells of it, should what comes next not be reached.
+            self.note(settled="done")
+
+    @property
+    def _has_session(self) -> bool:
+        """Whether it is the one that was locked, and lives."""
+        return self._locked is self.connection.connection and self.connection.is_usable()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around what comes after the last migration.
+
+        A position that tells of something that is recorded needs no other after it: to go on from
+        there is to come here.
+        """
+        end = Position(What.END, self.step.run.id)
+        if self.position is None or self.position.what is What.COMPARE:
+            self.at(end, END_LABEL)
+        try:
+            yield
+        except Exception:
+            self.at(end, END_LABEL)
+            raise

@@ -1,0 +1,416 @@
+"""What long operations remember in the global database, so that a kill at any moment loses
+nothing (DESIGN decision 10).
+
+A *run* is one execution of an operation on a subject, such as migrating a group. It is
+held by one process (:mod:`~sharded_orm.operations.runs.lease`) and has a *step* for each shard it
+works on. A run that was broken off is unfinished: the next execution goes on with it. What a
+finished run left undone on a shard (failed, unclear, in the middle) is carried over to the
+next run that works on that shard.
+
+All is written in autocommit, from any thread; a thread closes its connections at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import cache
+from itertools import islice
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections, transaction
+from django.db.models import Count, F, Q, QuerySet
+from django.utils import timezone
+
+from sharded_orm.autonomous import AutonomousConnections
+from sharded_orm.exceptions import JournalMissing
+from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
+from sharded_orm.operations.runs import lease as leases
+
+#: Rows of one statement.
+BATCH = 500
+_autonomous = AutonomousConnections()
+
+# ##### States of a step #####
+
+PENDING: Final = "pending"
+"""Nothing has been done."""
+RUNNING: Final = "running"
+"""A process works on it, or was killed while it did."""
+STOPPED: Final = "stopped"
+"""Left in order after a statement; ``position`` tells where."""
+DONE: Final = "done"
+FAILED: Final = "failed"
+UNCLEAR: Final = "unclear"
+"""Nobody can tell whether the interrupted operation took effect: a person has to look."""
+CARRIED: Final = "carried"
+"""A later run goes on with it."""
+
+LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
+
+
+class Step:
+    """One shard in one run. Used by one thread at a time.
+
+    Each method that changes it is one UPDATE, which matches nothing once another process
+    holds the run; then :exc:`LeaseLost` is raised.
+    """
+
+    __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
+
+    def __init__(self, run: Run, row: OperationStep) -> None:
+        self.run = run
+        self.alias = row.alias
+        self.state = row.state
+        self.migration = row.migration
+        self.operation = row.operation
+        self.position = row.position
+        self.error = row.error
+
+    def at(
+        self,
+        *,
+        migration: str | None = None,
+        operation: str | None = None,
+        position: dict[str, Any] | None = None,
+    ) -> None:
+        """Tell what is done next, before it is done. None leaves the value as it is.
+
+        :param migration: for people, such as ``photos.0002_title``; may be "".
+        :param operation: for people; may be "".
+        :param position: what is needed to go on from here; of values that JSON has.
+        """
+        given = {"migration": migration, "operation": operation, "position": position}
+        changes = {name: value for name, value in given.items() if value is not None}
+        self._write(state=RUNNING, error="", **changes)
+
+    def done(self) -> None:
+        self._write(state=DONE, error="", migration="", operation="", position={})
+
+    def failed(self, exc: BaseException) -> None:
+        """Keep the cause; the position stays, so that a later run goes on from there."""
+        self._write(state=FAILED, error=one_line(exc))
+
+    def unclear(self, message: str) -> None:
+        """:param message: what to look at, and how to tell what was found."""
+        self._write(state=UNCLEAR, error=message)
+
+    def stopped(self) -> None:
+        """Leave it for a later run, which goes on from the position."""
+        self._write(state=STOPPED if self.position else PENDING, error="")
+
+    def _write(self, **changes: Any) -> None:
+        # Compiled once: the ORM would spend a millisecond on each, and each shard has several.
+        # A function of a migration may have a transaction on the global database.
+        connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
+        values = [
+            field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
+            for field in _WRITTEN
+        ]
+        updated = _UPDATED.get_db_prep_save(timezone.now(), connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _update(connection.vendor),
+                [*values, updated, self.run.id, self.alias, self.run.id, self.run.lease.token],
+            )
+            if not cursor.rowcount:
+                raise self.run.lease.lost()
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+
+_step_field = OperationStep._meta.get_field
+_WRITTEN: Final[list[Any]] = [
+    _step_field(name) for name in ("state", "migration", "operation", "position", "error")
+]
+_UPDATED: Final[Any] = _step_field("updated_at")
+
+
+@cache
+def _update(vendor: str) -> str:
+    quote = connections[DEFAULT_DB_ALIAS].ops.quote_name
+    sets = ", ".join(f"{quote(field.column)} = %s" for field in [*_WRITTEN, _UPDATED])
+    step, run = quote(OperationStep._meta.db_table), quote(OperationRun._meta.db_table)
+    return (
+        f"UPDATE {step} SET {sets} WHERE {quote('run_id')} = %s AND {quote('alias')} = %s"
+        f" AND EXISTS (SELECT 1 FROM {run} WHERE {quote('id')} = %s AND {quote('token')} = %s)"
+    )
+
+
+class Run:
+    """A run that this process holds; made by :func:`running`. Thread-safe."""
+
+    def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
+        self.id: int = row.pk
+        self.kind = row.kind
+        self.subject = row.subject
+        #: Those it was begun with, if it is resumed.
+        self.arguments: dict[str, Any] = row.arguments
+        self.resumed = resumed
+        self.finished = False
+        self.lease = lease
+        # As they were made: only this process writes them.
+        self._fresh: set[str] = set()
+
+    def check(self) -> None:
+        """Ask before each thing that is done; no database is asked.
+
+        :raises LeaseLost: another process may have the run by now.
+        """
+        self.lease.check()
+
+    def now(self) -> datetime:
+        """By the clock of the global database: what processes of several hosts note by it can be
+        compared. It goes wrong only as far as that one clock is set meanwhile. One query."""
+        row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
+        moment: datetime = row.values_list("now", flat=True).get()
+        return moment
+
+    def note(self, **arguments: Any) -> None:
+        """Add to what the run remembers."""
+        merged = {**self.arguments, **arguments}
+        self._write(arguments=merged)
+        self.arguments = merged
+
+    def finish(self, state: str = "done", error: str = "") -> None:
+        """The run is over, in whatever way; the next one is another.
+
+        :param state: "done", "failed" …, for people.
+        """
+        # In one transaction: a kill in between would leave the scripts.
+        with transaction.atomic(using=DEFAULT_DB_ALIAS):
+            self._write(
+                state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
+            )
+            if not left_over(self.kind, self.subject).exists():
+                OperationScript.objects.using(DEFAULT_DB_ALIAS).filter(
+                    run__kind=self.kind, run__subject=self.subject, run__unfinished=None
+                ).delete()
+        self.finished = True
+
+    # ##### Steps #####
+
+    def steps(self, aliases: Iterable[str]) -> None:
+        """Make the steps that are missing, with what earlier runs left of them.
+
+        Cost: five statements for each 500.
+        """
+        names = iter(aliases)
+        while batch := list(islice(names, BATCH)):
+            with transaction.atomic(using=DEFAULT_DB_ALIAS):
+                # A write first: it is the guard, and SQLite lets no reader become a writer.
+                self._write(signs=F("signs") + 1)
+                fresh = self._make(batch)
+            self._fresh.update(fresh)
+
+    def _make(self, aliases: list[str]) -> list[str]:
+        """Returns those of which no run has left anything."""
+        table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
+        earlier = left_over(self.kind, self.subject).exclude(run_id=self.id)
+        found = {row.alias: row for row in earlier.filter(alias__in=aliases).order_by("run_id")}
+        mine = set(table.filter(run_id=self.id, alias__in=aliases).values_list("alias", flat=True))
+        made = []
+        for alias in aliases:
+            if alias in mine:
+                continue
+            step = OperationStep(run_id=self.id, alias=alias)
+            if alias in found:
+                for name in ("state", "migration", "operation", "position", "error"):
+                    setattr(step, name, getattr(found[alias], name))
+            made.append(step)
+        table.bulk_create(made)
+        table.filter(pk__in=[row.pk for row in found.values()]).update(state=CARRIED)
+        return [step.alias for step in made if step.alias not in found]
+
+    def step(self, alias: str) -> Step:
+        """The step of ``alias``, made by :meth:`steps` before.
+
+        One query; none for one that :meth:`steps` has just made and nobody has asked for.
+        """
+        if alias in self._fresh:
+            self._fresh.discard(alias)
+            return Step(self, OperationStep(run_id=self.id, alias=alias))
+        return Step(self, self._steps().get(alias=alias))
+
+    def by_state(self) -> dict[str, int]:
+        return _by_state(self._steps())
+
+    def failures(self) -> Iterator[Step]:
+        """Steps that failed or are unclear, by alias. One query for each 500."""
+        rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
+        return (Step(self, row) for row in in_batches(rows))
+
+    def _steps(self) -> QuerySet[OperationStep]:
+        return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
+
+    def _write(self, **changes: Any) -> None:
+        if not self.lease.held().update(**changes):
+            raise self.lease.lost()
+
+
+@contextmanager
+def running(
+    kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
+) -> Iterator[Run]:
+    """Hold the run of ``kind`` on ``subject``, so that nobody else runs it meanwhile.
+
+    Leaving the block lets it go. A run that was not finished by :meth:`Run.finish` is
+    resumed by the next call, whatever its arguments.
+
+    :param kind: up to 32 characters, such as ``"migrate"``.
+    :param subject: up to 128 characters; what two runs must not work on at once.
+    :param arguments: values that JSON has; no credentials.
+    :param resume: False gives an unfinished run up (it is "abandoned") and begins another.
+    :raises OperationHeld: another process holds it, or is so lately dead that this cannot be told.
+    :raises JournalMissing: ``migrate`` has not made the tables; or the caller is in a transaction.
+
+    A thread gives a sign of life every five seconds.
+    """
+    lease, resumed = _take(kind, subject, arguments)
+    row = leases.runs().get(pk=lease.run_id)
+    if resumed and not resume:
+        Run(row, lease, True).finish("abandoned")
+        lease, resumed = _take(kind, subject, arguments)
+        row = leases.runs().get(pk=lease.run_id)
+    lease.start()
+    try:
+        yield Run(row, lease, resumed)
+    finally:
+        lease.release()
+
+
+def _take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
+    default = connections[DEFAULT_DB_ALIAS]
+    if default.in_atomic_block or not default.get_autocommit():
+        raise JournalMissing(
+            f"The operation {kind!r} on {subject!r} was called inside a transaction of"
+            f" {DEFAULT_DB_ALIAS!r}, which would hold back the journal: a kill could not be"
+            " resumed, and its threads would not see it. Call it outside (in tests: in a"
+            " TransactionTestCase)."
+        )
+    with journal_there():
+        return leases.take(kind, subject, arguments)
+
+
+@contextmanager
+def journal_there() -> Iterator[None]:
+    """Say it better when the tables are missing.
+
+    :raises JournalMissing: they are.
+    """
+    try:
+        yield
+    except (OperationalError, ProgrammingError) as exc:
+        tables = connections[DEFAULT_DB_ALIAS].introspection.table_names()
+        if OperationScript._meta.db_table in tables:
+            raise
+        raise JournalMissing(
+            f"The global database ({DEFAULT_DB_ALIAS!r}) has no journal of operations yet. Make it"
+            " with 'manage.py migrate sharded_orm'."
+        ) from exc
+
+
+# ##### What was recorded for many steps #####
+
+
+class Scripts:
+    """Things recorded once in a run, by key. Thread-safe; nothing is kept in memory.
+
+    They are deleted when a run finishes and no step of its kind and subject is left.
+    """
+
+    def get(self, run: Run | int, key: str) -> dict[str, Any] | None:
+        """What was put under ``key`` in that run; a carried position names the run itself."""
+        return (
+            OperationScript.objects.using(DEFAULT_DB_ALIAS)
+            .filter(run_id=_number(run), key=key)
+            .values_list("content", flat=True)
+            .first()
+        )
+
+    def put(self, run: Run | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Keep ``content``; returns what is kept: of two threads, the first one's."""
+        made = OperationScript(run_id=_number(run), key=key, content=content)
+        OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([made], ignore_conflicts=True)
+        kept = self.get(run, key)
+        assert kept is not None
+        return kept
+
+
+def _number(run: Run | int) -> int:
+    return run if isinstance(run, int) else run.id
+
+
+# ##### Looking #####
+
+
+def left_over(kind: str, subject: str) -> QuerySet[OperationStep]:
+    """Steps that some run began and none has ended: in the middle, failed or unclear."""
+    return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
+        run__kind=kind, run__subject=subject, state__in=LEFT
+    )
+
+
+class RunStatus:
+    """A run as others see it."""
+
+    def __init__(self, row: Any) -> None:
+        self.id: int = row.pk
+        self.kind: str = row.kind
+        self.subject: str = row.subject
+        self.arguments: dict[str, Any] = row.arguments
+        self.held = leases.is_held(row)
+        #: "running" only while a process holds it.
+        self.state: str = "broken off" if row.unfinished and not self.held else row.state
+        self.error: str = row.error
+        self.holder: str = f"{row.user}@{row.host} (process {row.pid})"
+        self.silent: timedelta | None = row.silent
+        self.started_at: datetime = row.started_at
+        self.finished_at: datetime | None = row.finished_at
+
+    def by_state(self) -> dict[str, int]:
+        return _by_state(OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id))
+
+
+def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
+    """Steps by alias and run; never all of them in memory, as MySQL's driver would have them."""
+    last: Any = None
+    ordered = rows.order_by("alias", "run_id")
+    while True:
+        following = ordered
+        if last is not None:
+            following = ordered.filter(
+                Q(alias__gt=last.alias) | Q(alias=last.alias, run_id__gt=last.run_id)
+            )
+        batch = list(following[:BATCH])
+        yield from batch
+        if len(batch) < BATCH:
+            return
+        last = batch[-1]
+
+
+def last_run(kind: str, subject: str) -> RunStatus | None:
+    """The latest run; None if there was none. One query.
+
+    :raises JournalMissing: ``migrate`` has not made the tables.
+    """
+    with journal_there():
+        row = (
+            leases.with_silence(leases.runs())
+            .filter(kind=kind, subject=subject)
+            .order_by("-pk")
+            .first()
+        )
+    return None if row is None else RunStatus(row)
+
+
+def one_line(exc: BaseException) -> str:
+    """The cause in one line, as reports show it."""
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def _by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
+    counted = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
+    return dict(counted)

@@ -1,0 +1,138 @@
+"""Everything that can be wrong with shards: :func:`status`, keys of text, drift, misplaced rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sharded_orm.models.text_keys import InexactKey, inexact_keys
+from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
+from sharded_orm.operations.shards.drift import Drift, Schemas
+from sharded_orm.operations.shards.misplaced_rows import Misplaced, Rows
+from sharded_orm.operations.shards.status import (
+    PATIENCE,
+    FleetStatus,
+    GroupOnNode,
+    ShardStatus,
+    status,
+    told_by,
+)
+from sharded_orm.topology.model import Shard
+
+#: Rows of each table of each shard that are looked at.
+SAMPLE = 100
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What :func:`check` found.
+
+    :param inexact: columns that take two shard keys for one.
+    :param rows: how many rows were looked at.
+    :param errors: alias, node or group -> why it could not be looked at to the end.
+    """
+
+    status: FleetStatus
+    inexact: tuple[InexactColumn, ...]
+    drifts: tuple[Drift, ...]
+    misplaced: tuple[Misplaced, ...]
+    rows: int
+    errors: dict[str, str]
+
+    @property
+    def problems(self) -> list[str]:
+        """Each with its remedy."""
+        return [
+            *self.status.problems,
+            *(f"{column.problem} {column.remedy}" for column in self.inexact),
+            *map(_of_drift, self.drifts),
+            *map(_of_rows, self.misplaced),
+            *(
+                f"{name!r} cannot be looked at to the end: {why}."
+                for name, why in self.errors.items()
+            ),
+        ]
+
+
+def check(
+    shards: Iterable[Shard] | None = None,
+    *,
+    timeout: float = PATIENCE,
+    sample: int | None = SAMPLE,
+    sizes: bool = True,
+) -> Checked:
+    """Look for everything that is wrong with shards. Changes nothing.
+
+    Costs what :func:`status` does, a query per 500 shards of a group with keys of text, two round
+    trips for the schema of each shard, and what :meth:`Rows.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
+    each shard, and each distinct schema once.
+
+    :param shards: only these; by default all.
+    :param timeout: seconds for the first answer of a node.
+    :param sample: rows of each table of each shard; 0 for none, None for all.
+    """
+    found = status(shards, timeout=timeout, sizes=sizes)
+    alive_nodes = {node.name: node for node in found.nodes if node.error is None}
+
+    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, Rows]:
+        inexact: list[InexactKey] = []
+        schemas, rows = Schemas(), Rows(sample)
+        with node_connection(name) as wrapper:
+            for group in alive_nodes[name].groups:
+                existing = list(_existing(group))
+                inexact += inexact_keys(wrapper, [one.shard for one in existing])
+                alive()
+                schemas.read(existing, alive)
+                if sample != 0:
+                    # Models may not fit the tables of a shard that is behind.
+                    current = [one.shard for one in existing if one.state == "current"]
+                    rows.read(wrapper, current, alive)
+        return inexact, schemas, rows
+
+    inexact: list[InexactKey] = []
+    schemas, rows, errors = Schemas(), Rows(sample), {}
+    for name, outcome in ask_nodes(alive_nodes, look, patience=timeout).items():
+        if isinstance(outcome, Exception):
+            errors[name] = told_by(outcome)
+        else:
+            inexact += outcome[0]
+            schemas.add(outcome[1])
+            rows.add(outcome[2])
+    return Checked(
+        found,
+        tuple(inexact_columns(inexact)),
+        tuple(schemas.drifts()),
+        tuple(rows.misplaced),
+        rows.looked_at,
+        {**errors, **rows.errors, **schemas.errors},
+    )
+
+
+def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
+    return (one for one in group.shards if one.state in ("current", "behind"))
+
+
+def _of_drift(drift: Drift) -> str:
+    shown = "; ".join(drift.differences[:5])
+    more = f"; and {len(drift.differences) - 5} more" if len(drift.differences) > 5 else ""
+    return (
+        f"Shard {drift.shard.alias!r} does not look like {drift.siblings} sibling"
+        f"{'s' if drift.siblings > 1 else ''} of the same migrations, {drift.sibling.alias!r} for one:"
+        f" {shown}{more}. Somebody has changed one of them by hand: change it back"
+        f" ('manage.py shards sql {drift.shard.alias}')."
+    )
+
+
+def _of_rows(one: Misplaced) -> str:
+    example = one.examples[0]
+    if example.home is not None:
+        belongs = f"belongs on {example.home!r}: {example.why}"
+    else:
+        belongs = f"has no shard: {example.why}"
+    return (
+        f"{one.rows} row{'s' if one.rows > 1 else ''} of {one.model} on {one.shard.alias!r} with"
+        f" {one.keys} key{'s' if one.keys > 1 else ''} that no query looks for there;"
+        f" {one.key_name}={example.key!r} {belongs}. Copy them to where they belong and delete them"
+        " here, or correct what places the key."
+    )

@@ -1,0 +1,305 @@
+"""Rows that are on another shard than their shard key says, where no query finds them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.apps import apps
+from django.db import DatabaseError, Error, connections
+from django.db.models import BigIntegerField, Field, IntegerField
+
+from sharded_orm import runtime
+from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.exceptions import InvalidShardKey
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.operations.nodes import Alive
+from sharded_orm.operations.shards.status import told_by
+from sharded_orm.scatter.failures import is_node_gone
+from sharded_orm.topology.model import Shard
+
+#: Shards that one statement reads, where one can read several.
+BATCH = 256
+#: Keys that are looked up at once.
+KEYS = 5000
+#: Keys of a table of a shard that are named.
+EXAMPLES = 3
+_BIG: Any = BigIntegerField()
+
+
+@dataclass(frozen=True, slots=True)
+class StrayKey:
+    """A shard key with rows where it does not belong.
+
+    :param home: alias of its shard; None if the key has none.
+    :param why: as the strategy explains it.
+    """
+
+    key: Any
+    home: str | None
+    why: str
+
+
+@dataclass
+class Misplaced:
+    """Rows of one table of one shard that belong elsewhere.
+
+    :param keys: how many keys they have.
+    :param rows: how many there are; of a sample, how many of its rows.
+    """
+
+    shard: Shard
+    model: str
+    key_name: str
+    keys: int = 0
+    rows: int = 0
+    examples: list[StrayKey] = field(default_factory=list)
+
+
+@dataclass
+class Rows:
+    """What was looked at, and found. Belongs to one thread.
+
+    :param sample: rows of each table of each shard, from a random place on; None for all.
+    """
+
+    sample: int | None
+    looked_at: int = 0
+    misplaced: list[Misplaced] = field(default_factory=list)
+    #: Alias or group -> why its rows could not be read or judged.
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
+        """Look at the rows of ``shards``, of one node and group.
+
+        Costs for each model one statement per 256 shards (one per shard on SQLite, and of all
+        rows), and with a directory one look-up per 500 keys. Memory: the keys of one batch.
+
+        :param wrapper: a connection object of their node.
+        """
+        if not shards:
+            return
+        for options in sharded_models(shards[0].group):
+            table = _Table(options, connections[shards[0].alias], self.sample)
+            found: dict[str, Misplaced] = {}
+            batch: list[tuple[Shard, Any, int]] = []
+            for row in self._rows(table, wrapper, shards):
+                batch.append(row)
+                if len(batch) >= KEYS:
+                    self._judge(options, batch, found)
+                    batch.clear()
+                    alive()
+            self._judge(options, batch, found)
+            self.misplaced += found.values()
+            alive()
+
+    def add(self, other: Rows) -> None:
+        """Take over what was found on another node."""
+        self.looked_at += other.looked_at
+        self.misplaced += other.misplaced
+        self.errors.update(other.errors)
+
+    def _rows(
+        self, table: _Table, wrapper: Any, shards: Sequence[Shard]
+    ) -> Iterator[tuple[Shard, Any, int]]:
+        if self.sample is not None and wrapper.scatter_union:
+            for start in range(0, len(shards), BATCH):
+                yield from self._union(table, wrapper, shards[start : start + BATCH])
+            return
+        for shard in shards:
+            try:
+                yield from table.of_one(wrapper, shard)
+            except DatabaseError as exc:
+                self._failed(shard, exc)
+
+    def _union(
+        self, table: _Table, wrapper: Any, shards: Sequence[Shard]
+    ) -> list[tuple[Shard, Any, int]]:
+        try:
+            return table.of_several(wrapper, shards)
+        except DatabaseError as exc:
+            if len(shards) == 1 or is_node_gone(exc):
+                self._failed(shards[0], exc)
+                return []
+        # One of them lacks the table, say.
+        middle = len(shards) // 2
+        return [
+            *self._union(table, wrapper, shards[:middle]),
+            *self._union(table, wrapper, shards[middle:]),
+        ]
+
+    def _failed(self, shard: Shard, exc: DatabaseError) -> None:
+        if is_node_gone(exc):
+            raise exc
+        self.errors[shard.alias] = told_by(exc)
+
+    def _judge(
+        self,
+        options: ShardOptions,
+        rows: Iterable[tuple[Shard, Any, int]],
+        found: dict[str, Misplaced],
+    ) -> None:
+        rows = list(rows)
+        try:
+            homes = _homes(options.group, {key for _, key, _ in rows})
+        except Error as exc:
+            # The directory's server, which is not the one whose rows these are.
+            self.errors[options.group] = f"its keys cannot be looked up ({told_by(exc)})"
+            return
+        strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
+        for shard, key, count in rows:
+            self.looked_at += count
+            if homes[key] != shard.number:
+                before = strays.get((shard.alias, key), (shard, 0))[1]
+                strays[shard.alias, key] = (shard, before + count)
+        for (alias, key), (shard, count) in strays.items():
+            one = found.setdefault(
+                alias, Misplaced(shard, options.model._meta.label, _key_field(options).name)
+            )
+            one.keys += 1
+            one.rows += count
+            if len(one.examples) < EXAMPLES:
+                one.examples.append(_stray(options.group, key, homes[key]))
+
+
+def sharded_models(group: str) -> list[ShardOptions]:
+    """The models of ``group`` that have a table and a shard key of their own, by label.
+
+    Rows of an automatic many-to-many table are held to their shard by foreign keys.
+    """
+    found = []
+    for model in apps.get_models():
+        options = shard_options(model)
+        meta = model._meta
+        if options is not None and options.group == group and options.key is not None:
+            # A child's key may be in its parent's table.
+            own = options.key in meta.local_concrete_fields
+            if meta.managed and not meta.proxy and own:
+                found.append(options)
+    return sorted(found, key=lambda one: one.model._meta.label)
+
+
+class _Table:
+    """Statements that read the shard keys of one table."""
+
+    def __init__(self, options: ShardOptions, wrapper: Any, sample: int | None) -> None:
+        self._wrapper = wrapper
+        self._sample = sample
+        quote = wrapper.ops.quote_name
+        key = _key_field(options)
+        self._field = key
+        self._column = key.get_col(options.model._meta.db_table)
+        compiler = options.model._base_manager.none().query.get_compiler(connection=wrapper)
+        self._compiler = compiler
+        self._converters = compiler.get_converters([self._column])
+        self._table = quote(options.model._meta.db_table)
+        self._key = quote(key.column)
+        pks = options.model._meta.pk_fields
+        self._pks = [quote(pk.column) for pk in pks]
+        # What is half way between two keys can be told of numbers only.
+        number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
+        self._number = _BIG.cast_db_type(wrapper) if number else None
+
+    def _select(self, schema: str | None) -> tuple[str, list[Any]]:
+        table = self._table if schema is None else f"{schema}.{self._table}"
+        if self._sample is None:
+            return f"SELECT {self._key}, COUNT(*) FROM {table} GROUP BY {self._key}", []
+        order = ", ".join(self._pks)
+        limit = f"ORDER BY {order} LIMIT {self._sample:d}"
+        if self._number is None:
+            return f"SELECT {self._key}, 1 FROM {table} {limit}", []
+        (pk,) = self._pks
+        start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
+        # From there on, and round the end if too few are left.
+        parts = (
+            f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
+            f" WHERE {pk} {compared} {start} {limit}) part{turn}"
+            for turn, compared in enumerate((">=", "<"))
+        )
+        return (
+            f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
+            f" ORDER BY turn LIMIT {self._sample:d}",
+            # Below 1: what is rounded must not lie above the last key.
+            [random.random() * 0.99] * 2,
+        )
+
+    def of_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
+        """The rows of ``shards`` by one statement."""
+        parts: list[str] = []
+        params: list[Any] = []
+        for index, shard in enumerate(shards):
+            schema = wrapper.ops.quote_name(shard.schema).replace("%", "%%")
+            sql, its = self._select(schema)
+            parts.append(f"(SELECT {index}, k.* FROM ({sql}) k)")
+            params += its
+        with wrapper.wrap_database_errors, wrapper.node_cursor() as raw:
+            cursor = wrapper.make_cursor(raw)
+            cursor.execute(" UNION ALL ".join(parts), params)
+            rows = cursor.fetchall()
+        keys = self._converted(row[1] for row in rows)
+        return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
+
+    def of_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
+        """The rows of ``shard``, as they come."""
+        if wrapper.scatter_union:
+            sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
+            with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
+                yield from self._fetched(wrapper.make_cursor(raw), sql, params, shard)
+            return
+        own: Any = connections[shard.alias]
+        assert isinstance(own, ShardAliasMixin)
+        try:
+            sql, params = self._select(None)
+            with own.cursor() as cursor:
+                yield from self._fetched(cursor, sql, params, shard)
+        finally:
+            own.close()
+
+    def _fetched(
+        self, cursor: Any, sql: str, params: list[Any], shard: Shard
+    ) -> Iterator[tuple[Shard, Any, int]]:
+        cursor.execute(sql, params)
+        while rows := cursor.fetchmany(2000):
+            keys = self._converted(row[0] for row in rows)
+            yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
+
+    def _converted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Values of the database as keys: what a row that is saved is placed by."""
+        rows: Iterable[Any] = ([value] for value in values)
+        if self._converters:
+            rows = self._compiler.apply_converters(rows, self._converters)
+        return (self._field.get_prep_value(row[0]) for row in rows)
+
+
+def _key_field(options: ShardOptions) -> Field[Any, Any]:
+    assert options.key is not None
+    return options.key
+
+
+def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
+    """The number of the shard of each key; None if it has none."""
+    strategy = runtime.strategy(group)
+    try:
+        return strategy.locate_many(keys)
+    except InvalidShardKey:
+        pass
+    homes: dict[Any, int | None] = {}
+    for key in keys:
+        try:
+            homes[key] = strategy.locate(key)
+        except InvalidShardKey:
+            homes[key] = None
+    return homes
+
+
+def _stray(group: str, key: Any, home: int | None) -> StrayKey:
+    try:
+        why = runtime.strategy(group).explain(key)
+    except InvalidShardKey as exc:
+        why = str(exc)
+    known = home is not None and home in runtime.group(group)
+    return StrayKey(
+        key, runtime.shard(group, home).alias if known and home is not None else None, why
+    )

@@ -1,0 +1,201 @@
+"""Making test shards on MySQL and MariaDB: definitions are read once, then replayed."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.utils import load_backend
+
+from sharded_orm import runtime
+from sharded_orm.models.after_migrate.auto_increment import begin_mysql, first_ids
+from sharded_orm.testing.clones import Cloner
+from sharded_orm.topology.aliases import complete
+from sharded_orm.topology.model import Shard
+
+# The next number is no part of a table's definition.
+_AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
+
+
+@dataclass
+class _Template:
+    """What is cloned, as the template's node told it."""
+
+    suffix: str = ""
+    definitions: dict[str, str] = field(default_factory=dict)
+    # Table -> (statement that inserts a row, rows), of tables that have rows.
+    rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    numbered: list[str] = field(default_factory=list)
+
+
+class MySQLCloner(Cloner):
+    """A schema per shard, on the shard's node; the template may be on another one."""
+
+    def __init__(self) -> None:
+        self._template = _Template()
+        # Open cursors by node, for the length of a batch.
+        self._cursors: dict[str, Any] = {}
+        self._in_batch = False
+
+    def create_template(self, template: Shard, *, keep: bool) -> None:
+        with self._cursor(template) as cursor:
+            if not keep:
+                cursor.execute(f"DROP DATABASE IF EXISTS {_quoted(template.schema)}")
+            suffix = cursor.db.creation.sql_table_creation_suffix()
+            cursor.execute(f"CREATE DATABASE IF NOT EXISTS {_quoted(template.schema)} {suffix}")
+
+    def load_template(self, template: Shard) -> None:
+        found = _Template()
+        with self._cursor(template) as cursor:
+            cursor.execute(
+                "SELECT default_character_set_name, default_collation_name"
+                " FROM information_schema.schemata WHERE schema_name = %s",
+                [template.schema],
+            )
+            found.suffix = "CHARACTER SET {} COLLATE {}".format(*cursor.fetchone())
+            found.definitions = _definitions(cursor, template.schema)
+            for table in found.definitions:
+                columns = _writable_columns(cursor, template.schema, table)
+                names = ", ".join(_quoted(column) for column, _ in columns)
+                if any(numbered for _, numbered in columns):
+                    found.numbered.append(table)
+                if not columns:
+                    continue  # a view
+                found.tables.append(table)
+                cursor.execute(f"SELECT {names} FROM {_quoted(table)}")
+                if rows := list(cursor.fetchall()):
+                    marks = ", ".join(["%s"] * len(columns))
+                    insert = f"INSERT INTO {_quoted(table)} ({names}) VALUES ({marks})"
+                    found.rows[table] = (insert, rows)
+        self._template = found
+
+    def clone(self, shard: Shard, *, keep: bool) -> None:
+        schema = _quoted(shard.schema)
+        with self._cursor(shard) as cursor:
+            if keep and self._has_same_tables(cursor, shard):
+                self._restore(cursor, shard)
+                return
+            cursor.execute(f"DROP DATABASE IF EXISTS {schema}")
+            cursor.execute(f"CREATE DATABASE {schema} {self._template.suffix}")
+            cursor.execute(f"USE {schema}")
+            for definition in self._template.definitions.values():
+                cursor.execute(definition)
+            self._insert_rows(cursor)
+            self._begin_counters(cursor, shard)
+
+    def _begin_counters(self, cursor: Any, shard: Shard) -> None:
+        """Packed ids begin at another number than in the template."""
+        firsts = first_ids(shard)
+        begin_mysql(cursor, {t: first for t, first in firsts.items() if t in self._template.tables})
+
+    def _has_same_tables(self, cursor: Any, shard: Shard) -> bool:
+        cursor.execute("SHOW DATABASES LIKE %s", [_like(shard.schema)])
+        return bool(cursor.fetchone()) and (
+            _definitions(cursor, shard.schema) == self._template.definitions
+        )
+
+    def restore(self, shard: Shard) -> None:
+        with self._cursor(shard) as cursor:
+            self._restore(cursor, shard)
+
+    def _restore(self, cursor: Any, shard: Shard) -> None:
+        tables = self._template.tables
+        if not tables:
+            return
+        cursor.execute(f"USE {_quoted(shard.schema)}")
+        cursor.execute(
+            "SELECT " + ", ".join(f"EXISTS(SELECT 1 FROM {_quoted(table)})" for table in tables)
+        )
+        for table, filled in zip(tables, cursor.fetchone(), strict=True):
+            if filled:
+                cursor.execute(f"DELETE FROM {_quoted(table)}")
+        self._insert_rows(cursor)
+        self._begin_counters(cursor, shard)
+
+    def _insert_rows(self, cursor: Any) -> None:
+        for insert, rows in self._template.rows.values():
+            cursor.executemany(insert, rows)
+
+    def reset_sequences(self, shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            with self._cursor(shard) as cursor:
+                cursor.execute(f"USE {_quoted(shard.schema)}")
+                for table in self._template.numbered:
+                    cursor.execute(f"ALTER TABLE {_quoted(table)} AUTO_INCREMENT = 1")
+                self._begin_counters(cursor, shard)
+
+    def drop(self, shards: Iterable[Shard]) -> None:
+        by_node: defaultdict[str, dict[str, Shard]] = defaultdict(dict)
+        for shard in shards:
+            by_node[shard.node][shard.schema] = shard
+        for found in by_node.values():
+            with self._cursor(next(iter(found.values()))) as cursor:
+                cursor.execute("SHOW DATABASES")
+                for (schema,) in cursor.fetchall():
+                    if schema in found:
+                        cursor.execute(f"DROP DATABASE {_quoted(schema)}")
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        if self._in_batch:
+            yield
+            return
+        self._in_batch = True
+        try:
+            yield
+        finally:
+            self._in_batch = False
+            cursors, self._cursors = self._cursors, {}
+            for cursor in cursors.values():
+                cursor.db.close()
+
+    @contextmanager
+    def _cursor(self, shard: Shard) -> Iterator[Any]:
+        """A cursor of the shard's node, on a session of its own without key checks."""
+        with self.batch():
+            if shard.node not in self._cursors:
+                settings = complete({**runtime.database_settings(shard), "NAME": None})
+                engine = load_backend(settings["ENGINE"])
+                cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
+                self._cursors[shard.node] = cursor
+                # Tables refer to each other in any order.
+                cursor.execute("SET foreign_key_checks = 0")
+            yield self._cursors[shard.node]
+
+
+def _definitions(cursor: Any, schema: str) -> dict[str, str]:
+    """``CREATE`` statements by name, views last; unqualified, so that they fit any schema."""
+    cursor.execute(f"USE {_quoted(schema)}")
+    cursor.execute("SHOW FULL TABLES")
+    kinds = sorted(cursor.fetchall(), key=lambda row: (row[1] == "VIEW", row[0]))
+    found = {}
+    for name, _ in kinds:
+        cursor.execute(f"SHOW CREATE TABLE {_quoted(name)}")
+        found[name] = _AUTO_INCREMENT.sub("", cursor.fetchone()[1], count=1)
+    return found
+
+
+def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
+    """(name, whether it is numbered) of the columns that can be inserted into."""
+    cursor.execute(
+        "SELECT c.column_name, c.extra LIKE %s FROM information_schema.columns c"
+        " JOIN information_schema.tables t USING (table_schema, table_name)"
+        " WHERE c.table_schema = %s AND c.table_name = %s AND t.table_type <> 'VIEW'"
+        " AND c.extra NOT LIKE %s ORDER BY c.ordinal_position",
+        ["%auto_increment%", schema, table, "%GENERATED%"],
+    )
+    return [(name, bool(numbered)) for name, numbered in cursor.fetchall()]
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _like(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")

@@ -1,0 +1,501 @@
+"""Every check fires on the declaration it is about, with its id and a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import connection, models
+from django.test import override_settings
+from django.test.utils import isolate_apps
+
+from sharded_orm.checks.models import check_autonomous_files, check_models, check_ticket_files
+from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
+from sharded_orm.models import (
+    ExactCharField,
+    GlobalModel,
+    PackedIDField,
+    ShardedModel,
+    TicketField,
+    TimestampedIDField,
+)
+
+
+def ids(*classes: Any) -> set[str]:
+    app_config = type("Config", (), {"get_models": staticmethod(lambda: classes)})()
+    found = check_models([app_config])
+    assert all(message.hint for message in found)
+    return {str(message.id).removeprefix("sharded_orm.") for message in found}
+
+
+class Base(ShardedModel):
+    """What every class below begins with."""
+
+    user_id = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+        app_label = "photos_app"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+
+
+def declare(body: Callable[[], type[Any]]) -> set[str]:
+    with isolate_apps("tests.photos"):
+        return ids(body())
+
+
+def test_a_good_declaration_is_silent() -> None:
+    def good() -> type[Any]:
+        class Good(Base):
+            id = TicketField(primary_key=True)
+            slug = models.CharField(max_length=20)
+            owner = models.ForeignKey(User, models.DO_NOTHING, db_constraint=False)
+
+            class Meta(Base.Meta):
+                abstract = False
+                unique_together = [("user_id", "slug")]
+
+        return Good
+
+    assert declare(good) == set()
+
+
+def test_missing_and_incomplete_shard_meta() -> None:
+    def without() -> type[Any]:
+        class Without(ShardedModel):
+            class Meta:
+                app_label = "photos_app"
+
+        return Without
+
+    def incomplete() -> type[Any]:
+        class Incomplete(Base):
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+
+        return Incomplete
+
+    assert declare(without) == {"E001"}
+    assert declare(incomplete) == {"E001"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"group": "nowhere", "shard_key": "user_id"}, {"E002", "W011"}),
+        ({"group": "photos", "shard_key": "nothing"}, {"E003"}),
+        ({"group": "photos", "shard_key": "many"}, {"E003"}),
+        ({"group": "photos", "shard_key": "maybe"}, {"E004"}),
+    ],
+)
+def test_wrong_groups_and_keys(meta: dict[str, str], expected: set[str]) -> None:
+    def wrong() -> type[Any]:
+        class Wrong(ShardedModel):
+            user_id = models.BigIntegerField()
+            maybe = models.BigIntegerField(null=True)
+            many = models.ManyToManyField("self")
+            ShardMeta = type("ShardMeta", (), meta)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Wrong
+
+    assert declare(wrong) - {"W011"} == expected - {"W011"}
+
+
+def test_uniqueness_per_shard() -> None:
+    def unique() -> type[Any]:
+        class Unique(Base):
+            email = models.CharField(max_length=20, unique=True)
+            a = models.IntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+                unique_together = [("a", "email")]
+                constraints = [models.UniqueConstraint(fields=["a"], name="only_a")]
+
+        return Unique
+
+    assert declare(unique) == {"W005", "W011"}
+
+
+def test_foreign_keys_that_leave_the_group() -> None:
+    def leaving() -> type[Any]:
+        class Leaving(Base):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(User, models.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Leaving
+
+    def from_global() -> type[Any]:
+        class Sharded(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Global(GlobalModel):
+            sharded = models.ForeignKey(Sharded, models.SET_NULL, null=True, db_constraint=False)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Global
+
+    assert declare(leaving) == {"E006", "E007"}
+    assert declare(from_global) == {"E007"}
+
+
+def test_many_to_many_across() -> None:
+    def across() -> type[Any]:
+        class Across(Base):
+            id = TicketField(primary_key=True)
+            likes = models.ManyToManyField(User)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Across
+
+    assert declare(across) == {"E008"}
+
+
+def test_composite_keys() -> None:
+    def composite(*names: str) -> Callable[[], type[Any]]:
+        def body() -> type[Any]:
+            class Composite(Base):
+                pk = models.CompositePrimaryKey(*names)
+                a = models.IntegerField()
+                b = models.IntegerField()
+
+                class Meta:
+                    app_label = "photos_app"
+
+            return Composite
+
+        return body
+
+    assert declare(composite("a", "b")) == {"E009"}
+    assert declare(composite("user_id", "a")) == set()
+
+
+def test_the_router_is_missing() -> None:
+    def good() -> type[Any]:
+        class Good(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Good
+
+    with override_settings(DATABASE_ROUTERS=[]):
+        assert declare(good) == {"E010"}
+
+
+def test_shard_meta_is_inherited_like_meta() -> None:
+    with isolate_apps("tests.photos"):
+
+        class Parent(Base):
+            class Meta:
+                app_label = "photos_app"
+
+        class Child(Parent):
+            extra = models.IntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Proxy(Parent):
+            class Meta:
+                app_label = "photos_app"
+                proxy = True
+
+        assert Parent._shard_options().group == "photos"
+        assert Child._shard_options().key is Parent._meta.get_field("user_id")
+        assert Proxy._shard_options().group == "photos"
+
+
+def test_one_table_with_two_keys_is_an_error() -> None:
+    def child() -> type[Any]:
+        class Parent(Base):
+            id = TicketField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        class Child(Parent):
+            other_id = models.BigIntegerField()
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "photos"
+                shard_key = "other_id"
+
+        return Child
+
+    assert "E012" in declare(child)
+
+
+def test_a_default_manager_that_does_not_route_is_an_error() -> None:
+    def plain() -> type[Any]:
+        class Plain(Base):
+            id = TicketField(primary_key=True)
+            objects = models.Manager()
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Plain
+
+    assert declare(plain) == {"E013"}
+
+
+def test_sqlite_has_one_writer_per_file() -> None:
+    assert check_autonomous_files() == []
+    changed = {**settings.SHARDED_ORM, "DIRECTORY": "default", "TICKETS": ["default"]}
+    with override_settings(SHARDED_ORM=changed):
+        if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+            assert [m.id for m in check_autonomous_files()] == ["sharded_orm.W014"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({"transaction_mode": "IMMEDIATE"}, ["sharded_orm.W019"]),
+        ({"transaction_mode": "DEFERRED"}, []),
+        ({}, []),
+    ],
+)
+def test_a_transaction_mode_of_a_ticket_file(
+    options: dict[str, str], ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    monkeypatch.setitem(settings.DATABASES, "tickets_1", entry)
+    assert [message.id for message in check_ticket_files()] == ids
+
+
+def packed(group: str, key: str = "id", **options: Any) -> Callable[[], type[Any]]:
+    def body() -> type[Any]:
+        class Packed(ShardedModel):
+            id = PackedIDField(primary_key=True, **options)
+            user_id = models.BigIntegerField()
+            ShardMeta = type("ShardMeta", (), {"group": group, "shard_key": key})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Packed
+
+    return body
+
+
+def timestamped(group: str, key: str, **options: Any) -> Callable[[], type[Any]]:
+    def body() -> type[Any]:
+        class Timestamped(ShardedModel):
+            id = TimestampedIDField(primary_key=True, **options)
+            user_id = models.BigIntegerField()
+            ShardMeta = type("ShardMeta", (), {"group": group, "shard_key": key})
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Timestamped
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (packed("pins", type_id=1), set()),
+        (packed("pins", "user_id", type_id=1023), set()),
+        (packed("photos", type_id=1), {"E015"}),
+        (packed("photos", "user_id", type_id=1), {"E015"}),
+        (packed("visits", type_id=1), {"E015"}),
+        (packed("pins", type_id=1, layout=PackedLayout(16, 9, 37)), set()),
+        (packed("pins", type_id=1, layout=PackedLayout(16, 9, 36)), {"E015"}),
+        (packed("pins", type_id=1024), {"E016"}),
+        (packed("pins", type_id=-1), {"E016"}),
+        (packed("pins", type_id=True), {"E016"}),
+        (packed("pins", type_id="1"), {"E016"}),
+        (packed("pins", type_id=1, layout=PackedLayout(2, 10, 36)), {"E015", "E018"}),
+        (timestamped("visits", "id"), set()),
+        (timestamped("visits", "id", layout=TimestampedLayout(sequence_bits=9)), {"E015"}),
+        (timestamped("events", "id"), {"E015"}),
+        (timestamped("events", "user_id"), set()),
+        (timestamped("photos", "user_id", layout=TimestampedLayout(shard_bits=3)), {"E018"}),
+    ],
+)
+def test_ids_that_carry_their_shard(body: Callable[[], type[Any]], expected: set[str]) -> None:
+    assert declare(body) == expected
+
+
+def test_ids_that_carry_a_shard_outside_of_shards() -> None:
+    def plain() -> type[Any]:
+        class Plain(GlobalModel):
+            id = TimestampedIDField(primary_key=True)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Plain
+
+    assert declare(plain) == {"E015"}
+
+
+def test_two_models_with_one_type_id() -> None:
+    with isolate_apps("tests.photos"):
+        one, other = (
+            type(
+                name,
+                (ShardedModel,),
+                {
+                    "__module__": "tests.photos.models",
+                    "id": PackedIDField(primary_key=True, type_id=7),
+                    "Meta": type("Meta", (), {"app_label": "photos_app"}),
+                    "ShardMeta": type("ShardMeta", (), {"group": group, "shard_key": "id"}),
+                },
+            )
+            for name, group in (("One", "pins"), ("Other", "pins"))
+        )
+        assert ids(one) == ids(other) == ids(one, other) == {"E017"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, {"E021"}), ({"unique": True}, set()), ({"primary_key": True}, set())],
+)
+def test_a_timestamped_id_is_unique(options: dict[str, Any], expected: set[str]) -> None:
+    def body() -> type[Any]:
+        fields: dict[str, Any] = {"stamp": TimestampedIDField(**options)}
+        if "primary_key" not in options:
+            fields["id"] = TicketField(primary_key=True)
+        meta = type("Meta", (), {"app_label": "photos_app"})
+        return type(
+            "Stamped", (Base,), {"__module__": "tests.photos.models", "Meta": meta, **fields}
+        )
+
+    assert declare(body) == expected
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_foreign_key_inside_a_group_that_nothing_enforces(enforced: bool) -> None:
+    with isolate_apps("tests.photos"):
+        meta = {"Meta": type("Meta", (), {"app_label": "photos_app"})}
+        parent: Any = type(
+            "Parent",
+            (Base,),
+            {"__module__": "tests.photos.models", "id": TicketField(primary_key=True), **meta},
+        )
+        child = type(
+            "Child",
+            (Base,),
+            {
+                "__module__": "tests.photos.models",
+                "id": TicketField(primary_key=True),
+                "parent": models.ForeignKey(parent, models.CASCADE, db_constraint=enforced),
+                **meta,
+            },
+        )
+        assert ids(child) == (set() if enforced else {"W020"})
+
+
+def test_a_shard_key_that_is_the_key_of_its_parent_needs_no_constraint() -> None:
+    with isolate_apps("tests.photos"):
+        attrs = {
+            "__module__": "tests.photos.models",
+            "Meta": type("Meta", (), {"app_label": "photos_app"}),
+        }
+        parent: Any = type(
+            "Parent",
+            (ShardedModel,),
+            {
+                **attrs,
+                "id": PackedIDField(primary_key=True, type_id=8),
+                "ShardMeta": type("ShardMeta", (), {"group": "pins", "shard_key": "id"}),
+            },
+        )
+        child = type(
+            "Child",
+            (ShardedModel,),
+            {
+                **attrs,
+                "id": PackedIDField(primary_key=True, type_id=9),
+                "parent": models.ForeignKey(parent, models.CASCADE, db_constraint=False),
+                "ShardMeta": type("ShardMeta", (), {"group": "pins", "shard_key": "parent"}),
+            },
+        )
+        assert ids(child) == set()
+
+
+@pytest.mark.every_backend
+def test_a_key_of_text_with_a_collation_that_takes_two_for_one() -> None:
+    is_mysql = connection.vendor == "mysql"
+    wrong = ["utf8mb4_general_ci", "utf8mb4_bin"] if is_mysql else ["NOCASE", "rtrim"]
+    right = [None, "utf8mb4_nopad_bin", "utf8mb4_0900_bin"] if is_mysql else [None, "binary"]
+
+    def keyed(key: Any) -> type[Any]:
+        class Keyed(ShardedModel):
+            id = TicketField(primary_key=True)
+            name = key
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "name"
+
+        return Keyed
+
+    for kind in (models.CharField, models.EmailField, models.SlugField, models.TextField):
+        for collation in wrong:
+            key = kind(max_length=20, db_collation=collation)
+            assert declare(lambda key=key: keyed(key)) == {"E050"}
+        for collation in right:
+            key = kind(max_length=20, db_collation=collation)
+            assert declare(lambda key=key: keyed(key)) == set()
+    assert declare(lambda: keyed(ExactCharField(max_length=20))) == set()
+    assert declare(lambda: keyed(models.UUIDField())) == set()
+
+    def beside() -> type[Any]:
+        class Owner(ShardedModel):
+            name = models.CharField(max_length=20, primary_key=True, db_collation=wrong[0])
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "name"
+
+        class Owned(ShardedModel):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(Owner, models.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+            class ShardMeta:
+                group = "events"
+                shard_key = "owner"
+
+        return Owned
+
+    assert declare(beside) == {"E050"}
