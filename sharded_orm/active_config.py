@@ -25,17 +25,17 @@ from sharded_orm.topology.aliases import GROUP_ENGINE
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import TopologySource, make_source
-from sharded_orm.topology.watcher import Follower, Origin, Standing
+from sharded_orm.topology.watcher import Origin, TopologyStatus, TopologyWatcher
 
 logger = logging.getLogger("sharded_orm.topology")
 
 # Seconds for which a topology that could not be had is not asked for again: a process asks
 # several times while it starts, and each would wait.
 _UNAVAILABLE_FOR = 10.0
-_SETTINGS = Standing(0, Origin.SETTINGS, datetime.now(UTC))
+_SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
-class Configured:
+class ActiveConfig:
     """The checked ``SHARDED_ORM`` with the topology of its source. Thread-safe.
 
     :param changed: called when :attr:`current` has become another one, with the lock held.
@@ -47,7 +47,7 @@ class Configured:
         self.lock = threading.RLock()
         self._changed = changed
         # None for a source that never changes.
-        self._follower: Follower[conf.Config] | None = None
+        self._follower: TopologyWatcher[conf.Config] | None = None
         # What a forked child has from its parent, until it asks for the first time.
         self._inherited: conf.Config | None = None
         # When no topology could be had, and why.
@@ -74,7 +74,7 @@ class Configured:
         source = _make_source()
         if not source.live:
             return conf.parse(conf.read())
-        follower = Follower(source, _checked)
+        follower = TopologyWatcher(source, _checked)
         try:
             found = follower.begin()
         except TopologyUnavailable as exc:
@@ -96,7 +96,7 @@ class Configured:
         self._follow(follower)
         return follower.value
 
-    def _follow(self, follower: Follower[conf.Config]) -> None:
+    def _follow(self, follower: TopologyWatcher[conf.Config]) -> None:
         self._follower = follower
 
         def received(document: Document | TopologyError) -> None:
@@ -114,7 +114,9 @@ class Configured:
 
         follower.source.start(received)
 
-    def _use(self, follower: Follower[conf.Config], document: Document | TopologyError) -> None:
+    def _use(
+        self, follower: TopologyWatcher[conf.Config], document: Document | TopologyError
+    ) -> None:
         if follower.consider(document, self._begin_to_use):
             follower.keep()
 
@@ -141,7 +143,7 @@ class Configured:
                 self._spare = _make_source()
             return self._spare
 
-    def standing(self) -> Standing:
+    def standing(self) -> TopologyStatus:
         """See ``runtime.standing``."""
         self.load()
         return _SETTINGS if self._follower is None else self._follower.standing
@@ -159,7 +161,7 @@ class Configured:
             try:
                 before = self.load()
             except TopologyUnavailable:
-                return Follower(self.source(), _checked).check(new)
+                return TopologyWatcher(self.source(), _checked).check(new)
             if self._follower is not None:
                 return self._follower.check(new)
             # In the settings it would stand in the place of what is there, without a version.

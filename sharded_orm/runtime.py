@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm import conf
-from sharded_orm.active_config import Configured
+from sharded_orm.active_config import ActiveConfig
 from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
@@ -32,10 +32,10 @@ from sharded_orm.topology.aliases import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 from sharded_orm.topology.sources.base import TopologySource
-from sharded_orm.topology.watcher import Standing
+from sharded_orm.topology.watcher import TopologyStatus
 
 if TYPE_CHECKING:
-    from sharded_orm.cache.client import Cache
+    from sharded_orm.cache.client import CacheClient
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
 
@@ -55,7 +55,7 @@ def _renew_strategies() -> None:
     _former, _strategies = {**_former, **_strategies}, {}
 
 
-_configured = Configured(_changed)
+_configured = ActiveConfig(_changed)
 
 
 def _forked() -> None:
@@ -81,7 +81,7 @@ _strategies: dict[str, Strategy] = {}
 # Of the topology before this one: what they remember of keys goes on.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
-_cache: Cache | None = None
+_cache: CacheClient | None = None
 # In place of the configured prefix, while tests run.
 _cache_prefix: str | None = None
 
@@ -118,7 +118,7 @@ def source() -> TopologySource:
     return _configured.source()
 
 
-def standing() -> Standing:
+def standing() -> TopologyStatus:
     """Which topology this process uses, and what it has refused.
 
     :raises TopologyUnavailable: it has none.
@@ -243,7 +243,7 @@ def tickets() -> TicketGenerator:
     return found
 
 
-def cache() -> Cache | None:
+def cache() -> CacheClient | None:
     """The cache servers (Yupoo, Y13-Y16); None while there is no ``CACHE``. Thread-safe.
 
     Asks no server.
@@ -259,11 +259,11 @@ def cache() -> Cache | None:
         with _configured.lock:
             found = _cache
             if found is None:
-                from sharded_orm.cache.client import Cache
+                from sharded_orm.cache.client import CacheClient
 
                 if _cache_prefix is not None:
                     options = replace(options, prefix=_cache_prefix)
-                made = Cache(options)
+                made = CacheClient(options)
                 if _cache_prefix is not None:
                     # A test that counts round trips has no use for one that comes by the clock.
                     made.statistics.interval = None
@@ -271,7 +271,7 @@ def cache() -> Cache | None:
     return found
 
 
-def made_cache() -> Cache | None:
+def made_cache() -> CacheClient | None:
     """What :func:`cache` gives, if it was ever used."""
     return _cache
 

@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ActionSelection:
     """The rows that were chosen, by shard; ``outages``: the shards that did not say how many.
 
     ``whole`` is one queryset of all of them. ``unknown``: how many names led to no row here.
@@ -52,7 +52,7 @@ class Selection:
 
 def select(
     options: ShardOptions, queryset: Any, names: Iterable[str], within: Shard | None
-) -> Selection:
+) -> ActionSelection:
     """The rows of ``queryset`` with these object ids.
 
     Names that are forged, or out of date, lead to no row, and so do those of misplaced rows. One
@@ -96,10 +96,10 @@ def select(
     sought = sum(number for shard, (_, number) in wanted.items() if shard.alias not in silent)
     unknown += sought - sum(part.count for part in parts)
     whole = queryset.filter(everyone) if wanted else queryset.none()
-    return Selection(parts, outages, whole, unknown)
+    return ActionSelection(parts, outages, whole, unknown)
 
 
-def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> Selection:
+def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
     """All rows of ``queryset``, on each of ``shards``, but for misplaced ones.
 
     One count per shard, and what :func:`misplaced.misplaced` costs.
@@ -124,7 +124,7 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
         found[shard] = rows
         own |= here
     parts = _counted(found.items(), outages)
-    return Selection(parts, outages, queryset.filter(own) if left else queryset, left=left)
+    return ActionSelection(parts, outages, queryset.filter(own) if left else queryset, left=left)
 
 
 def _are(identities: list[Identity]) -> Q:

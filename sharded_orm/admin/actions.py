@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
 from sharded_orm import runtime
-from sharded_orm.admin.action_selection import Selection, select, select_all
+from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.display import named
 from sharded_orm.admin.failures import listed
@@ -80,7 +80,7 @@ class ActionsMixin(ShardedBase):
             return response
         return HttpResponseRedirect(request.get_full_path())
 
-    def _tell_left(self, request: HttpRequest, selection: Selection) -> None:
+    def _tell_left(self, request: HttpRequest, selection: ActionSelection) -> None:
         count = sum(selection.left.values())
         if not count:
             return
@@ -118,7 +118,9 @@ class ActionsMixin(ShardedBase):
         }
         return func, str(description) % names, form.cleaned_data["select_across"]
 
-    def _selection(self, request: HttpRequest, queryset: Any, names: list[str] | None) -> Selection:
+    def _selection(
+        self, request: HttpRequest, queryset: Any, names: list[str] | None
+    ) -> ActionSelection:
         focus = self.focus(request)
         if focus.everywhere:
             # An action must not take the rows of the shards that answer for all rows.
@@ -135,7 +137,7 @@ class ActionsMixin(ShardedBase):
         return select_all(self.shard_options, queryset, shards)
 
     def _run_once(
-        self, request: HttpRequest, func: Callable[..., Any], selection: Selection
+        self, request: HttpRequest, func: Callable[..., Any], selection: ActionSelection
     ) -> Any:
         if selection.outages.errors:
             report(self, request, "", [], selection.outages)

@@ -22,7 +22,7 @@ from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_refer
 from sharded_orm.admin.shard_scope import (
     KEY_VAR,
     SHARD_VAR,
-    Focus,
+    ShardScope,
     locate,
     narrow,
     new_row_focus,
@@ -32,7 +32,7 @@ from sharded_orm.exceptions import InvalidFocus
 from sharded_orm.models.sharding.options import shard_options
 
 
-class AddingMixin(PickersMixin, ShardedBase):
+class AddViewMixin(PickersMixin, ShardedBase):
     """Of :class:`ShardedModelAdmin`: what comes before the form of a new row."""
 
     def begin_adding(self, request: HttpRequest) -> Any:
@@ -65,17 +65,17 @@ class AddingMixin(PickersMixin, ShardedBase):
         narrow(request, focus)
         return None
 
-    def _new_row_focus(self, request: HttpRequest) -> Focus:
+    def _new_row_focus(self, request: HttpRequest) -> ShardScope:
         options = self.shard_options
         focus = new_row_focus(request, options)
         name = options.key.name if options.key is not None else ""
         if focus.key is None and not options.key_is_made and request.GET.get(name):
             # ?owner=414, as Django takes initial values.
             key = read_key(options, request.GET[name])
-            return Focus(options, key=key, home=locate(options, key))
+            return ShardScope(options, key=key, home=locate(options, key))
         return focus
 
-    def _choose_shard(self, request: HttpRequest, focus: Focus) -> Any:
+    def _choose_shard(self, request: HttpRequest, focus: ShardScope) -> Any:
         """For a row whose key is made: that of the page, or one that is drawn."""
         options, home = self.shard_options, focus.home
         if home is not None and not is_open(options, home.number):
@@ -93,7 +93,7 @@ class AddingMixin(PickersMixin, ShardedBase):
                 query.pop(KEY_VAR, None)
                 query[SHARD_VAR] = home.alias
                 return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
-        narrow(request, Focus(options, shard=home, home=home))
+        narrow(request, ShardScope(options, shard=home, home=home))
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:

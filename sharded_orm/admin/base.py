@@ -15,7 +15,7 @@ from sharded_orm import runtime
 from sharded_orm.admin.display import bare
 from sharded_orm.admin.failures import silence
 from sharded_orm.admin.identity import is_away
-from sharded_orm.admin.shard_scope import Focus, focus_of
+from sharded_orm.admin.shard_scope import ShardScope, focus_of
 from sharded_orm.exceptions import InvalidFocus, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -56,7 +56,7 @@ class ShardedBase(_ModelAdmin):
     def shard_options(self) -> ShardOptions:
         return options_of(self.model)
 
-    def focus(self, request: HttpRequest) -> Focus:
+    def focus(self, request: HttpRequest) -> ShardScope:
         """Where the request looks.
 
         :raises InvalidFocus: there is no such place.

@@ -22,7 +22,7 @@ from sharded_orm.admin import pagination
 from sharded_orm.admin.filters import count_where_possible, routed_filters, split_filters
 from sharded_orm.admin.global_lookups import crossing, cuts
 from sharded_orm.admin.identity import is_away, object_id, warm
-from sharded_orm.admin.shard_picker import Picker
+from sharded_orm.admin.shard_picker import ShardPicker
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, focus_of
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -59,10 +59,10 @@ class ShardedChangeList(ChangeList):
         self.across = self.focus.everywhere
         model_admin: Any = rest[0]
         permits = partial(model_admin.has_shard_permission, request)
-        self.picker = Picker(options, request.GET, self.focus, permits)
+        self.picker = ShardPicker(options, request.GET, self.focus, permits)
         #: What the page cannot offer here, in sentences.
         self.notes: list[str] = []
-        self.answer: pagination.Answer | None = None
+        self.answer: pagination.PageOfRows | None = None
         self.dates: dict[str, Any] | None = None
         self.counted = COUNT_VAR in request.GET
         list_filter = routed_filters(model, list_filter)

@@ -22,7 +22,7 @@ from sharded_orm.admin.changelist import ShardedChangeList
 from sharded_orm.admin.error_pages import no_answer, no_rows, no_shard_answers
 from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
 from sharded_orm.admin.search import crosses, search
-from sharded_orm.admin.shard_scope import Focus
+from sharded_orm.admin.shard_scope import ShardScope
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
@@ -80,7 +80,7 @@ class ChangeListMixin(ShardedBase):
         return self._placed(request, response, focus)
 
     @contextmanager
-    def _at(self, request: HttpRequest, focus: Focus) -> Iterator[None]:
+    def _at(self, request: HttpRequest, focus: ShardScope) -> Iterator[None]:
         """Django's transaction is on the shard, and inside one of the log of rows that it saves.
 
         The shard commits first: what it refuses then is not logged.
@@ -91,7 +91,9 @@ class ChangeListMixin(ShardedBase):
                 stack.enter_context(transaction.atomic(using=router.db_for_write(LogEntry)))
             yield
 
-    def _placed(self, request: HttpRequest, response: HttpResponse, focus: Focus) -> HttpResponse:
+    def _placed(
+        self, request: HttpRequest, response: HttpResponse, focus: ShardScope
+    ) -> HttpResponse:
         """The answer of Django's view, at this place where Django has forgotten it."""
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -102,7 +104,7 @@ class ChangeListMixin(ShardedBase):
                 response.context_data["selection_note_all"] = "All matching rows selected"
         return response
 
-    def _here(self, request: HttpRequest, focus: Focus, more: dict[str, str]) -> str:
+    def _here(self, request: HttpRequest, focus: ShardScope, more: dict[str, str]) -> str:
         query = request.GET.copy()
         query.clear()
         query.update({**focus.query, **more})

@@ -20,12 +20,12 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from sharded_orm.admin.action_selection import Part, Selection
+from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
 from sharded_orm.admin.error_pages import no_answer
 from sharded_orm.admin.identity import warm
-from sharded_orm.admin.object_views import EditingMixin
+from sharded_orm.admin.object_views import ObjectViewsMixin
 from sharded_orm.admin.run_by_shard import run_by_shard
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.sharding.options import shard_options
@@ -61,7 +61,7 @@ class Deletion:
     description=gettext_lazy("Delete selected %(verbose_name_plural)s"),
 )
 def delete_selected(
-    model_admin: Any, request: HttpRequest, selection: Selection
+    model_admin: Any, request: HttpRequest, selection: ActionSelection
 ) -> HttpResponse | None:
     """Django's action of that name, for rows of several shards."""
     found: HttpResponse | None = model_admin.delete_selection(request, selection)
@@ -72,7 +72,7 @@ def delete_selected(
 delete_selected.takes_selection = True  # type: ignore[attr-defined]  # on a function, as Django marks actions
 
 
-class DeletingMixin(EditingMixin):
+class DeleteViewsMixin(ObjectViewsMixin):
     """Of :class:`ShardedModelAdmin`: what deletes rows."""
 
     delete_confirmation_template = "admin/sharded_orm/delete_confirmation.html"
@@ -148,7 +148,9 @@ class DeletingMixin(EditingMixin):
 
     # -- Rows of several shards ------------------------------------------------
 
-    def delete_selection(self, request: HttpRequest, selection: Selection) -> HttpResponse | None:
+    def delete_selection(
+        self, request: HttpRequest, selection: ActionSelection
+    ) -> HttpResponse | None:
         """Shows what would be deleted on which shards; once confirmed, deletes it there.
 
         Every shard for itself: see :func:`run_by_shard`. What is deleted is what was shown; if it
@@ -170,7 +172,7 @@ class DeletingMixin(EditingMixin):
         return self._confirm(request, selection, deletions, lacking, protected)
 
     def _deletions(
-        self, request: HttpRequest, selection: Selection
+        self, request: HttpRequest, selection: ActionSelection
     ) -> tuple[list[Deletion], set[Any], list[Any]]:
         found: list[Deletion] = []
         lacking: set[Any] = set()
@@ -189,7 +191,7 @@ class DeletingMixin(EditingMixin):
         return found, lacking, protected
 
     def _delete(
-        self, request: HttpRequest, selection: Selection, deletions: list[Deletion]
+        self, request: HttpRequest, selection: ActionSelection, deletions: list[Deletion]
     ) -> None:
         def run(part: Part) -> None:
             self.log_deletions(request, part.rows)
@@ -203,7 +205,7 @@ class DeletingMixin(EditingMixin):
     def _confirm(
         self,
         request: Any,
-        selection: Selection,
+        selection: ActionSelection,
         deletions: list[Deletion],
         lacking: set[Any],
         protected: list[Any],

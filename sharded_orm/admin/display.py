@@ -100,7 +100,7 @@ class ReadonlyField(helpers.AdminReadonlyField):
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 
 
-class _Line(helpers.Fieldline):
+class _LinkedFieldline(helpers.Fieldline):
     def __iter__(self) -> Iterator[Any]:
         for field in super().__iter__():
             if isinstance(field, helpers.AdminReadonlyField):
@@ -121,7 +121,7 @@ class _Lines(_Lined):
 
     def __iter__(self) -> Iterator[Any]:
         for line in super().__iter__():
-            yield _Line(line.form, line.fields, line.readonly_fields, line.model_admin)
+            yield _LinkedFieldline(line.form, line.fields, line.readonly_fields, line.model_admin)
 
 
 class _Fieldset(_Lines, helpers.Fieldset):

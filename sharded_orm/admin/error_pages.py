@@ -11,8 +11,8 @@ from django.template.response import TemplateResponse
 
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.failures import by_node, silence
-from sharded_orm.admin.shard_picker import Picker
-from sharded_orm.admin.shard_scope import Focus
+from sharded_orm.admin.shard_picker import ShardPicker
+from sharded_orm.admin.shard_scope import ShardScope
 from sharded_orm.exceptions import ScatterError
 
 
@@ -20,7 +20,7 @@ def no_rows(
     model_admin: ShardedBase,
     request: Any,
     sentence: str,
-    focus: Focus | None = None,
+    focus: ShardScope | None = None,
     *,
     status: int = 200,
 ) -> HttpResponse:
@@ -33,7 +33,7 @@ def no_rows(
         "title": f"Select {opts.verbose_name}",
         "opts": opts,
         "sentence": sentence,
-        "picker": Picker(model_admin.shard_options, request.GET, focus, permits),
+        "picker": ShardPicker(model_admin.shard_options, request.GET, focus, permits),
         "is_popup": IS_POPUP_VAR in request.GET,
         "media": model_admin.media,
     }
@@ -41,7 +41,7 @@ def no_rows(
 
 
 def no_answer(
-    model_admin: ShardedBase, request: HttpRequest, focus: Focus, error: BaseException
+    model_admin: ShardedBase, request: HttpRequest, focus: ShardScope, error: BaseException
 ) -> HttpResponse:
     """The same for a shard that does not answer, with the status 503."""
     assert focus.home is not None
@@ -49,7 +49,7 @@ def no_answer(
 
 
 def no_shard_answers(
-    model_admin: ShardedBase, request: HttpRequest, focus: Focus, error: ScatterError
+    model_admin: ShardedBase, request: HttpRequest, focus: ShardScope, error: ScatterError
 ) -> HttpResponse:
     """The same for a query that no shard could run: there is no partial result to show."""
     first = by_node(error.failures)[0]

@@ -17,7 +17,7 @@ from django.db.models import Field, Model
 from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm.admin import global_lookups
-from sharded_orm.admin.global_lookups import Crossing
+from sharded_orm.admin.global_lookups import GlobalLookup
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models.sharding.options import shard_options
 
@@ -144,7 +144,7 @@ class _EvaluatedChoices(_Related):
 class _Crossing:
     """Filters by a field of a global model: that is asked first, then the shards by key."""
 
-    crossing: Crossing
+    crossing: GlobalLookup
     used_parameters: dict[str, Any]
 
     def queryset(self, request: Any, queryset: Any) -> Any:

@@ -24,7 +24,7 @@ MOST_FOUND = 1000
 
 
 @dataclass(frozen=True)
-class Crossing:
+class GlobalLookup:
     """Where a lookup leaves the shards.
 
     ``prefix`` is the path to the foreign key, ``model`` the global model it refers to,
@@ -85,7 +85,7 @@ def _cuts(request: Any) -> dict[str, None]:
     return found
 
 
-def crossing(model: type[Model], path: str) -> Crossing | None:
+def crossing(model: type[Model], path: str) -> GlobalLookup | None:
     """Where ``path``, a lookup of ``model``, leaves the shards; None if it does not.
 
     The foreign key's own value is on the shard: ``owner``, ``owner__id`` and
@@ -108,7 +108,7 @@ def crossing(model: type[Model], path: str) -> Crossing | None:
             if not rest or not _leaves(found, rest[0], target):
                 return None
             prefix = LOOKUP_SEP.join(parts[: index + 1])
-            return Crossing(prefix, target, LOOKUP_SEP.join(rest), found.target_field.attname)
+            return GlobalLookup(prefix, target, LOOKUP_SEP.join(rest), found.target_field.attname)
         current = target
     return None
 

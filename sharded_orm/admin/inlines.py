@@ -18,7 +18,7 @@ from sharded_orm.admin.base import ShardedBase, options_of
 from sharded_orm.admin.display import bare, site_url
 from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key, on_shard
 from sharded_orm.admin.relation_widgets import PickersMixin
-from sharded_orm.admin.shard_scope import Focus, focus_of, narrow
+from sharded_orm.admin.shard_scope import ShardScope, focus_of, narrow
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
@@ -109,7 +109,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             raise PermissionDenied  # Django's views have left the inline out.
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
-        narrow(request, Focus(options, shard=home, home=home))
+        narrow(request, ShardScope(options, shard=home, home=home))
         made: Any = super().get_formset(request, obj, **kwargs)
         made.home = home
         return made

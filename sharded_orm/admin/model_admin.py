@@ -5,11 +5,11 @@ from __future__ import annotations
 from sharded_orm.admin.actions import ActionsMixin
 from sharded_orm.admin.changelist_view import ChangeListMixin
 from sharded_orm.admin.checks import ShardedModelAdminChecks
-from sharded_orm.admin.delete_views import DeletingMixin
-from sharded_orm.admin.object_views import EditingMixin
+from sharded_orm.admin.delete_views import DeleteViewsMixin
+from sharded_orm.admin.object_views import ObjectViewsMixin
 
 
-class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeletingMixin, EditingMixin):
+class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectViewsMixin):
     """``ModelAdmin`` for a sharded model: everything on the right shard.
 
     ::

@@ -17,13 +17,13 @@ from django.urls import path, reverse
 from django.utils.http import urlencode
 
 from sharded_orm.admin import display
-from sharded_orm.admin.add_view import AddingMixin
+from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
 from sharded_orm.admin.error_pages import no_answer
 from sharded_orm.admin.forms import KEY_STAYS, keeping_key
 from sharded_orm.admin.identity import SEPARATOR, is_away, parse
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, Focus, locate, narrow
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, narrow
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
@@ -38,7 +38,7 @@ from sharded_orm.topology.model import Shard
 _SAVE_AS_NEW = "_saveasnew"
 
 
-class EditingMixin(AddingMixin):
+class ObjectViewsMixin(AddViewMixin):
     """Of :class:`ShardedModelAdmin`: what shows and saves one row."""
 
     # -- Which row -------------------------------------------------------------
@@ -57,14 +57,14 @@ class EditingMixin(AddingMixin):
             raise Http404(str(exc)) from exc
         except (InvalidObjectID, ValidationError, ValueError):
             return None
-        narrow(request, Focus(options, shard=home, home=home))
+        narrow(request, ShardScope(options, shard=home, home=home))
         try:
             row = among(self.get_queryset(request)).get()
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         # A related row that is added from its page can have the same key.
         key = None if is_away(row) else options.key_of(row)
-        narrow(request, Focus(options, shard=home, key=key, home=home))
+        narrow(request, ShardScope(options, shard=home, key=key, home=home))
         return row
 
     def _find(
@@ -156,7 +156,7 @@ class EditingMixin(AddingMixin):
         except (InvalidFocus, InvalidObjectID, ValidationError, ValueError):
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         else:
-            narrow(request, Focus(self.shard_options, shard=home, home=home))
+            narrow(request, ShardScope(self.shard_options, shard=home, home=home))
 
     def _begin_copy(self, request: HttpRequest, object_id: str) -> None:
         """Of "save as new": the copy gets the key of the original, or lies beside it."""

@@ -26,7 +26,7 @@ LAST_ROW = 10_000
 
 
 @dataclass(frozen=True)
-class Answer:
+class PageOfRows:
     """What the shards said to one page: its rows, whether there are more, who was silent."""
 
     rows: list[Any]
@@ -102,7 +102,7 @@ class _PageOfMany(_Page):
         return self._more
 
 
-def read(queryset: Any, number: int, size: int) -> Answer:
+def read(queryset: Any, number: int, size: int) -> PageOfRows:
     """Page ``number`` of ``queryset``, and the row behind it that tells of a next one.
 
     Asks each node once; see :meth:`ShardedQuerySet.scatter`. A query whose conditions leave one
@@ -121,4 +121,4 @@ def read(queryset: Any, number: int, size: int) -> Answer:
             raise
         rows, errors = [], {route.aliases[0]: error}
     seconds = time.perf_counter() - began
-    return Answer(rows[:size], len(rows) > size, route, seconds, errors)
+    return PageOfRows(rows[:size], len(rows) > size, route, seconds, errors)

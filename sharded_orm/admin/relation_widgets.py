@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils.http import urlencode
 
 from sharded_orm.admin.identity import stored_value
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, Focus, focus_of
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, focus_of
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class PickersMixin(_Admin):
             field.queryset = rows.none() if focus.alias is None else rows.using(focus.alias)
         return field
 
-    def _picks_from(self, request: HttpRequest) -> Focus:
+    def _picks_from(self, request: HttpRequest) -> ShardScope:
         options = shard_options(self.opts.model)
         assert options is not None
         return focus_of(request, options)
@@ -180,7 +180,7 @@ def can_be_referred(field: Any, value: Any) -> bool:
     return stored_value(target, value) is not None
 
 
-def _place(focus: Focus) -> dict[str, str]:
+def _place(focus: ShardScope) -> dict[str, str]:
     # A key without a shard: its rows are looked for, and there are none.
     return {SHARD_VAR: focus.home.alias} if focus.home is not None else focus.query
 

@@ -13,7 +13,7 @@ from django.db import router, transaction
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
-from sharded_orm.admin.action_selection import Part, Selection
+from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.failures import Outages, listed
 from sharded_orm.routers import standing_on
@@ -30,7 +30,7 @@ class _PageOfOneShard(Exception):
 def run_by_shard(
     model_admin: ShardedBase,
     request: HttpRequest,
-    selection: Selection,
+    selection: ActionSelection,
     description: str,
     run: Callable[[Part], Any],
 ) -> HttpResponseBase | None:

@@ -9,7 +9,7 @@ from typing import Any
 from django.http import QueryDict
 
 from sharded_orm import runtime
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, Focus
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
@@ -21,13 +21,13 @@ _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
 @dataclass(frozen=True)
-class Picker:
+class ShardPicker:
     """What ``admin/sharded_orm/includes/picker.html`` shows."""
 
     options: ShardOptions
     parameters: QueryDict
     #: None if the request named a place that there is not.
-    focus: Focus | None
+    focus: ShardScope | None
     #: Whether the user may look at a shard; no other is offered.
     permits: Callable[[Shard], bool]
 

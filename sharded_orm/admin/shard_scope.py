@@ -21,7 +21,7 @@ _PRESERVED = "_changelist_filters"
 
 
 @dataclass(frozen=True)
-class Focus:
+class ShardScope:
     """A place to look at. ``shard`` and ``key`` are what was asked for; both None: everywhere.
 
     ``home`` is the one shard in question: that shard, or the one of the key; None if the key
@@ -65,7 +65,7 @@ class Focus:
         return rows.using(self.home.alias) if self.home is not None else rows
 
 
-def focus_of(request: HttpRequest, options: ShardOptions) -> Focus:
+def focus_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     """Where ``request`` looks, as far as models of this group are concerned.
 
     Made once per request and model. Costs a look-up in the directory if a key is named.
@@ -73,19 +73,19 @@ def focus_of(request: HttpRequest, options: ShardOptions) -> Focus:
     :raises InvalidFocus: there is no such place; a sentence for the user.
     """
     kept = _kept(request)
-    found: Focus | None = kept.get(options.model)
+    found: ShardScope | None = kept.get(options.model)
     if found is None:
-        within: Focus | None = kept.get(options.group)
+        within: ShardScope | None = kept.get(options.group)
         if within is not None:
             # The page is about a row, or a key, of another model of the group.
-            found = Focus(options, shard=within.home, home=within.home)
+            found = ShardScope(options, shard=within.home, home=within.home)
         else:
             found = read_focus(request.GET, options)
         kept[options.model] = found
     return found
 
 
-def new_row_focus(request: HttpRequest, options: ShardOptions) -> Focus:
+def new_row_focus(request: HttpRequest, options: ShardOptions) -> ShardScope:
     """Where a new row is to be put: as its URL says, or else the changelist it was asked from.
 
     :raises InvalidFocus: see :func:`focus_of`.
@@ -99,7 +99,7 @@ def new_row_focus(request: HttpRequest, options: ShardOptions) -> Focus:
     return found
 
 
-def narrow(request: HttpRequest, focus: Focus) -> None:
+def narrow(request: HttpRequest, focus: ShardScope) -> None:
     """From now on the request is about this place, for all models of the group."""
     kept = _kept(request)
     for name, found in list(kept.items()):
@@ -113,7 +113,7 @@ def _kept(request: Any) -> dict[Any, Any]:
     return found
 
 
-def read_focus(values: Mapping[str, Any], options: ShardOptions) -> Focus:
+def read_focus(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """What a query string says.
 
     :raises InvalidFocus: see :func:`focus_of`.
@@ -121,7 +121,7 @@ def read_focus(values: Mapping[str, Any], options: ShardOptions) -> Focus:
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
     if not text:
-        return Focus(options, shard=shard, home=shard)
+        return ShardScope(options, shard=shard, home=shard)
     key = read_key(options, text)
     home = locate(options, key)
     if shard is not None and home != shard:
@@ -129,7 +129,7 @@ def read_focus(values: Mapping[str, Any], options: ShardOptions) -> Focus:
             f"The rows of {_name(options)} {text} are not on {shard.alias}.",
             home=home.alias if home is not None else None,
         )
-    return Focus(options, shard=shard, key=key, home=home)
+    return ShardScope(options, shard=shard, key=key, home=home)
 
 
 def named_shard(options: ShardOptions, alias: str) -> Shard:

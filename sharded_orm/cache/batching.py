@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from sharded_orm.cache.markers import unfinished
-from sharded_orm.cache.stores.base import Found, Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
 #: One exchange with a server: what to read, as :meth:`Server.read` takes it,
-Ask = tuple[Server, Sequence[str], Sequence[str], Sequence[str]]
+Ask = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
 #: and what it gave.
-Reply = tuple[list[bytes | None], list[Found], list[bytes | None]]
+Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 #: A read, phase by phase.
 Steps = Generator[Ask, Reply, None]
 
 
 def read_leased(
-    server: Server, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
+    server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
     """Objects that are missing are leased to the caller, where reading gives leases."""
     if unfinished.waiting:
@@ -29,13 +29,13 @@ def read_leased(
 
 
 def read_unleased(
-    server: Server, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
+    server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
     """The same for who is not going to fill: a lease would keep others from it."""
     if not objects:
         return read_leased(server, names, (), again)
     raws, _, after = read_leased(server, (*names, *objects), (), again)
-    return raws[: len(names)], list(map(Found, raws[len(names) :])), after
+    return raws[: len(names)], list(map(FoundEntry, raws[len(names) :])), after
 
 
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
@@ -50,7 +50,7 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             return
     waiting = [(step, next(step)) for step in steps]  # Each asks at least once.
     while waiting:
-        packets: dict[Server, _Packet] = {}
+        packets: dict[CacheServer, _Packet] = {}
         for step, ask in waiting:
             packets.setdefault(ask[0], _Packet()).add(step, ask)
         waiting = []
@@ -79,7 +79,9 @@ class _Packet:
             self._again.setdefault(name, len(self._again))
         self._objects += objects
 
-    def exchange(self, server: Server, exchange: Callable[..., Reply]) -> list[tuple[Steps, Ask]]:
+    def exchange(
+        self, server: CacheServer, exchange: Callable[..., Reply]
+    ) -> list[tuple[Steps, Ask]]:
         """One round trip; what each read asks next."""
         names, objects, again = exchange(
             server, list(self._names), self._objects, list(self._again)

@@ -8,25 +8,25 @@ from typing import NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm.cache.keys import node_index
-from sharded_orm.cache.statistics import Statistics
-from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.statistics import CacheStatistics
+from sharded_orm.cache.stores.base import CacheServer
 from sharded_orm.cache.stores.factory import name_prefix
 from sharded_orm.cache.stores.factory import open_servers as open_alias
 from sharded_orm.conf import CacheOptions
 
 #: The servers behind an alias of ``CACHES``, in the order of its LOCATION.
-Opener = Callable[[str, CacheOptions], Sequence[Server]]
+Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
     """A server that is told of the writes of a place, and what it has of it."""
 
-    server: Server
+    server: CacheServer
     objects: bool
     lists: bool
 
 
-class Cache:
+class CacheClient:
     """The cache servers of the project, and what was counted. Thread-safe.
 
     Made by ``runtime.cache()`` alone. All that belongs to one place, a shard or a global
@@ -62,17 +62,17 @@ class Cache:
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
         # As many entries as there are places.
-        self._objects: dict[str, Server] = {}
-        self._lists: dict[str, Server] = {}
+        self._objects: dict[str, CacheServer] = {}
+        self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
-        self.statistics = Statistics(self.prefix, self.objects)
+        self.statistics = CacheStatistics(self.prefix, self.objects)
 
     @property
     def guard_ttl(self) -> float:
         """Seconds that a guard lives from its last use: longer than what it stands for."""
         return self.options.ttl * 2
 
-    def objects(self, place: str) -> Server:
+    def objects(self, place: str) -> CacheServer:
         """The server of the objects of ``place``, and of their guards."""
         try:
             return self._objects[place]
@@ -80,7 +80,7 @@ class Cache:
             servers = self.object_servers
             return self._objects.setdefault(place, servers[node_index(place, len(servers))])
 
-    def lists(self, place: str) -> Server:
+    def lists(self, place: str) -> CacheServer:
         """The server of the lists and counts of ``place``, and of their guards."""
         try:
             return self._lists[place]
@@ -110,10 +110,10 @@ class Cache:
         return list(found.values())
 
     @property
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[CacheServer, ...]:
         """Each server once; those of objects first."""
         also = [server for servers in self._also for server in servers]
-        by_name: dict[str, Server] = {}
+        by_name: dict[str, CacheServer] = {}
         for server in (*self.object_servers, *self.list_servers, *also):
             by_name.setdefault(server.name, server)
         return tuple(by_name.values())

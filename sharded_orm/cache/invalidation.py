@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sharded_orm.cache import request_cache
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.guards import closing, new_token
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Voided:
     wide: bool = False
 
 
-def void(cache: Cache, rows: Iterable[Voided]) -> None:
+def void(cache: CacheClient, rows: Iterable[Voided]) -> None:
     """Make what the cache holds of ``rows`` void: one packet for each cache server.
 
     What was read from the database before this call, and is about to be stored, does not
@@ -34,9 +34,9 @@ def void(cache: Cache, rows: Iterable[Voided]) -> None:
 
     :raises ServerDown: a server did not answer; the others were told.
     """
-    objects: dict[Server, list[str]] = {}
+    objects: dict[CacheServer, list[str]] = {}
     # Of each server, the guards, and whether what they stand for is void as a whole.
-    guards: dict[Server, dict[str, bool]] = {}
+    guards: dict[CacheServer, dict[str, bool]] = {}
     rows = list(rows)
     for one in rows:
         scope, names = one.scope, one.scope.guards

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
 from sharded_orm.cache import request_cache
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.guards import MAX_LISTED, Marker, Writer, closing, header, new_token, opening
 from sharded_orm.cache.keys import CachedType, Scope
 from sharded_orm.cache.repair import compact_marked
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
@@ -32,7 +32,7 @@ _MARKS = 3
 Records = list[tuple[str, bytes]]
 
 
-class Connection(Protocol):
+class MarkedConnection(Protocol):
     """What is asked of a database connection."""
 
     alias: str
@@ -69,17 +69,17 @@ class Touched:
             if len(self.pks) > MAX_LISTED:
                 self.pks = None
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[GuardUpdate]:
         """What each guard must be told."""
         pks = None if self.pks is None else frozenset(self.pks)
         # The last of a scope's guards is its own.
-        yield Note(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
+        yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
         if not self.wide:
             for narrow in self.isolates.values():
-                yield Note(narrow, narrow.guards[-1], frozenset(), False, at_home=False)
+                yield GuardUpdate(narrow, narrow.guards[-1], frozenset(), False, at_home=False)
 
 
-class Note(NamedTuple):
+class GuardUpdate(NamedTuple):
     """What one guard must be told.
 
     :param at_home: it is also a guard of objects, not of lists alone.
@@ -92,32 +92,32 @@ class Note(NamedTuple):
     at_home: bool
 
 
-class Told(NamedTuple):
+class PlacedMarker(NamedTuple):
     """A marker of this transaction that is in a guard, or may be."""
 
-    note: Note
-    server: Server
+    note: GuardUpdate
+    server: CacheServer
     marker: Marker
     holds_objects: bool
 
 
-class TransactionWrites:
+class TransactionMarkers:
     """What one transaction wrote to cached models, and the markers of it.
 
     It is the ``transaction_writes`` of a connection: see
-    :class:`sharded_orm.backends.write_hooks.observer.Ending` for when it is called. Not thread-safe.
+    :class:`sharded_orm.backends.write_hooks.observer.TransactionListener` for when it is called. Not thread-safe.
     """
 
-    def __init__(self, cache: Cache, connection: Connection) -> None:
+    def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
         # By type and place, then by the token of the key. None is the key of a whole table,
         # beside which others of a sharded type need not be told.
         self._touched: dict[tuple[CachedType, str], dict[str | None, Touched]] = {}
-        self._told: list[Told] = []
+        self._told: list[PlacedMarker] = []
         # Servers that could not be told, and the transaction goes on all the same.
-        self._missed: set[Server] = set()
-        self._sizes: dict[Server, dict[str, int]] = {}
+        self._missed: set[CacheServer] = set()
+        self._sizes: dict[CacheServer, dict[str, int]] = {}
         # When all that was touched was last marked, monotonic; None: it is not.
         self._marked_at: float | None = None
 
@@ -158,7 +158,7 @@ class TransactionWrites:
         for keys in self._touched.values():
             yield from keys.values()
 
-    def _notes(self) -> Iterator[Note]:
+    def _notes(self) -> Iterator[GuardUpdate]:
         for touched in self._all():
             yield from touched.notes()
 
@@ -194,14 +194,14 @@ class TransactionWrites:
         started, now = time.monotonic(), time.time()
         writer = Writer(*self._connection.session_id())
         token = new_token()
-        records: dict[Server, Records] = {}
+        records: dict[CacheServer, Records] = {}
         for note in self._notes():
             marker = Marker(token, now, note.wide, writer, note.pks)
             line = opening(marker)
             for server, holds_objects in self._servers(note):
                 records.setdefault(server, []).append((note.guard, line))
                 # Before it is sent: it may arrive whatever becomes of this process.
-                self._told.append(Told(note, server, marker, holds_objects))
+                self._told.append(PlacedMarker(note, server, marker, holds_objects))
         first, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
             try:
@@ -213,12 +213,12 @@ class TransactionWrites:
             self._sizes[server] = {name: size for (name, _), size in zip(lines, sizes, strict=True)}
         self._marked_at = started
 
-    def _servers(self, note: Note) -> Iterator[tuple[Server, bool]]:
+    def _servers(self, note: GuardUpdate) -> Iterator[tuple[CacheServer, bool]]:
         for holder in self._cache.holders(note.scope.place):
             if note.at_home or holder.lists:
                 yield holder.server, holder.objects and note.at_home
 
-    def _failed(self, server: Server, exc: ServerDown) -> None:
+    def _failed(self, server: CacheServer, exc: ServerDown) -> None:
         if self._cache.options.on_failure == "refuse":
             self._refuse(f"cache server {server.name} does not answer ({exc})", exc)
         self._missed.add(server)
@@ -254,12 +254,12 @@ class TransactionWrites:
             # What was read in between is of before.
             self._forget()
 
-    def _finish(self, told: list[Told]) -> None:
+    def _finish(self, told: list[PlacedMarker]) -> None:
         late = self._marked_at is None or (
             time.monotonic() > self._marked_at + self._cache.options.commit_within
         )
         work = self._ends(told, late=late)
-        done: set[Server] = set()
+        done: set[CacheServer] = set()
         try:
             for server, part in work.items():
                 if self._close(part):
@@ -271,8 +271,8 @@ class TransactionWrites:
                     unfinished.add(part)
                 self._connection.discard_session()
 
-    def _ends(self, told: list[Told], *, late: bool) -> dict[Server, Unfinished]:
-        work: dict[Server, Unfinished] = {}
+    def _ends(self, told: list[PlacedMarker], *, late: bool) -> dict[CacheServer, Unfinished]:
+        work: dict[CacheServer, Unfinished] = {}
         for note, server, marker, holds_objects in told:
             if (part := work.get(server)) is None:
                 part = work[server] = Unfinished(server)
@@ -325,7 +325,7 @@ class Unfinished:
 
     __slots__ = ("objects", "records", "server")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: CacheServer) -> None:
         self.server = server
         self.objects: set[str] = set()
         self.records: Records = []
@@ -365,7 +365,7 @@ class Queue:
             parts.append(part)
             self.waiting = True
 
-    def flush(self, server: Server) -> None:
+    def flush(self, server: CacheServer) -> None:
         """Tell ``server`` what waits for it; no round trip if nothing does.
 
         :raises ServerDown: it does not answer; what was not told waits on.

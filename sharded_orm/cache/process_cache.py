@@ -30,7 +30,7 @@ class Listed:
         self.value = value
 
 
-class Memory:
+class ProcessCache:
     """What a process remembers of lists and guards it has seen. Thread-safe.
 
     It is never believed by itself: a guard that is read now tells whether it is still

@@ -25,26 +25,26 @@ from typing import Protocol, cast
 from sharded_orm.cache import guards, values
 from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_unleased
 from sharded_orm.cache.guards import BrokenGuard
-from sharded_orm.cache.process_cache import Listed, Memory
+from sharded_orm.cache.process_cache import Listed, ProcessCache
 from sharded_orm.cache.repair import Repairer
 from sharded_orm.cache.requests import (
     BYPASS,
     HIT,
     MISS,
-    State,
-    Want,
-    WantedList,
-    WantedObject,
+    CacheRequest,
+    GuardState,
+    ListRequest,
+    ObjectRequest,
     judge,
 )
-from sharded_orm.cache.stores.base import MAX_VALUE, Entry, Found, Server, ServerDown
+from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
 from sharded_orm.cache.values import Row, Unusable
 
 #: Longer lists are not cached: a multi-get of so many objects is no faster than the query.
 MAX_ROWS = 1000
 
 
-class Options(Protocol):
+class ReaderOptions(Protocol):
     """What of the settings counts here; all in seconds."""
 
     @property
@@ -53,23 +53,23 @@ class Options(Protocol):
     def quarantine(self) -> float: ...
 
 
-class Statistics(Protocol):
+class ReadCounters(Protocol):
     def add(self, type_name: str, **deltas: int) -> None: ...
 
 
-class Cache(Protocol):
-    """What a reader needs of :class:`sharded_orm.cache.client.Cache`."""
+class CacheServers(Protocol):
+    """What a reader needs of :class:`sharded_orm.cache.client.CacheClient`."""
 
     @property
-    def options(self) -> Options: ...
+    def options(self) -> ReaderOptions: ...
     @property
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> ReadCounters: ...
     @property
     def shares_store(self) -> bool: ...
     @property
     def guard_ttl(self) -> float: ...
-    def objects(self, place: str) -> Server: ...
-    def lists(self, place: str) -> Server: ...
+    def objects(self, place: str) -> CacheServer: ...
+    def lists(self, place: str) -> CacheServer: ...
 
 
 class Reader:
@@ -78,22 +78,22 @@ class Reader:
     :param now: seconds since 1970.
     """
 
-    def __init__(self, cache: Cache, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, cache: CacheServers, now: Callable[[], float] = time.time) -> None:
         self.cache = cache
-        self.memory = Memory()
+        self.memory = ProcessCache()
         self.repairer = Repairer(cache.options.quarantine)
         self._now = now
 
     # -- Reading -----------------------------------------------------------------
 
-    def read(self, wants: Sequence[Want], *, to_fill: bool = True) -> None:
+    def read(self, wants: Sequence[CacheRequest], *, to_fill: bool = True) -> None:
         """Look for all of ``wants``; each then has its outcome. Never raises for the cache.
 
         :param to_fill: what is missing will be filled: leases are taken.
         """
         exchange = read_leased if to_fill else read_unleased
         first = wants[0] if len(wants) == 1 else None
-        if isinstance(first, WantedObject):
+        if isinstance(first, ObjectRequest):
             # The commonest read of all: what _object() does, without drive().
             server = self.cache.objects(first.scope.place)
             try:
@@ -104,7 +104,7 @@ class Reader:
                 self._decide(first, server, reply)
         else:
             steps = [
-                self._object(want) if isinstance(want, WantedObject) else self._list(want)  # type: ignore[arg-type]  # a request is for an object or for a list
+                self._object(want) if isinstance(want, ObjectRequest) else self._list(want)  # type: ignore[arg-type]  # a request is for an object or for a list
                 for want in wants
             ]
             drive(steps, exchange)
@@ -113,12 +113,12 @@ class Reader:
                 self._prepare(want) if to_fill else self._forbid(want)
         self._count_read(wants)
 
-    def _object(self, want: WantedObject) -> Steps:
+    def _object(self, want: ObjectRequest) -> Steps:
         scope = want.scope
         server = self.cache.objects(scope.place)
         self._decide(want, server, (yield server, scope.guards, (want.name,), ()))
 
-    def _decide(self, want: WantedObject, server: Server, reply: Reply) -> None:
+    def _decide(self, want: ObjectRequest, server: CacheServer, reply: Reply) -> None:
         scope = want.scope
         raws, found, _ = reply
         state = self._state(server, scope.guards, scope.home, tuple(raws))
@@ -136,7 +136,7 @@ class Reader:
         want.state = want.stamped = state
         want.outcome = MISS
 
-    def _list(self, want: WantedList) -> Steps:
+    def _list(self, want: ListRequest) -> Steps:
         scope, query = want.scope, want.query
         names, own = scope.guards, scope.guards[-1]
         server = self.cache.lists(scope.place)
@@ -228,8 +228,8 @@ class Reader:
         want.outcome = MISS
 
     def _state(
-        self, server: Server, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
-    ) -> State | None:
+        self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
+    ) -> GuardState | None:
         """What the guards say; None when one was missing or broken, and has been made anew."""
         try:
             if None not in raws:
@@ -254,7 +254,7 @@ class Reader:
             pass  # The next reader will.
         return None
 
-    def _met(self, want: Want, server: Server, state: State) -> None:
+    def _met(self, want: CacheRequest, server: CacheServer, state: GuardState) -> None:
         """Repair what dead writers have left. This read is not helped by it."""
         if want.sessions is None:
             return
@@ -270,7 +270,7 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def _rows(
-        self, want: Want, names: Sequence[str], found: Sequence[Found], stamp: str
+        self, want: CacheRequest, names: Sequence[str], found: Sequence[FoundEntry], stamp: str
     ) -> list[Row] | None:
         """The objects' rows; None when one is missing, and then ``want.found`` tells which."""
         form = want.format
@@ -303,7 +303,7 @@ class Reader:
         return cast("list[Row]", rows)
 
     def _unpacked(
-        self, want: Want, names: Sequence[str], found: Sequence[Found], stamp: str
+        self, want: CacheRequest, names: Sequence[str], found: Sequence[FoundEntry], stamp: str
     ) -> list[Row] | None:
         rows = values.unpack_objects(
             [each.value for each in found], names, want.format.fingerprint, stamp, want.format.width
@@ -316,11 +316,11 @@ class Reader:
                 self._count_broken(want)
         return None
 
-    def _count_broken(self, want: Want) -> None:
+    def _count_broken(self, want: CacheRequest) -> None:
         self.cache.statistics.add(want.scope.type.name, broken=1)
 
     def _listed(
-        self, want: WantedList, name: str, raw: bytes | None, revision: str
+        self, want: ListRequest, name: str, raw: bytes | None, revision: str
     ) -> Listed | None:
         found = values.unpack_list(raw, name, want.format.fingerprint)
         if isinstance(found, Unusable):
@@ -338,7 +338,7 @@ class Reader:
 
     # -- Filling -----------------------------------------------------------------
 
-    def _prepare(self, want: Want) -> None:
+    def _prepare(self, want: CacheRequest) -> None:
         """Take the leases that ``want`` needs to be filled."""
         youngest = max(state.created for state in (want.state, want.stamped) if state is not None)
         if self._now() < youngest + self.cache.options.quarantine:
@@ -355,18 +355,18 @@ class Reader:
             self._forbid(want)
             return
         for name, lease in zip(states, leases, strict=True):
-            want.found[name] = None if lease is None else Found(None, lease)
+            want.found[name] = None if lease is None else FoundEntry(None, lease)
 
-    def _forbid(self, want: Want) -> None:
+    def _forbid(self, want: CacheRequest) -> None:
         want.state = want.stamped = None
 
-    def fill(self, filled: Sequence[tuple[Want, Sequence[str], Sequence[Row]]]) -> None:
+    def fill(self, filled: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
         """Store what the database gave for wants that were missing. Never raises for the cache.
 
         :param filled: each want with the tokens of its rows' primary keys (empty for those
             that must not be stored as objects) and the rows, or its value and no rows.
         """
-        packets: dict[Server, list[tuple[Want, Entry]]] = {}
+        packets: dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]] = {}
         for want, pks, rows in filled:
             if want.state is None or len(rows) > MAX_ROWS:
                 continue
@@ -392,18 +392,18 @@ class Reader:
 
     def _add_entries(
         self,
-        packets: dict[Server, list[tuple[Want, Entry]]],
-        want: Want,
+        packets: dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]],
+        want: CacheRequest,
         pks: Sequence[str],
         rows: Sequence[Row],
     ) -> None:
         scope, state = want.scope, want.state
         assert state is not None
-        if isinstance(want, WantedObject):
+        if isinstance(want, ObjectRequest):
             if list(pks) == [want.pk]:
                 self._add_object(packets, want, want.name, rows[0], state.stamp)
             return
-        assert isinstance(want, WantedList)
+        assert isinstance(want, ListRequest)
         server = self.cache.lists(scope.place)
         name, fingerprint = scope.list_name(want.query, state.revision), want.format.fingerprint
         if want.scalar:
@@ -418,7 +418,7 @@ class Reader:
         if raw is None:
             return
         if not want.is_listed:
-            packets.setdefault(server, []).append((want, Entry(name, raw)))
+            packets.setdefault(server, []).append((want, CacheEntry(name, raw)))
         self.memory.note(scope.guards[-1], want.query, listed)
         if want.stamped is None:
             return
@@ -430,7 +430,7 @@ class Reader:
                 self._add_object(packets, want, object_name, row, stamp)
 
     def _lease_unknown(
-        self, want: WantedList, server: Server, names: Iterable[str], state: State
+        self, want: ListRequest, server: CacheServer, names: Iterable[str], state: GuardState
     ) -> None:
         """Leases for rows of the result that nobody thought of before.
 
@@ -453,12 +453,12 @@ class Reader:
             if tuple(again) != state.raws:
                 leases = [None] * len(names)
         for name, lease in zip(names, leases, strict=True):
-            want.found[name] = None if lease is None else Found(None, lease)
+            want.found[name] = None if lease is None else FoundEntry(None, lease)
 
     def _add_object(
         self,
-        packets: dict[Server, list[tuple[Want, Entry]]],
-        want: Want,
+        packets: dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]],
+        want: CacheRequest,
         name: str,
         row: Row,
         stamp: str,
@@ -470,13 +470,13 @@ class Reader:
         if raw is None:
             return  # A value of a kind that the format does not know.
         server = self.cache.objects(want.scope.place)
-        packets.setdefault(server, []).append((want, Entry(name, raw, found.lease)))
+        packets.setdefault(server, []).append((want, CacheEntry(name, raw, found.lease)))
 
     # -- Statistics --------------------------------------------------------------
 
-    def _count_read(self, wants: Sequence[Want]) -> None:
+    def _count_read(self, wants: Sequence[CacheRequest]) -> None:
         for want in wants:
-            kind = "object" if isinstance(want, WantedObject) else "list"
+            kind = "object" if isinstance(want, ObjectRequest) else "list"
             self.cache.statistics.add(want.scope.type.name, **_DELTAS[kind, want.outcome])
 
 
@@ -492,10 +492,10 @@ _DELTAS: dict[tuple[str, int], dict[str, int]] = {
 _TOKENS = re.compile(r"(?:[0-9A-Za-z_.%~]{1,64}(?:,|\Z))*")
 
 
-def _why_not(entry: Entry) -> str:
+def _why_not(entry: CacheEntry) -> str:
     return "too_large" if len(entry.value) > MAX_VALUE else "fills_lost"
 
 
-def _listed(want: WantedList, revision: str, pks: Iterable[str]) -> Listed:
+def _listed(want: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
     found = tuple(pks)
     return Listed(revision, found, tuple(map(want.scope.object_name, found)), None)

@@ -30,7 +30,7 @@ from sharded_orm.cache.guards import (
     parse,
 )
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.stores.base import CacheServer
 
 #: Younger markers are left to their writers, seconds.
 REPAIR_AFTER = 1.0
@@ -84,7 +84,7 @@ class Repairer:
 
     def repair(
         self,
-        server: Server,
+        server: CacheServer,
         scope: Scope,
         index: int,
         guard: Guard,
@@ -173,7 +173,7 @@ class Repairer:
         return left
 
 
-def compact(server: Server, name: str, raw: bytes, ttl: float) -> bool:
+def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     """Put a shorter guard in the place of ``raw`` if that is worth it and nobody was faster.
 
     Markers and generation stay; lists of the scope are not found again, so it is best done
@@ -188,8 +188,8 @@ def compact(server: Server, name: str, raw: bytes, ttl: float) -> bool:
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
-def compact_marked(server: Server, sizes: Mapping[str, int], ttl: float) -> None:
-    """The same after a write: ``sizes`` are those that :meth:`Server.mark` gave for guards."""
+def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
+    """The same after a write: ``sizes`` are those that :meth:`CacheServer.mark` gave for guards."""
     names = [name for name, size in sizes.items() if size > COMPACT_FROM]
     if not names:
         return

@@ -20,7 +20,7 @@ from asgiref.sync import SyncToAsync
 MAX_ENTRIES = 10_000
 
 
-class Level1:
+class RequestCache:
     """What one request or block has read. Its threads and tasks share it.
 
     Entries are kept by the name of their home guard, so that all that a write may concern
@@ -30,7 +30,7 @@ class Level1:
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
 
-    def __init__(self, outer: Level1 | None = None, *, is_request: bool = False) -> None:
+    def __init__(self, outer: RequestCache | None = None, *, is_request: bool = False) -> None:
         self._homes: dict[str, dict[str, Any]] = {}
         self._entries = 0
         self.is_closed = False
@@ -70,13 +70,13 @@ class Level1:
         self.clear()
 
 
-_current: ContextVar[Level1 | None] = ContextVar("sharded_orm_level1", default=None)
+_current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
 # Under ASGI Django sends its signals in tasks of their own, whose context variables end with
 # them. What a whole request shares is this object of asgiref.
-_of_request: WeakKeyDictionary[Any, Level1] = WeakKeyDictionary()
+_of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
-def current() -> Level1 | None:
+def current() -> RequestCache | None:
     """The level of this request or block; None outside."""
     level = _current.get()
     if level is None:
@@ -95,7 +95,7 @@ def cache_scope() -> Iterator[None]:
 
     What is read twice inside is asked once. A block inside another one begins anew.
     """
-    level = Level1(_current.get())
+    level = RequestCache(_current.get())
     token = _current.set(level)
     try:
         yield
@@ -108,13 +108,13 @@ def begin_request(**kwargs: Any) -> None:
     """Receiver of ``request_started``: always begins anew, whatever an earlier one left."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
-        _of_request[context] = Level1(is_request=True)
+        _of_request[context] = RequestCache(is_request=True)
         return
     outer = _current.get()
     if outer is not None and outer.is_request:
         outer.close()
         outer = outer.outer
-    _current.set(Level1(outer, is_request=True))
+    _current.set(RequestCache(outer, is_request=True))
 
 
 def end_request(**kwargs: Any) -> None:
@@ -140,7 +140,7 @@ def forget(home_guard: str | None = None) -> None:
     _forget(_current.get(), home_guard)
 
 
-def _forget(level: Level1 | None, guard: str | None) -> None:
+def _forget(level: RequestCache | None, guard: str | None) -> None:
     # What is written in a block is written in the one around it, too.
     while level is not None:
         level.forget(guard)

@@ -1,7 +1,7 @@
 """What is asked of the cache, and what the guards say about it.
 
 A *want* is one object or one list. It goes through :class:`~sharded_orm.cache.reader.Reader`,
-which leaves with it what came of it. A :class:`State` is what all guards of its scope say
+which leaves with it what came of it. A :class:`GuardState` is what all guards of its scope say
 together, at one moment.
 """
 
@@ -16,7 +16,7 @@ from sharded_orm.cache.guards import Guard
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.process_cache import Decoded
 from sharded_orm.cache.repair import Sessions
-from sharded_orm.cache.stores.base import Found
+from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
 #: What came of a want.
@@ -26,7 +26,7 @@ BYPASS, MISS, HIT = 0, 1, 2
 _LONGEST_GUARDS = 4096
 
 
-class State:
+class GuardState:
     """What the guards of a scope say together. Immutable."""
 
     __slots__ = (
@@ -64,13 +64,13 @@ class State:
         )
 
 
-_remembered = lru_cache(maxsize=4096)(State)
+_remembered = lru_cache(maxsize=4096)(GuardState)
 
 
-def judge(raws: tuple[bytes, ...], home: int) -> State:
+def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
     """What guards say, as they stand on the server. :exc:`BrokenGuard` if one is none."""
     # Longer ones are rare, and would fill the memory.
-    return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else State)(raws, home)
+    return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
 class Format(Protocol):
@@ -93,7 +93,7 @@ class Format(Protocol):
         changes."""
 
 
-class Want:
+class CacheRequest:
     """What is asked for. One read each; not shared between threads.
 
     :param scope: of the object (without isolate key) or list.
@@ -122,14 +122,14 @@ class Want:
         #: The number of a hit, for scalars.
         self.value: int | None = None
         #: The guards under which what is missing may be filled; None: it may not.
-        self.state: State | None = None
+        self.state: GuardState | None = None
         #: The same for its objects, which may be on another server.
-        self.stamped: State | None = None
+        self.stamped: GuardState | None = None
         # By name: what stood there and may be replaced under the lease; None: it was valid.
-        self.found: dict[str, Found | None] = {}
+        self.found: dict[str, FoundEntry | None] = {}
 
 
-class WantedObject(Want):
+class ObjectRequest(CacheRequest):
     """A row by its primary key.
 
     :param pk: its token.
@@ -143,7 +143,7 @@ class WantedObject(Want):
         self.name = scope.object_name(pk)
 
 
-class WantedList(Want):
+class ListRequest(CacheRequest):
     """The rows of a query, or with ``scalar`` the number that it results in.
 
     :param query: a digest of everything that the result depends on but the rows.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from weakref import WeakSet
 
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
@@ -36,7 +36,7 @@ FIELDS: Mapping[str, str] = {
 #: Label of each model -> what was counted, by name.
 Counts = dict[str, dict[str, int]]
 
-_all: WeakSet[Statistics] = WeakSet()
+_all: WeakSet[CacheStatistics] = WeakSet()
 # Of the blocks of counting() that this context is in.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
@@ -56,7 +56,7 @@ def counting() -> Iterator[Counts]:
         _blocks.reset(token)
 
 
-class Statistics:
+class CacheStatistics:
     """Counters of this process, sent on from time to time. Thread-safe; survives a fork.
 
     Sent means: added to counters on the cache servers, which are the same for all
@@ -76,7 +76,7 @@ class Statistics:
     def __init__(
         self,
         prefix: str,
-        server: Callable[[str], Server],
+        server: Callable[[str], CacheServer],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prefix = prefix
@@ -130,7 +130,7 @@ class Statistics:
             labels = {name.removeprefix(self._prefix): dict(c) for name, c in taken.items()}
             if cache_counted.has_listeners():
                 # Robust: a receiver must not break the read that happened to count.
-                cache_counted.send_robust(sender=Statistics, counts=labels)
+                cache_counted.send_robust(sender=CacheStatistics, counts=labels)
             if logger.isEnabledFor(logging.DEBUG):
                 for label, counts in labels.items():
                     shown = ", ".join(f"{field} {count}" for field, count in counts.items())

@@ -30,7 +30,7 @@ from django.db import connections, models, router
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import (
@@ -254,7 +254,7 @@ def _remedy(field: TokenField, vendor: str, what: str) -> str:
 def _engine(model: Any) -> Iterator[checks.CheckMessage]:
     alias = router.db_for_write(model)
     engine = connections.settings[alias]["ENGINE"]
-    if issubclass(load_backend(engine).DatabaseWrapper, ShardAliasMixin):
+    if issubclass(load_backend(engine).DatabaseWrapper, ShardConnectionMixin):
         return
     yield checks.Error(
         f"{model.__name__} is cached, and its database {alias!r} has the ENGINE {engine!r}, which"

@@ -13,8 +13,8 @@ from django.core.exceptions import ValidationError
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.cache.client import Cache
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.client import CacheClient
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 from sharded_orm.models.sharding.options import shard_options
@@ -146,7 +146,7 @@ def _typed(found: CachedModel, field: Any, text: str) -> Any:
         ) from exc
 
 
-def the_cache() -> Cache:
+def the_cache() -> CacheClient:
     """The cache.
 
     :raises InvalidConfiguration: there is none.
@@ -217,14 +217,14 @@ def reset_statistics() -> None:
     cache.statistics.reset(found.type.name for found in cached_models())
 
 
-def _counts(cache: Cache, found: CachedModel) -> dict[str, int] | None:
+def _counts(cache: CacheClient, found: CachedModel) -> dict[str, int] | None:
     try:
         return cache.statistics.overall(found.type.name)
     except ServerDown:
         return None
 
 
-def _ask(server: Server, holds: tuple[str, ...]) -> CacheServerStatus:
+def _ask(server: CacheServer, holds: tuple[str, ...]) -> CacheServerStatus:
     try:
         info = server.info()
         fastest = min(_timed(server) for _ in range(3))
@@ -242,7 +242,7 @@ def _ask(server: Server, holds: tuple[str, ...]) -> CacheServerStatus:
     )
 
 
-def _timed(server: Server) -> float:
+def _timed(server: CacheServer) -> float:
     started = time.perf_counter()
     server.counters(["@ping"])
     return time.perf_counter() - started

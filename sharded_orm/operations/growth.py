@@ -16,16 +16,16 @@ from typing import Any, Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import GrowthRefused, TopologyReadOnly
 from sharded_orm.operations import topology
-from sharded_orm.operations.migrate import Options, migration_run
+from sharded_orm.operations.migrate import MigrateOptions, migration_run
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.selection import Selected
-from sharded_orm.operations.shards.misplaced_rows import Rows
+from sharded_orm.operations.shards.misplaced_rows import RowScan
 from sharded_orm.routing.kinds import keys_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import ShardGroup
-from sharded_orm.topology.transitions import Keys
+from sharded_orm.topology.transitions import KeyRouting
 
 KIND: Final = "grow"
 #: Seconds for all processes to use the closed range before it is opened.
@@ -63,7 +63,7 @@ class NewRange:
 
 
 @dataclass
-class Report:
+class GrowthReport:
     """What became of :func:`grow`. ``open`` is None where a range is never open or closed."""
 
     range: NewRange
@@ -71,7 +71,7 @@ class Report:
     named: bool = False
     open: bool | None = False
     #: Of the shards, if they were migrated now.
-    migrated: migration_run.Report | None = None
+    migrated: migration_run.MigrationReport | None = None
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def grow(
     progress: migration_run.Progress,
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
-) -> Report:
+) -> GrowthReport:
     """Give group ``name`` ``count`` more shards: make them, migrate them, name them, open them.
 
     May be run again with the same arguments after any end, and goes on. Until it is over, the
@@ -139,7 +139,7 @@ def grow(
             new = NewRange(**{**run.arguments["range"], "bounds": tuple(bounds)})
             tell(f"goes on with run {run.id}: range {new}")
         try:
-            report = _Growth(run, new, kind, progress, stopping or Stopping(), tell).run_to_end(
+            report = GrowthRun(run, new, kind, progress, stopping or Stopping(), tell).run_to_end(
                 asked, open_it
             )
         except (GrowthRefused, TopologyReadOnly) as exc:
@@ -194,7 +194,7 @@ def set_weight(name: str, first: int, last: int, weight: float) -> Document:
 
 def _set(name: str, first: int, last: int, key: str, value: Any) -> Document:
     group = runtime.group(name)
-    if keys_of(group) not in (Keys.PLACED, Keys.EMBEDDED):
+    if keys_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
         raise GrowthRefused(
             f"Group {name!r} has the strategy {group.strategy!r}, which never chooses a shard for a"
             f" key: {key!r} of a range means nothing there."
@@ -216,11 +216,11 @@ def _set(name: str, first: int, last: int, key: str, value: Any) -> Document:
 # ##### Growing #####
 
 
-def _growing(name: str) -> Keys:
+def _growing(name: str) -> KeyRouting:
     """:raises GrowthRefused: the number of shards can never change."""
     group = runtime.group(name)
     kind = keys_of(group)
-    if kind is Keys.COMPUTED:
+    if kind is KeyRouting.COMPUTED:
         raise GrowthRefused(
             f"Group {name!r} cannot grow: its strategy {group.strategy!r} computes the shard of a"
             " key from the number of shards, so nearly every key would be looked for on another"
@@ -262,12 +262,12 @@ def _known_here(document: Document) -> Iterator[None]:
         runtime.swap(None)
 
 
-class _Growth:
+class GrowthRun:
     def __init__(
         self,
-        run: journal.Run,
+        run: journal.JournalRun,
         new: NewRange,
-        kind: Keys,
+        kind: KeyRouting,
         progress: migration_run.Progress,
         stopping: Stopping,
         tell: Tell,
@@ -278,9 +278,9 @@ class _Growth:
         self._progress = progress
         self._stopping = stopping
         self._tell = tell
-        self.report = Report(new, open=None if kind is Keys.RANGES else False)
+        self.report = GrowthReport(new, open=None if kind is KeyRouting.RANGES else False)
 
-    def run_to_end(self, asked: Mapping[str, Any], open_it: bool) -> Report:
+    def run_to_end(self, asked: Mapping[str, Any], open_it: bool) -> GrowthReport:
         new, report = self.new, self.report
         there = _entry(topology.current(), new)
         if there is None:
@@ -295,7 +295,7 @@ class _Growth:
             self.run.check()
             topology.change(self._with_range, f"range {new} on {new.primary}, closed")
         report.created = report.named = True
-        if self.kind is Keys.RANGES:
+        if self.kind is KeyRouting.RANGES:
             self._look_for_keys_above()
         elif open_it:
             self._open()
@@ -316,13 +316,13 @@ class _Growth:
                 " somebody else has changed the topology. Repeat the command."
             )
         # Which keys a range group has on its last shard depends on its bounds, never on "open".
-        ranges.append(new.entry(is_open=self.kind is Keys.RANGES))
+        ranges.append(new.entry(is_open=self.kind is KeyRouting.RANGES))
         self._add_bounds(entry)
         return Document.from_content(content)
 
     def _add_bounds(self, entry: dict[str, Any]) -> None:
         new, group = self.new, runtime.group(self.new.group)
-        has_bounds = self.kind is Keys.RANGES and "BOUNDS" in group.strategy_options
+        has_bounds = self.kind is KeyRouting.RANGES and "BOUNDS" in group.strategy_options
         if not has_bounds:
             if new.bounds:
                 raise GrowthRefused(f"Group {new.group!r} has no BOUNDS; leave --bounds out.")
@@ -346,7 +346,7 @@ class _Growth:
             new = self.new
             opening = (
                 ""
-                if self.kind is Keys.RANGES
+                if self.kind is KeyRouting.RANGES
                 else " When every process has it, take out 'open' and deploy once more."
             )
             raise TopologyReadOnly(
@@ -362,7 +362,7 @@ class _Growth:
         with _known_here(document):
             group = runtime.group(new.group)
             shards = [group.shard(number) for number in range(new.first, new.last + 1)]
-            demand = migration_run.Demand(Options(), create=True)
+            demand = migration_run.MigrationRequest(MigrateOptions(), create=True)
             made = migration_run.migrate(
                 Selected(group, shards), demand, self._progress, self._stopping
             )
@@ -378,7 +378,7 @@ class _Growth:
 
     def _refuse_keys_above(self, document: Document) -> None:
         """:raises GrowthRefused: keys that are in use would be looked for on the new shards."""
-        if self.kind is not Keys.RANGES:
+        if self.kind is not KeyRouting.RANGES:
             return
         with _known_here(document):
             found = self._keys_above()
@@ -402,7 +402,7 @@ class _Growth:
         if "BOUNDS" not in group.strategy_options or self.new.first == 0:
             return []  # With SIZE such keys were refused.
         shard = group.shard(self.new.first - 1)
-        rows = Rows(sample=None)
+        rows = RowScan(sample=None)
         with node_connection(shard.node) as wrapper:
             rows.read(wrapper, [shard], lambda: None)
         if rows.errors:

@@ -14,7 +14,7 @@ from django.db import Error, OperationalError, connections
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
@@ -43,7 +43,7 @@ def unheard() -> None:
 
 
 @contextmanager
-def node_connection(name: str) -> Iterator[ShardAliasMixin]:
+def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """A connection object of node ``name`` that is on no shard, closed at the end.
 
     For the thread that makes it. Connects when it is first used.
@@ -51,7 +51,7 @@ def node_connection(name: str) -> Iterator[ShardAliasMixin]:
     # The name of a schema that there is not: SQLite takes the folder from it.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
-    wrapper: ShardAliasMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
+    wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
         complete(settings), f"node {name}"
     )
     try:

@@ -11,7 +11,7 @@ from django.db.models import Avg, Count, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
-from sharded_orm.scatter.compile import Options
+from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
@@ -131,7 +131,7 @@ def _plain(
         query.select_related = False
         return query
 
-    options = Options(summary=True, elide_empty=all(made.elide_empty for _, made in asked))
+    options = CompileOptions(summary=True, elide_empty=all(made.elide_empty for _, made in asked))
     plan = make_plan(_masked(asked, only), options, failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     rows = list(merged(plan, executor))
@@ -178,7 +178,7 @@ def _distinct(
             query.where = WhereNode([query.where, condition])
         return query
 
-    plan = make_plan(_masked(asked, values), Options(), failures)
+    plan = make_plan(_masked(asked, values), CompileOptions(), failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     found = (row[0] for row in merged(plan, executor))
     total, count = total_of(value for value in found if value is not None)

@@ -11,11 +11,11 @@ from django.db.models import Count
 
 from sharded_orm.scatter import aggregates as aggregation
 from sharded_orm.scatter import two_phase
-from sharded_orm.scatter.compile import Options
+from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
-from sharded_orm.scatter.plan import STREAM_BATCH, Plan, Target, make_plan
+from sharded_orm.scatter.plan import STREAM_BATCH, ScatterPlan, Target, make_plan
 from sharded_orm.scatter.refusals import check
 from sharded_orm.scatter.rows import objects
 
@@ -115,7 +115,7 @@ def exists(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     asked = _transformed(targets, lambda q: q.exists())
     low = query.low_mark
-    options = Options(limit=low + 1, existence=True, local_columns=local_columns)
+    options = CompileOptions(limit=low + 1, existence=True, local_columns=local_columns)
     plan = make_plan(asked, options, failures)
     rows = merged(plan, Executor(plan, failures, CHUNK_SIZE))
     found = next(cut(rows, low, low + 1), None) is not None
@@ -147,12 +147,12 @@ def _rows(
     chunk_size: int,
     stream: bool,
     stack: ExitStack,
-) -> tuple[Plan, Iterator[Row]]:
+) -> tuple[ScatterPlan, Iterator[Row]]:
     query = targets[0].query
     for target in targets:
         check(target.query)
     low, high = query.low_mark, query.high_mark
-    options = Options(limit=high, local_columns=local_columns)
+    options = CompileOptions(limit=high, local_columns=local_columns)
     wrapper: Any = connections[targets[0].shard.alias]
     union = wrapper.scatter_union
     if two_phase.applies(query, targets, high, union):
@@ -172,13 +172,13 @@ def _count_rows(
 ) -> int:
     """How many rows a query has that is distinct or grouped, its limits aside."""
     unlimited = _transformed(targets, _without_limits)
-    plan = make_plan(unlimited, Options(local_columns=local_columns), failures)
+    plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
     if template is None:
         return 0
     if template.distinct or template.merges_groups:
         return sum(1 for _ in merged(plan, Executor(plan, failures, CHUNK_SIZE)))
-    plan = make_plan(unlimited, Options(local_columns=local_columns, counted=True), failures)
+    plan = make_plan(unlimited, CompileOptions(local_columns=local_columns, counted=True), failures)
     return sum(row[0] for row in Executor(plan, failures, CHUNK_SIZE).chained())
 
 

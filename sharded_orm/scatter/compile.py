@@ -67,7 +67,7 @@ class Template:
 
 
 @dataclass
-class Options:
+class CompileOptions:
     """What the scatter wants of a branch beyond Django's SQL."""
 
     # Rows of a branch that can matter: offset + limit; None is all of them.
@@ -88,7 +88,7 @@ class Options:
 
 
 def compile_query(
-    query: Query, wrapper: BaseDatabaseWrapper, options: Options, *, qualify: bool
+    query: Query, wrapper: BaseDatabaseWrapper, options: CompileOptions, *, qualify: bool
 ) -> Template:
     """``query`` for any shard of the node that ``wrapper`` stands for.
 
@@ -151,7 +151,7 @@ class _PkAmong:
 class _Root(SQLCompiler):
     """The outermost compiler of a branch: adds the columns that the merge needs."""
 
-    options: Options
+    options: CompileOptions
     marks_rows: bool
     _group_expressions: Sequence[Any] = ()
 

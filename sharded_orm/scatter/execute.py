@@ -23,7 +23,7 @@ from sharded_orm.scatter.failures import (
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.keys import Row
-    from sharded_orm.scatter.plan import Branch, Plan, Statement
+    from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
 # Shards without a union that are read side by side, each with a connection of its own.
@@ -50,7 +50,7 @@ class Executor:
     """
 
     def __init__(
-        self, plan: Plan, failures: Failures, chunk_size: int, *, stream: bool = False
+        self, plan: ScatterPlan, failures: Failures, chunk_size: int, *, stream: bool = False
     ) -> None:
         self._failures = failures
         self._stream = stream
@@ -97,7 +97,7 @@ class Executor:
             rows.close()
         self._open.clear()
 
-    def _alias_stream(self, statement: Statement) -> Iterator[Row]:
+    def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
             # Few rows; or so many shards that not all of their files may stay open.
@@ -105,8 +105,8 @@ class Executor:
         self._open.append(rows)
         return rows
 
-    def _waves(self) -> Iterator[list[Statement]]:
-        waiting: dict[str, list[Statement]] = {}
+    def _waves(self) -> Iterator[list[ShardStatement]]:
+        waiting: dict[str, list[ShardStatement]] = {}
         for statement in self._statements:
             waiting.setdefault(statement.node, []).append(statement)
         while waiting:
@@ -115,18 +115,18 @@ class Executor:
 
     # -- unions
 
-    def _run_all(self, statements: Sequence[Statement]) -> dict[Statement, Iterable[Row]]:
+    def _run_all(self, statements: Sequence[ShardStatement]) -> dict[ShardStatement, Iterable[Row]]:
         own = [s for s in statements if s.alias is not None]
-        by_node: dict[str, list[Statement]] = {}
+        by_node: dict[str, list[ShardStatement]] = {}
         for statement in statements:
             if statement.alias is None:
                 by_node.setdefault(statement.node, []).append(statement)
-        found: dict[Statement, Iterable[Row]] = {}
+        found: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
         if len(nodes) + bool(own) > 1:
             here, others = (own, nodes) if own else (nodes[0], nodes[1:])
             with ThreadPoolExecutor(len(others), "scatter") as pool:
-                futures: list[Future[dict[Statement, Iterable[Row]]]] = [
+                futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
                     pool.submit(contextvars.copy_context().run, self._run_node, batch)
                     for batch in others
                 ]
@@ -150,7 +150,9 @@ class Executor:
             self._doubt = error
         self._failures.add([branch.shard for branch in branches], error)
 
-    def _run_node(self, statements: Sequence[Statement]) -> dict[Statement, Iterable[Row]]:
+    def _run_node(
+        self, statements: Sequence[ShardStatement]
+    ) -> dict[ShardStatement, Iterable[Row]]:
         return {
             statement: self._started(statement)
             if self._stream and statement.alias is None
@@ -158,7 +160,7 @@ class Executor:
             for statement in statements
         }
 
-    def _started(self, statement: Statement) -> Iterable[Row]:
+    def _started(self, statement: ShardStatement) -> Iterable[Row]:
         """The rows of a statement that the server has begun to send."""
         rows = self._node_stream(statement)
         try:
@@ -170,7 +172,7 @@ class Executor:
         self._open.append(rows)
         return rows
 
-    def _node_stream(self, statement: Statement) -> Generator[Any, None, None]:
+    def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
         """First None, when the statement has been executed; then its rows."""
         sql, params = statement.sql()
         started = False
@@ -187,7 +189,7 @@ class Executor:
             self._fail(statement.branches, error)
             self._failures.check()
 
-    def _run(self, statement: Statement, branches: Sequence[Branch]) -> list[Row]:
+    def _run(self, statement: ShardStatement, branches: Sequence[Branch]) -> list[Row]:
         if cause := self._gone.get(statement.node):
             self._failures.add([branch.shard for branch in branches], cause)
             return []
@@ -210,7 +212,7 @@ class Executor:
         self._answered = True
         return rows
 
-    def _read(self, statement: Statement, sql: str, params: Sequence[Any]) -> list[Row]:
+    def _read(self, statement: ShardStatement, sql: str, params: Sequence[Any]) -> list[Row]:
         if statement.alias is not None:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
@@ -220,7 +222,7 @@ class Executor:
             return list(cursor.fetchall())
 
     @contextmanager
-    def _node_cursor(self, statement: Statement, **how: bool) -> Iterator[Any]:
+    def _node_cursor(self, statement: ShardStatement, **how: bool) -> Iterator[Any]:
         group, wrapper = self._group, self._wrappers[statement.node]
         with group.wrap_database_errors, wrapper.node_cursor(**how) as raw:
             make = group.make_debug_cursor if group.queries_logged else group.make_cursor
@@ -228,7 +230,7 @@ class Executor:
 
     # -- one statement per shard
 
-    def _alias_rows(self, statement: Statement) -> Generator[Row, None, None]:
+    def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
         """Rows of one shard, read as they are asked for; closes its cursor in the end."""
         (branch,) = statement.branches
         assert statement.alias is not None

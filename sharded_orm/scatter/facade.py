@@ -45,7 +45,7 @@ class Facade:
         self.tables: set[str] = set()
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
-        self._mixins: tuple[type, ...] = (Qualified, Checked) if qualify else (Checked,)
+        self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:
@@ -69,7 +69,7 @@ def _subclass(mixins: tuple[type, ...], base: type) -> type:
     return found
 
 
-class Checked(SQLCompiler):
+class CheckedSQL(SQLCompiler):
     """Refuses what would read another shard, or differ from shard to shard."""
 
     def compile(self, node: Any) -> Any:

@@ -12,10 +12,10 @@ from sharded_orm.scatter.partials import Merger
 if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.keys import Comparison, Row
-    from sharded_orm.scatter.plan import Plan
+    from sharded_orm.scatter.plan import ScatterPlan
 
 
-def merged(plan: Plan, executor: Executor) -> Iterator[Row]:
+def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
     """All rows of ``plan`` in the order of one database, before OFFSET and LIMIT."""
     template = plan.template
     if template is None:
@@ -48,7 +48,7 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
             yield row
 
 
-def _groups(plan: Plan, rows: Iterable[Row]) -> list[Row]:
+def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
     """The groups of all shards; all of them are held in memory."""
     template, comparison = plan.template, plan.comparison
     assert template is not None

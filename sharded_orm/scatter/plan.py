@@ -10,7 +10,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
 from sharded_orm.backends import text_keys
-from sharded_orm.scatter.compile import Options, Template, compile_query
+from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.keys import (
@@ -58,7 +58,7 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class Statement:
+class ShardStatement:
     """One statement: branches of one node, sent on a connection of the node or of a shard."""
 
     node: str
@@ -134,10 +134,10 @@ def _fill(branch: Branch, schema: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScatterPlan:
     """The statements of one phase, in the order of the shards, and how rows compare."""
 
-    statements: tuple[Statement, ...]
+    statements: tuple[ShardStatement, ...]
     comparison: Comparison
     template: Template | None
     shards: Mapping[int, Shard]
@@ -149,12 +149,12 @@ class Plan:
 
 def make_plan(
     targets: Sequence[Target],
-    options: Options,
+    options: CompileOptions,
     failures: Failures,
     *,
     pks: Mapping[int, Sequence[Any]] | None = None,
     batch: int | None = None,
-) -> Plan:
+) -> ScatterPlan:
     """The plan of asking ``targets``.
 
     With ``pks`` only the targets it names are asked, for those rows. Every query is
@@ -193,17 +193,17 @@ def make_plan(
     shards = {i: target.shard for i, target in enumerate(targets)}
     first = next((b[0] for b in branches.values()), None)
     if first is None:
-        return Plan((), Comparison((), ()), None, shards)
+        return ScatterPlan((), Comparison((), ()), None, shards)
     comparison = _comparison(first)
     outer = _outer(first.template, comparison, options) if not options.counted else Outer(1)
-    statements: list[Statement] = []
+    statements: list[ShardStatement] = []
     for node, asked in branches.items():
         statements += _statements(node, asked, outer, batch or BATCH)
     statements.sort(key=lambda statement: statement.branches[0].index)
-    return Plan(tuple(statements), comparison, first.template, shards)
+    return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
 
-def _outer(template: Template, comparison: Comparison, options: Options) -> Outer:
+def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
     width, weighted = len(template.columns), comparison.weighted
     if template.merges_groups:
         return Outer(width, weighted)
@@ -212,7 +212,7 @@ def _outer(template: Template, comparison: Comparison, options: Options) -> Oute
     return Outer(width, weighted, template.order, limit)
 
 
-def _compile(target: Target, options: Options) -> Template | None:
+def _compile(target: Target, options: CompileOptions) -> Template | None:
     wrapper: Any = connections[target.shard.alias]
     try:
         with wrapper.wrap_database_errors:
@@ -254,13 +254,13 @@ def _comparison(branch: Branch) -> Comparison:
 
 def _statements(
     node: str, branches: Iterable[Branch], outer: Outer, most: int
-) -> Iterable[Statement]:
+) -> Iterable[ShardStatement]:
     branches = list(branches)
     shard = branches[0].shard
     wrapper: Any = connections[shard.alias]
     if not wrapper.scatter_union:
         for branch in branches:
-            yield Statement(node, (branch,), branch.shard.alias, False, outer)
+            yield ShardStatement(node, (branch,), branch.shard.alias, False, outer)
         return
     group: Any = connections[shard.group]
     own = group.open_transactions()
@@ -268,13 +268,13 @@ def _statements(
     params = 0
     for branch in branches:
         if own and branch.shard.alias in own:
-            yield Statement(node, (branch,), branch.shard.alias, True, outer)
+            yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
         count = len(branch.params)
         if batch and (len(batch) >= most or params + count > MAX_PARAMETERS):
-            yield Statement(node, tuple(batch), None, True, outer)
+            yield ShardStatement(node, tuple(batch), None, True, outer)
             batch, params = [], 0
         batch.append(branch)
         params += count
     if batch:
-        yield Statement(node, tuple(batch), None, True, outer)
+        yield ShardStatement(node, tuple(batch), None, True, outer)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from sharded_orm.scatter.keys import Row
-    from sharded_orm.scatter.plan import Plan
+    from sharded_orm.scatter.plan import ScatterPlan
 
 
-def objects(queryset: QuerySet[Any], plan: Plan, rows: Iterable[Row]) -> Iterator[Any]:
+def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
     """What ``queryset`` yields for ``rows``, one for one and in their order.
 
     An instance knows its database, so every shard gets an iterable of its own, which is

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sharded_orm.scatter.compile import Options
+from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import cut, merged
-from sharded_orm.scatter.plan import Plan, Target, make_plan
+from sharded_orm.scatter.plan import ScatterPlan, Target, make_plan
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -51,10 +51,10 @@ def _selects_much(query: Query) -> bool:
 def fetch(
     query: Query,
     targets: Sequence[Target],
-    options: Options,
+    options: CompileOptions,
     failures: Failures,
     low: int,
-) -> tuple[Plan, list[Row]] | None:
+) -> tuple[ScatterPlan, list[Row]] | None:
     """The rows from ``low`` to the limit of ``options``, complete and in order.
 
     None when a winner was gone by the second phase (deleted, changed, or dropped by a
@@ -66,7 +66,9 @@ def fetch(
     keys = [Target(target.shard, slim[id(target.query)]) for target in targets]
     limit = options.limit
     first = make_plan(
-        keys, Options(limit=limit, with_pk=True, local_columns=options.local_columns), failures
+        keys,
+        CompileOptions(limit=limit, with_pk=True, local_columns=options.local_columns),
+        failures,
     )
     if first.template is None:
         return first, []
@@ -78,7 +80,7 @@ def fetch(
     pks: dict[int, list[Any]] = {}
     for index, value in winners:
         pks.setdefault(index, []).append(value)
-    second = make_plan(targets, Options(by_pk=True, with_pk=True), failures, pks=pks)
+    second = make_plan(targets, CompileOptions(by_pk=True, with_pk=True), failures, pks=pks)
     if second.template is None:
         return second, []
     pk = second.template.pk

@@ -112,7 +112,7 @@ class _Window:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _NameProgression:
     """The numbers ``base + unknown * step``, for unknowns from 0 to ``last``."""
 
     base: int
@@ -144,8 +144,8 @@ class _Meeting:
     where the other has digits, too, are the unknown.
     """
 
-    one: _Line
-    other: _Line
+    one: _NameProgression
+    other: _NameProgression
 
     @classmethod
     def of(cls, one: _Window, other: _Window) -> _Meeting | None:
@@ -176,19 +176,21 @@ def _same_text(one: _Window, other: _Window) -> bool:
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
 
-def _line(window: _Window, text: _Window, start: int, end: int, last: int) -> _Line | None:
+def _line(
+    window: _Window, text: _Window, start: int, end: int, last: int
+) -> _NameProgression | None:
     """The numbers of ``window`` that agree with the text of another; None for none.
 
     :param start: where the digits begin that both have; they end before ``end``.
     """
     if start == end:
         digits = text.fixed(len(window.before), window.end)
-        return _Line(int(digits), 1, 0) if _are_digits(digits) else None
+        return _NameProgression(int(digits), 1, 0) if _are_digits(digits) else None
     left, right = text.fixed(len(window.before), start), text.fixed(end, window.end)
     if not _are_digits(left + right):
         return None
     step = 10 ** len(right)
-    return _Line(int(left or "0") * step * (last + 1) + int(right or "0"), step, last)
+    return _NameProgression(int(left or "0") * step * (last + 1) + int(right or "0"), step, last)
 
 
 def _are_digits(text: str) -> bool:

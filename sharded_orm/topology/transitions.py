@@ -13,7 +13,7 @@ from typing import Any
 from sharded_orm.topology.model import ShardGroup, Topology
 
 
-class Keys(Enum):
+class KeyRouting(Enum):
     """What decides on which shard a key is."""
 
     PLACED = "a record of each key"
@@ -24,22 +24,22 @@ class Keys(Enum):
 
 #: Of the strategies that come with the library.
 BUILT_IN = {
-    "directory": Keys.PLACED,
-    "embedded": Keys.EMBEDDED,
-    "range": Keys.RANGES,
-    "modulo": Keys.COMPUTED,
+    "directory": KeyRouting.PLACED,
+    "embedded": KeyRouting.EMBEDDED,
+    "range": KeyRouting.RANGES,
+    "modulo": KeyRouting.COMPUTED,
 }
 # Options that say where a key is, and what they are while they are not given.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 
-def built_in_keys(group: ShardGroup) -> Keys:
+def built_in_keys(group: ShardGroup) -> KeyRouting:
     """For groups with a strategy of the library; of any other nothing better is known."""
-    return BUILT_IN.get(group.strategy, Keys.COMPUTED)
+    return BUILT_IN.get(group.strategy, KeyRouting.COMPUTED)
 
 
 def problems(
-    old: Topology, new: Topology, keys: Callable[[ShardGroup], Keys] = built_in_keys
+    old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting] = built_in_keys
 ) -> list[str]:
     """Why ``new`` must not follow ``old``, in sentences; empty when it may.
 
@@ -66,7 +66,7 @@ def _group_problems(
     new: Topology,
     before: ShardGroup,
     after: ShardGroup,
-    keys: Callable[[ShardGroup], Keys],
+    keys: Callable[[ShardGroup], KeyRouting],
 ) -> Iterator[str]:
     where = f"group {before.name!r}"
     if after.count < before.count:
@@ -95,7 +95,7 @@ def _group_problems(
         )
         return
     match keys(before):
-        case Keys.COMPUTED:
+        case KeyRouting.COMPUTED:
             if after.count != before.count:
                 yield (
                     f"{where}: the number of shards cannot change from {before.count} to"
@@ -104,13 +104,13 @@ def _group_problems(
                 )
             if dict(after.strategy_options) != dict(before.strategy_options):
                 yield f"{where}: STRATEGY_OPTIONS change; keys might be looked for on other shards"
-        case Keys.EMBEDDED:
+        case KeyRouting.EMBEDDED:
             yield from _embedded_problems(where, before, after)
-        case Keys.RANGES:
+        case KeyRouting.RANGES:
             yield from _bounds_problems(
                 where, before.strategy_options, after.strategy_options, before.count
             )
-        case Keys.PLACED:
+        case KeyRouting.PLACED:
             pass
 
 

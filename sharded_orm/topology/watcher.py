@@ -32,7 +32,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class TopologyStatus:
     """Which topology this process uses, since when, and what it has refused."""
 
     version: int
@@ -42,7 +42,7 @@ class Standing:
     refused: tuple[str, ...] = ()
 
 
-class Follower(Generic[T]):
+class TopologyWatcher(Generic[T]):
     """One process and its source.
 
     Not thread-safe: the caller has a lock.
@@ -55,7 +55,7 @@ class Follower(Generic[T]):
         self.source = source
         # One attribute: a child that is forked at any moment has both, or neither.
         self._used: tuple[Document | None, T | None] = (None, None)
-        self.standing = Standing(0, Origin.SETTINGS, datetime.now(UTC))
+        self.standing = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
         self._refused: Document | None = None
         self._copy = None if source.last_good is None else LastGoodCopy(Path(source.last_good))
@@ -70,9 +70,9 @@ class Follower(Generic[T]):
         """What the document in use was made into."""
         return self._used[1]
 
-    def of_child(self, source: TopologySource) -> Follower[T]:
+    def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
         """For a forked child: the same document, another source."""
-        made = Follower(source, self._check)
+        made = TopologyWatcher(source, self._check)
         made._used = self._used
         assert made.document is not None
         # Another thread of the parent may have been about to tell.
@@ -102,7 +102,7 @@ class Follower(Generic[T]):
                 "%s. Going on with the last good copy in %s: version %d, saved at %s.",
                 str(refusal).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
             )  # fmt: skip
-            self.standing = Standing(
+            self.standing = TopologyStatus(
                 copy.version, Origin.LAST_GOOD, datetime.now(UTC), _problems(refusal)
             )
             self.source.using(copy.version)
@@ -132,7 +132,7 @@ class Follower(Generic[T]):
         if document == self.document:
             if self.standing.origin is Origin.LAST_GOOD or self.standing.refused:
                 logger.info("%s has version %d, which is in use.", self.source.describe(), document.version)  # fmt: skip
-                self.standing = Standing(document.version, Origin.SOURCE, self.standing.since)
+                self.standing = TopologyStatus(document.version, Origin.SOURCE, self.standing.since)
             self._refused = None
             return False
         try:
@@ -153,7 +153,7 @@ class Follower(Generic[T]):
             return
         self._refused = document
         standing = self.standing
-        self.standing = Standing(standing.version, standing.origin, standing.since, problems)
+        self.standing = TopologyStatus(standing.version, standing.origin, standing.since, problems)
         logger.error(
             "%s: %s is refused, version %d stays in use. %s",
             self.source.describe(),
@@ -172,7 +172,7 @@ class Follower(Generic[T]):
     def _take(self, document: Document, value: T, changes: str) -> None:
         before, self._used = self.document, (document, value)
         self._refused = None
-        self.standing = Standing(document.version, Origin.SOURCE, datetime.now(UTC))
+        self.standing = TopologyStatus(document.version, Origin.SOURCE, datetime.now(UTC))
         if before is not None and changes:
             logger.info(
                 "Version %d of the topology takes the place of version %d: %s.",

@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, inline, named, url
 from tests.cached.models import CachedCountry, CachedPost
 from tests.photos.models import Album, Photo
@@ -107,13 +107,13 @@ def test_adding_costs_what_django_s_does(browser: Client, rows: Rows, twins: Cac
 def test_a_page_asks_one_shard(browser: Client, rows: Rows, monkeypatch: Any) -> None:
     browser.get(url(Photo, "change", named(rows.photo)))
     asked: list[str] = []
-    runs = ShardAliasMixin._cursor
+    runs = ShardConnectionMixin._cursor
 
     def watched(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         asked.append(wrapper.alias)  # of a shard, or of the global database
         return runs(wrapper, *args, **kwargs)
 
-    monkeypatch.setattr(ShardAliasMixin, "_cursor", watched)
+    monkeypatch.setattr(ShardConnectionMixin, "_cursor", watched)
     browser.get(url(Photo, "change", named(rows.photo)))
     # The photo; its album and its tags, chosen and offered; its comments. Each row of the
     # inline asks for its row again, as in Django's admin.

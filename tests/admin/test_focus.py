@@ -6,7 +6,7 @@ from django.test import RequestFactory
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import options_of
-from sharded_orm.admin.shard_scope import Focus, focus_of, narrow
+from sharded_orm.admin.shard_scope import ShardScope, focus_of, narrow
 from tests.photos.models import Album, Board, Note, Photo
 
 
@@ -14,12 +14,12 @@ def test_each_group_has_a_place_of_its_own() -> None:
     request = RequestFactory().get("/")
     here, there = runtime.shard("photos", 3), runtime.shard("pins", 2)
     assert focus_of(request, options_of(Album)).everywhere
-    narrow(request, Focus(options_of(Photo), shard=here, home=here))
-    narrow(request, Focus(options_of(Board), shard=there, home=there))
+    narrow(request, ShardScope(options_of(Photo), shard=here, home=here))
+    narrow(request, ShardScope(options_of(Board), shard=there, home=there))
     assert focus_of(request, options_of(Note)).home == there
     assert focus_of(request, options_of(Album)).home == here
     # A later one of the same group is that of all its models.
     other = runtime.shard("photos", 4)
-    narrow(request, Focus(options_of(Album), shard=other, home=other))
+    narrow(request, ShardScope(options_of(Album), shard=other, home=other))
     assert focus_of(request, options_of(Photo)).home == other
     assert focus_of(request, options_of(Board)).home == there

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from sharded_orm.cache.keys import MAX_LENGTH
-from sharded_orm.cache.stores.base import MAX_VALUE, Entry, Found, Server
+from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry
 from sharded_orm.cache.stores.factory import (
     BACKENDS,
     DJANGO_REDIS,
@@ -60,19 +60,19 @@ def name() -> Callable[..., str]:
     return lambda what="x": f"{unique}-{what}"
 
 
-def lease_of(server: Server, name: str) -> Any:
+def lease_of(server: CacheServer, name: str) -> Any:
     _, found, _ = server.read([], [name])
     (lease,) = server.lease([name], found)
     return lease
 
 
-def value_of(server: Server, name: str) -> bytes | None:
+def value_of(server: CacheServer, name: str) -> bytes | None:
     (value,), _, _ = server.read([name])
     return value
 
 
-def put(server: Server, name: str, value: bytes) -> None:
-    assert server.fill([Entry(name, value)], 60) == ([True], [])
+def put(server: CacheServer, name: str, value: bytes) -> None:
+    assert server.fill([CacheEntry(name, value)], 60) == ([True], [])
 
 
 def test_every_backend_is_asked(request: pytest.FixtureRequest) -> None:
@@ -83,7 +83,7 @@ def test_every_backend_is_asked(request: pytest.FixtureRequest) -> None:
 # ##### Guards #####
 
 
-def test_a_missing_guard_is_created_and_another_one_is_left(server: Server, name: Any) -> None:
+def test_a_missing_guard_is_created_and_another_one_is_left(server: CacheServer, name: Any) -> None:
     assert server.add([(name("a"), b"=one\n")], 60) == [b"=one\n"]
     assert server.add([(name("a"), b"=two\n"), (name("b"), b"=three\n")], 60) == [
         b"=one\n",
@@ -92,7 +92,7 @@ def test_a_missing_guard_is_created_and_another_one_is_left(server: Server, name
     assert server.read([name("a"), name("b"), name("c")])[0] == [b"=one\n", b"=three\n", None]
 
 
-def test_a_mark_creates_what_is_missing_and_is_appended(server: Server, name: Any) -> None:
+def test_a_mark_creates_what_is_missing_and_is_appended(server: CacheServer, name: Any) -> None:
     put(server, name("there"), b"=there\n")
     sizes = server.mark([(name("there"), b"+1\n"), (name("new"), b"+22\n")], HEADER, 60)
     assert sizes == [10, 12]
@@ -102,7 +102,7 @@ def test_a_mark_creates_what_is_missing_and_is_appended(server: Server, name: An
 
 
 def test_finishing_deletes_objects_and_appends_to_guards_that_exist(
-    server: Server, name: Any
+    server: CacheServer, name: Any
 ) -> None:
     put(server, name("object"), b"old")
     put(server, name("other"), b"other")
@@ -114,14 +114,16 @@ def test_finishing_deletes_objects_and_appends_to_guards_that_exist(
     assert server.read(names)[0] == [None, b"other", b"=header\n+1\n-1\n", None]
 
 
-def test_a_late_mark_is_appended_after_what_came_first(server: Server, name: Any) -> None:
+def test_a_late_mark_is_appended_after_what_came_first(server: CacheServer, name: Any) -> None:
     server.add([(name(), HEADER)], 60)
     server.finish([], [(name(), b"-1\n")])
     server.mark([(name(), b"+1\n")], HEADER, 60)
     assert value_of(server, name()) == b"=header\n-1\n+1\n"
 
 
-def test_a_guard_is_replaced_only_while_it_is_as_it_was_seen(server: Server, name: Any) -> None:
+def test_a_guard_is_replaced_only_while_it_is_as_it_was_seen(
+    server: CacheServer, name: Any
+) -> None:
     server.add([(name(), HEADER)], 60)
     server.mark([(name(), b"+1\n")], HEADER, 60)
     assert not server.replace(name(), HEADER, b"=new\n", 60)
@@ -133,67 +135,71 @@ def test_a_guard_is_replaced_only_while_it_is_as_it_was_seen(server: Server, nam
 # ##### Leases #####
 
 
-def test_a_missing_object_is_leased_to_one_reader(server: Server, name: Any) -> None:
+def test_a_missing_object_is_leased_to_one_reader(server: CacheServer, name: Any) -> None:
     mine = lease_of(server, name())
     assert mine is not None
     _, others, _ = server.read([], [name()])
-    assert others == [Found(None)]
+    assert others == [FoundEntry(None)]
     assert server.lease([name()], others) == [None]
-    assert server.fill([Entry(name(), b"value", mine)], 60) == ([True], [])
+    assert server.fill([CacheEntry(name(), b"value", mine)], 60) == ([True], [])
     _, (found,), _ = server.read([], [name()])
     assert found.value == b"value"
 
 
-def test_a_lease_is_nothing_to_who_reads_the_name_plainly(server: Server, name: Any) -> None:
+def test_a_lease_is_nothing_to_who_reads_the_name_plainly(server: CacheServer, name: Any) -> None:
     lease_of(server, name())
     (_, _), found, (_,) = server.read([name("guard"), name("list")], [name()], [name("guard")])
     assert found[0].value is None
 
 
-def test_two_readers_of_nothing_get_one_lease(server: Server, name: Any) -> None:
+def test_two_readers_of_nothing_get_one_lease(server: CacheServer, name: Any) -> None:
     """Though both have read before either asked."""
     seen = [server.read([], [name()])[1] for _ in range(2)]
     leases = [server.lease([name()], found)[0] for found in seen]
     assert sum(lease is not None for lease in leases) == 1
 
 
-def test_a_deletion_voids_a_lease(server: Server, name: Any) -> None:
+def test_a_deletion_voids_a_lease(server: CacheServer, name: Any) -> None:
     lease = lease_of(server, name())
     server.finish([name()], [])
-    assert server.fill([Entry(name(), b"old", lease)], 60) == ([False], [])
+    assert server.fill([CacheEntry(name(), b"old", lease)], 60) == ([False], [])
     assert value_of(server, name()) is None
 
 
-def test_a_lease_after_a_deletion_does_not_revive_an_earlier_one(server: Server, name: Any) -> None:
+def test_a_lease_after_a_deletion_does_not_revive_an_earlier_one(
+    server: CacheServer, name: Any
+) -> None:
     early = lease_of(server, name())
     server.finish([name()], [])
     late = lease_of(server, name())
-    assert server.fill([Entry(name(), b"old", early)], 60) == ([False], [])
-    assert server.fill([Entry(name(), b"new", late)], 60) == ([True], [])
+    assert server.fill([CacheEntry(name(), b"old", early)], 60) == ([False], [])
+    assert server.fill([CacheEntry(name(), b"new", late)], 60) == ([True], [])
     assert value_of(server, name()) == b"new"
 
 
-def test_a_lease_is_good_for_one_fill(server: Server, name: Any) -> None:
+def test_a_lease_is_good_for_one_fill(server: CacheServer, name: Any) -> None:
     lease = lease_of(server, name())
-    assert server.fill([Entry(name(), b"one", lease)], 60)[0] == [True]
-    assert server.fill([Entry(name(), b"two", lease)], 60)[0] == [False]
+    assert server.fill([CacheEntry(name(), b"one", lease)], 60)[0] == [True]
+    assert server.fill([CacheEntry(name(), b"two", lease)], 60)[0] == [False]
     assert value_of(server, name()) == b"one"
 
 
-def test_a_value_that_is_of_no_use_is_replaced_under_a_lease(server: Server, name: Any) -> None:
+def test_a_value_that_is_of_no_use_is_replaced_under_a_lease(
+    server: CacheServer, name: Any
+) -> None:
     put(server, name(), b"stale")
     lease = lease_of(server, name())
-    assert server.fill([Entry(name(), b"fresh", lease)], 60)[0] == [True]
+    assert server.fill([CacheEntry(name(), b"fresh", lease)], 60)[0] == [True]
     assert value_of(server, name()) == b"fresh"
 
 
-def test_of_two_who_replace_a_value_one_stores(server: Server, name: Any) -> None:
+def test_of_two_who_replace_a_value_one_stores(server: CacheServer, name: Any) -> None:
     put(server, name(), b"stale")
     seen = [server.read([], [name()])[1] for _ in range(2)]
     leases = [server.lease([name()], found)[0] for found in seen]
     assert leases[0] is not None
     entries = [
-        Entry(name(), value, lease)
+        CacheEntry(name(), value, lease)
         for value, lease in zip([b"one", b"two"], leases, strict=True)
         if lease is not None
     ]
@@ -205,7 +211,7 @@ def test_of_two_who_replace_a_value_one_stores(server: Server, name: Any) -> Non
 
 @pytest.mark.parametrize("how", ["deleted", "filled", "replaced", "deleted and filled"])
 def test_the_lease_of_a_value_is_void_when_the_value_is_not_the_same(
-    server: Server, name: Any, how: str
+    server: CacheServer, name: Any, how: str
 ) -> None:
     put(server, name(), b"stale")
     lease = lease_of(server, name())
@@ -216,31 +222,31 @@ def test_the_lease_of_a_value_is_void_when_the_value_is_not_the_same(
     if how == "replaced":
         there = value_of(server, name())  # a placeholder, where the store has such
         assert server.replace(name(), there or b"stale", b"fresh", 60)
-    assert server.fill([Entry(name(), b"old", lease)], 60)[0] == [False]
+    assert server.fill([CacheEntry(name(), b"old", lease)], 60)[0] == [False]
     assert value_of(server, name()) == (None if how == "deleted" else b"fresh")
 
 
 # ##### Filling #####
 
 
-def test_what_needs_no_lease_is_stored_over_what_is_there(server: Server, name: Any) -> None:
+def test_what_needs_no_lease_is_stored_over_what_is_there(server: CacheServer, name: Any) -> None:
     put(server, name(), b"one")
     put(server, name(), b"two")
     assert value_of(server, name()) == b"two"
 
 
 def test_filling_tells_of_each_entry_and_reads_the_guards_afterwards(
-    server: Server, name: Any
+    server: CacheServer, name: Any
 ) -> None:
     server.add([(name("guard"), HEADER)], 60)
     lost = lease_of(server, name("lost"))
     server.finish([name("lost")], [])
     entries = [
-        Entry(name("list"), b"list"),
-        Entry(name("lost"), b"lost", lost),
-        Entry(name("large"), b"x" * (MAX_VALUE + 1)),
-        Entry(name("held"), b"held", lease_of(server, name("held"))),
-        Entry(name("empty"), b""),
+        CacheEntry(name("list"), b"list"),
+        CacheEntry(name("lost"), b"lost", lost),
+        CacheEntry(name("large"), b"x" * (MAX_VALUE + 1)),
+        CacheEntry(name("held"), b"held", lease_of(server, name("held"))),
+        CacheEntry(name("empty"), b""),
     ]
     before = server.round_trips
     stored, again = server.fill(entries, 60, [name("guard"), name("missing")])
@@ -251,7 +257,7 @@ def test_filling_tells_of_each_entry_and_reads_the_guards_afterwards(
     assert values == [b"list", None, None, b"held", None]
 
 
-def test_the_longest_value_is_stored(server: Server, name: Any) -> None:
+def test_the_longest_value_is_stored(server: CacheServer, name: Any) -> None:
     value = os.urandom(MAX_VALUE)
     put(server, name("a"), value)
     put(server, name("b"), value)
@@ -262,10 +268,10 @@ def test_the_longest_value_is_stored(server: Server, name: Any) -> None:
     "value",
     [EVERY_BYTE, b"\r\n", b"MN\r\n", b"+PONG\r\n", b"x\r\nMN\r\n", b"VA 1\r\nx\r\nMN\r\n", b"0"],
 )
-def test_a_value_may_be_anything(server: Server, name: Any, value: bytes) -> None:
+def test_a_value_may_be_anything(server: CacheServer, name: Any, value: bytes) -> None:
     put(server, name("list"), value)
     lease = lease_of(server, name())
-    assert server.fill([Entry(name(), value, lease)], 60)[0] == [True]
+    assert server.fill([CacheEntry(name(), value, lease)], 60)[0] == [True]
     (read,), (found,), _ = server.read([name("list")], [name()])
     assert read == found.value == value
     guard = HEADER + value
@@ -274,7 +280,7 @@ def test_a_value_may_be_anything(server: Server, name: Any, value: bytes) -> Non
     assert server.replace(name("guard"), guard + value, value, 60)
 
 
-def test_values_with_line_ends_beside_missing_ones(server: Server, name: Any) -> None:
+def test_values_with_line_ends_beside_missing_ones(server: CacheServer, name: Any) -> None:
     """A miss has one line less than a value, and a line end in a value makes one more."""
     values = {
         name("missing"): None,
@@ -296,10 +302,10 @@ def test_values_with_line_ends_beside_missing_ones(server: Server, name: Any) ->
         assert [found.value for found in server.read(lists[:1], order)[1]] == expected
 
 
-def test_a_name_may_have_its_full_length(server: Server, name: Any) -> None:
+def test_a_name_may_have_its_full_length(server: CacheServer, name: Any) -> None:
     long = name().ljust(MAX_LENGTH, "x")
     other = long[:-1] + "y"
-    assert server.fill([Entry(long, b"value", lease_of(server, long))], 60)[0] == [True]
+    assert server.fill([CacheEntry(long, b"value", lease_of(server, long))], 60)[0] == [True]
     assert server.mark([(other, b"+1\n")], HEADER, 60) == [len(HEADER) + 3]
     assert server.read([long, other])[0] == [b"value", b"=header\n+1\n"]
     server.finish([long], [(other, b"-1\n")])
@@ -309,18 +315,18 @@ def test_a_name_may_have_its_full_length(server: Server, name: Any) -> None:
 # ##### Counters, information #####
 
 
-def test_counters_begin_at_zero_and_add_up(server: Server, name: Any) -> None:
+def test_counters_begin_at_zero_and_add_up(server: CacheServer, name: Any) -> None:
     server.count({name("a"): 5, name("b"): 0})
     server.count({name("a"): 7})
     assert server.counters([name("a"), name("b"), name("c")]) == [12, 0, 0]
 
 
-def test_a_counter_that_is_none_counts_nothing(server: Server, name: Any) -> None:
+def test_a_counter_that_is_none_counts_nothing(server: CacheServer, name: Any) -> None:
     put(server, name(), b"nonsense")
     assert server.counters([name()]) == [0]
 
 
-def test_it_tells_of_itself(server: Server) -> None:
+def test_it_tells_of_itself(server: CacheServer) -> None:
     info = server.info()
     assert {"version", "redis_version", "entries"} & set(info)
     assert server.name
@@ -329,15 +335,15 @@ def test_it_tells_of_itself(server: Server) -> None:
 # ##### Round trips #####
 
 
-def test_each_call_is_one_round_trip(server: Server, name: Any) -> None:
+def test_each_call_is_one_round_trip(server: CacheServer, name: Any) -> None:
     server.mark([(name("guard"), b"+1\n")], HEADER, 60)
     server.finish([], [(name("guard"), b"-1\n")])  # scripts are known now
     lease = lease_of(server, name())
-    server.fill([Entry(name(), b"value", lease)], 60)
+    server.fill([CacheEntry(name(), b"value", lease)], 60)
     names = [name(str(number)) for number in range(20)]
     for call in (
         lambda: server.read([name("guard"), name("list")], names, [name("guard")]),
-        lambda: server.fill([Entry(each, b"value") for each in names], 60, [name("guard")]),
+        lambda: server.fill([CacheEntry(each, b"value") for each in names], 60, [name("guard")]),
         lambda: server.mark([(name("guard"), b"+2\n"), (name("g2"), b"+2\n")], HEADER, 60),
         lambda: server.finish(names, [(name("guard"), b"-2\n"), (name("g2"), b"-2\n")]),
         lambda: server.add([(name("guard"), HEADER), (name("g3"), HEADER)], 60),
@@ -352,7 +358,7 @@ def test_each_call_is_one_round_trip(server: Server, name: Any) -> None:
     assert server.round_trips <= before + 2
 
 
-def test_nothing_to_do_is_no_round_trip(server: Server) -> None:
+def test_nothing_to_do_is_no_round_trip(server: CacheServer) -> None:
     assert server.read([]) == ([], [], [])
     assert server.lease([], []) == []
     assert server.fill([], 60) == ([], [])
@@ -365,12 +371,13 @@ def test_nothing_to_do_is_no_round_trip(server: Server) -> None:
     assert server.round_trips == 0 or isinstance(server, LocalServer)
 
 
-def test_thousands_of_objects_at_once(server: Server, name: Any) -> None:
+def test_thousands_of_objects_at_once(server: CacheServer, name: Any) -> None:
     names = [name(str(number).rjust(150, "0")) for number in range(2000)]
     _, found, _ = server.read([], names)
     leases = server.lease(names, found)
     entries = [
-        Entry(each, each.encode() * 4, lease) for each, lease in zip(names, leases, strict=True)
+        CacheEntry(each, each.encode() * 4, lease)
+        for each, lease in zip(names, leases, strict=True)
     ]
     assert all(server.fill(entries, 60)[0])
     _, found, _ = server.read([], names)
@@ -382,7 +389,7 @@ def test_thousands_of_objects_at_once(server: Server, name: Any) -> None:
 # ##### Threads and processes #####
 
 
-def test_threads_do_not_disturb_each_other(server: Server, name: Any) -> None:
+def test_threads_do_not_disturb_each_other(server: CacheServer, name: Any) -> None:
     threads, rounds = 8, 50
     together = threading.Barrier(threads)
 
@@ -391,12 +398,12 @@ def test_threads_do_not_disturb_each_other(server: Server, name: Any) -> None:
         together.wait()
         for turn in range(rounds):
             value = f"{number} {turn}".encode()
-            server.fill([Entry(own, value)], 60)
+            server.fill([CacheEntry(own, value)], 60)
             server.mark([(name("guard"), b"+%b\n" % value)], HEADER, 60)
             assert value_of(server, own) == value
             shared = name(f"shared {turn}".replace(" ", "-"))
             if (lease := lease_of(server, shared)) is not None:
-                wins += server.fill([Entry(shared, value, lease)], 60)[0][0]
+                wins += server.fill([CacheEntry(shared, value, lease)], 60)[0][0]
         return wins
 
     with ThreadPoolExecutor(threads) as pool:
@@ -408,14 +415,14 @@ def test_threads_do_not_disturb_each_other(server: Server, name: Any) -> None:
     assert set(lines) == expected | {b"=header"}
 
 
-def _child(server: Server, name: str, connection: Any) -> None:
-    server.fill([Entry(name, b"child")], 60)
+def _child(server: CacheServer, name: str, connection: Any) -> None:
+    server.fill([CacheEntry(name, b"child")], 60)
     for _ in range(100):
         connection.send(value_of(server, name))
         connection.recv()
 
 
-def test_a_child_has_connections_of_its_own(server: Server, name: Any) -> None:
+def test_a_child_has_connections_of_its_own(server: CacheServer, name: Any) -> None:
     put(server, name("parent"), b"parent")
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
@@ -431,13 +438,15 @@ def test_a_child_has_connections_of_its_own(server: Server, name: Any) -> None:
     assert value_of(server, name("parent")) == b"parent"
 
 
-def test_a_child_is_not_locked_out_by_a_thread_of_its_parent(server: Server, name: Any) -> None:
+def test_a_child_is_not_locked_out_by_a_thread_of_its_parent(
+    server: CacheServer, name: Any
+) -> None:
     """Fork while threads are in the middle of calls, as a server with threads does."""
     stop = threading.Event()
 
     def work() -> None:
         while not stop.is_set():
-            server.fill([Entry(name("busy"), b"busy")], 60)
+            server.fill([CacheEntry(name("busy"), b"busy")], 60)
 
     busy = [threading.Thread(target=work) for _ in range(3)]
     for thread in busy:
@@ -456,7 +465,7 @@ def test_a_child_is_not_locked_out_by_a_thread_of_its_parent(server: Server, nam
     assert [child.exitcode for child in children] == [0] * 10
 
 
-def test_it_goes_on_after_it_was_closed(server: Server, name: Any) -> None:
+def test_it_goes_on_after_it_was_closed(server: CacheServer, name: Any) -> None:
     put(server, name(), b"value")
     server.close()
     server.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sharded_orm.backends.mysql import node as node_module
-from sharded_orm.backends.mysql.session import Session, connect
+from sharded_orm.backends.mysql.session import NodeSession, connect
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     sent: list[str] = []
 
-    def counting(params: dict[str, Any]) -> Session:
+    def counting(params: dict[str, Any]) -> NodeSession:
         session = connect(params)
         query = session.query
 

@@ -13,7 +13,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset
 from sharded_orm.testing import cache_isolation
@@ -91,7 +91,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def cache() -> Cache:
+def cache() -> CacheClient:
     found = runtime.cache()
     assert found is not None
     return found

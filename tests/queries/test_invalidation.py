@@ -10,7 +10,7 @@ from django.core.management.sql import emit_post_migrate_signal
 from django.db import connections, transaction
 from django.db.migrations import Migration
 
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.exceptions import CacheUnavailable
 from sharded_orm.models import ShardedModel
 from tests.cached.models import (
@@ -232,7 +232,7 @@ def test_the_primary_key_may_be_the_shard_key(clock: Clock) -> None:
 def no_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The local server stands for one that is down."""
 
-    def fail(self: Server, *args: Any, **kwargs: Any) -> Any:
+    def fail(self: CacheServer, *args: Any, **kwargs: Any) -> Any:
         raise ServerDown(f"{self.name}: away")
 
     kind = type(cache().servers[0])

@@ -24,8 +24,8 @@ from sharded_orm.models import Placement
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.cache import cached_models, forget_key
 from sharded_orm.operations.shards.where import (
-    Entry,
-    Place,
+    KeyLocation,
+    PlacementEntry,
     directory_entry,
     sharded_model,
     where,
@@ -38,11 +38,11 @@ _COUNTED = 10_000
 
 
 @dataclass(frozen=True)
-class Told:
+class KeyReport:
     """What was found out about a key."""
 
-    place: Place
-    entry: Entry | None
+    place: KeyLocation
+    entry: PlacementEntry | None
     has_directory: bool
 
     @property
@@ -52,7 +52,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyCount:
     """How many keys the directory places on a shard; None where it does not answer."""
 
     number: int | None
@@ -88,7 +88,7 @@ class DirectoryPages(FleetAdmin):
             shard_url=self.url("shard", told.place.alias) if told and told.place.alias else "",
         )
 
-    def _links(self, request: HttpRequest, place: Place) -> list[tuple[str, str]]:
+    def _links(self, request: HttpRequest, place: KeyLocation) -> list[tuple[str, str]]:
         """The models of the group whose changelist can show the rows of the key."""
         query = urlencode({"_key": place.key})
         return [
@@ -136,7 +136,7 @@ def _wanted(request: HttpRequest) -> tuple[str, str]:
     return model, field
 
 
-def _found(request: HttpRequest, model: str, field: str, value: str) -> Told | str:
+def _found(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
     """What is known of a key, or one sentence that says why nothing can be told.
 
     :raises PermissionDenied: the group is none of the user's.
@@ -149,10 +149,10 @@ def _found(request: HttpRequest, model: str, field: str, value: str) -> Told | s
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
 
-    def look() -> Told:
+    def look() -> KeyReport:
         place = where(options.model._meta.label, name, value)
         has_directory = isinstance(runtime.strategy(place.group), DirectoryStrategy)
-        return Told(place, directory_entry(place), has_directory)
+        return KeyReport(place, directory_entry(place), has_directory)
 
     # In a thread, as nodes: the directory may be a server that does not answer.
     return asked("the directory", look)
@@ -177,7 +177,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(group, sorted(found[group])) for group in allowed if found[group]]
 
 
-def _is_key(options: ShardOptions, place: Place) -> bool:
+def _is_key(options: ShardOptions, place: KeyLocation) -> bool:
     """Whether the key of ``place`` is one of this model's, too."""
     if options.key is None:
         return False
@@ -188,7 +188,7 @@ def _is_key(options: ShardOptions, place: Place) -> bool:
     return asked.key is not None and asked.key.attname == place.field
 
 
-def _has_cached(place: Place) -> bool:
+def _has_cached(place: KeyLocation) -> bool:
     """Whether the models of the group are cached, and ``place`` was found by its shard key."""
     options = sharded_model(place.model)
     if options.key is None or options.key.attname != place.field:
@@ -199,7 +199,7 @@ def _has_cached(place: Place) -> bool:
     )
 
 
-def keys_on(shard: Shard, *, within: float) -> Keys | None:
+def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
     """How many keys the directory places on ``shard``, up to a bound; None without a directory.
 
     :param within: seconds for the directory.
@@ -214,5 +214,5 @@ def keys_on(shard: Shard, *, within: float) -> Keys | None:
 
     number = asked("the directory", count, within=within)
     if isinstance(number, str):
-        return Keys(None)
-    return Keys(min(number, _COUNTED), number > _COUNTED)
+        return KeyCount(None)
+    return KeyCount(min(number, _COUNTED), number > _COUNTED)

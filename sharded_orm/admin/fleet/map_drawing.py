@@ -15,7 +15,7 @@ from sharded_orm.admin.fleet.shard_map import (
     Drawing,
     Lane,
     Legend,
-    Place,
+    RangeOnNode,
     Strip,
     span,
 )
@@ -33,11 +33,11 @@ RANGES: Final = 60
 _LETTER = 7.2
 
 
-def places(topology: Topology, groups: Sequence[str]) -> list[Place]:
+def places(topology: Topology, groups: Sequence[str]) -> list[RangeOnNode]:
     """All ranges of ``groups``, by node, in the order of the topology."""
     order = {name: number for number, name in enumerate(topology.nodes)}
     found = [
-        Place(each.primary, topology.groups[name], each)
+        RangeOnNode(each.primary, topology.groups[name], each)
         for name in groups
         for each in topology.groups[name].ranges
     ]
@@ -46,7 +46,7 @@ def places(topology: Topology, groups: Sequence[str]) -> list[Place]:
 
 def draw(
     topology: Topology,
-    shown: Sequence[Place],
+    shown: Sequence[RangeOnNode],
     found: FleetStatus,
     sizes: Mapping[str, ShardSize],
     by: str,
@@ -86,7 +86,7 @@ def draw(
 
 
 def _replicas(
-    topology: Topology, shown: Sequence[Place], urls: Addresses
+    topology: Topology, shown: Sequence[RangeOnNode], urls: Addresses
 ) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for place in shown:
@@ -100,7 +100,7 @@ def _replicas(
 
 
 def _strip(
-    place: Place,
+    place: RangeOnNode,
     states: Mapping[str, ShardStatus],
     measure: Measure,
     largest: float,

@@ -13,11 +13,11 @@ from sharded_orm.operations import growth
 from sharded_orm.routing.kinds import keys_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
-from sharded_orm.topology.transitions import Keys
+from sharded_orm.topology.transitions import KeyRouting
 
 #: Ranges that one page describes; one that is asked for with more shards names no range.
 _DESCRIBED = 20
-_CHOOSES = (Keys.PLACED, Keys.EMBEDDED)
+_CHOOSES = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sharded_orm.topology.model import Shard, ShardGroup, ShardRange
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """How a shard can be. The mark says so without colour."""
 
     name: str
@@ -20,11 +20,11 @@ class State:
 
 #: From the best to the worst; a cell of several shards has the worst of theirs.
 STATES: Final = (
-    State("current", "", "current: it has all migrations"),
-    State("behind", "↑", "behind: it lacks migrations"),
-    State("missing", "∅", "missing: its schema or file does not exist"),
-    State("error", "!", "wrong: it exists and cannot be read"),
-    State("down", "✕", "down: its node does not answer"),
+    CellState("current", "", "current: it has all migrations"),
+    CellState("behind", "↑", "behind: it lacks migrations"),
+    CellState("missing", "∅", "missing: its schema or file does not exist"),
+    CellState("error", "!", "wrong: it exists and cannot be read"),
+    CellState("down", "✕", "down: its node does not answer"),
 )
 RANK = {state.name: rank for rank, state in enumerate(STATES)}
 BY_NAME = {state.name: state for state in STATES}
@@ -58,7 +58,7 @@ def span(first: int, last: int) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RangeOnNode:
     """A range of a group on its primary."""
 
     node: str
@@ -75,7 +75,7 @@ class Cell:
 
     label: str
     url: str
-    state: State
+    state: CellState
     #: In the cell: the mark of its state, and its number if there is room.
     text: str
     x: str
@@ -130,7 +130,7 @@ class Legend:
         for state in states:
             self.counts[state] += 1
 
-    def __iter__(self) -> Iterator[tuple[State, int]]:
+    def __iter__(self) -> Iterator[tuple[CellState, int]]:
         return ((state, self.counts[state.name]) for state in STATES)
 
 

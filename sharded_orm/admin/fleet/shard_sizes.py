@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django.template.defaultfilters import filesizeformat
 
-from sharded_orm.admin.fleet.shard_map import Place
+from sharded_orm.admin.fleet.shard_map import RangeOnNode
 from sharded_orm.backends.sizes import ShardSize
 
 
@@ -24,7 +24,7 @@ class Measure:
             return 0.0
         return float(size.bytes if self._by == "bytes" else size.rows or 0)
 
-    def of_place(self, place: Place) -> float:
+    def of_place(self, place: RangeOnNode) -> float:
         return sum(
             self.of(place.group.shard(number).alias)
             for number in range(place.range.first, place.range.last + 1)

@@ -28,7 +28,7 @@ from sharded_orm.admin.fleet.pages import (
 )
 from sharded_orm.admin.fleet.range_actions import RangePages
 from sharded_orm.admin.fleet.runs import visible_runs
-from sharded_orm.admin.fleet.shard_map import Addresses, Place, span
+from sharded_orm.admin.fleet.shard_map import Addresses, RangeOnNode, span
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
@@ -79,7 +79,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         groups = [wanted] if wanted else allowed
         ranges = Paginator(places(topology, groups), RANGES)
         page = ranges.get_page(request.GET.get("page"))
-        shown: Sequence[Place] = list(page.object_list)
+        shown: Sequence[RangeOnNode] = list(page.object_list)
         shards = [
             place.group.shard(number)
             for place in shown

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.group.registry import ShardRegistry
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.backends.group.transactions import GroupTransactions
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _DEFAULT_IDLE_ALIASES = 1024
 
 
-class GroupMixin(GroupTransactions):
+class GroupAliasMixin(GroupTransactions):
     """The connection object of a group alias; combined with the nodes' engine.
 
     It never runs SQL. ``vendor``, ``features``, ``ops`` and checks are those of the
     engine of the group's nodes; what they have to ask a server, they ask one node.
     """
 
-    # Django's test cases replace ``connect`` to forbid an alias, see ShardAliasMixin.
+    # Django's test cases replace ``connect`` to forbid an alias, see ShardConnectionMixin.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -190,6 +190,8 @@ class GroupMixin(GroupTransactions):
         return test_databases.get(self.settings_dict["GROUP"])
 
 
-def engine_of(settings_dict: dict[str, Any]) -> type[ShardAliasMixin]:
+def engine_of(settings_dict: dict[str, Any]) -> type[ShardConnectionMixin]:
     """The class of the connection objects of the group's shards."""
-    return cast("type[ShardAliasMixin]", load_backend(settings_dict["NODE_ENGINE"]).DatabaseWrapper)
+    return cast(
+        "type[ShardConnectionMixin]", load_backend(settings_dict["NODE_ENGINE"]).DatabaseWrapper
+    )

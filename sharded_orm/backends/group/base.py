@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
 
-from sharded_orm.backends.group.alias import GroupMixin, engine_of
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.alias import GroupAliasMixin, engine_of
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.group.test_databases import GroupCreation
 from sharded_orm.backends.group.unsupported import (
     GroupClient,
@@ -17,10 +17,10 @@ from sharded_orm.backends.group.unsupported import (
 )
 
 _lock = threading.Lock()
-_classes: dict[type, type[GroupMixin]] = {}
+_classes: dict[type, type[GroupAliasMixin]] = {}
 
 
-def group_wrapper_class(engine: type[ShardAliasMixin]) -> type[GroupMixin]:
+def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMixin]:
     """The class of group wrappers whose nodes use ``engine``. Thread-safe; made once."""
     with _lock:
         if engine not in _classes:
@@ -32,7 +32,7 @@ def group_wrapper_class(engine: type[ShardAliasMixin]) -> type[GroupMixin]:
             }
             _classes[engine] = type(
                 "DatabaseWrapper",
-                (GroupMixin, engine),
+                (GroupAliasMixin, engine),
                 {
                     "__module__": __name__,
                     **{name: type(bases[0].__name__, bases, {}) for name, bases in parts.items()},
@@ -41,6 +41,8 @@ def group_wrapper_class(engine: type[ShardAliasMixin]) -> type[GroupMixin]:
         return _classes[engine]
 
 
-def DatabaseWrapper(settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> GroupMixin:
+def DatabaseWrapper(
+    settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS
+) -> GroupAliasMixin:
     """What Django calls to make a connection object for the alias of a group."""
     return group_wrapper_class(engine_of(settings_dict))(settings_dict, alias)

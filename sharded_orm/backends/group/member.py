@@ -1,6 +1,6 @@
 """What every backend's connection object does when its alias is a shard.
 
-:class:`ShardAliasMixin` is the first base of each backend's ``DatabaseWrapper``. A
+:class:`ShardConnectionMixin` is the first base of each backend's ``DatabaseWrapper``. A
 wrapper whose settings have ``SHARD`` belongs to the wrapper of its group in the same
 thread: it takes part in the group's transactions, logs into the group's log and is
 kept, bounded and closed by the group. Any other alias behaves as Django's own.
@@ -21,14 +21,14 @@ from sharded_orm.backends.group.contract import GroupAlias
 from sharded_orm.backends.group.test_databases import prepare_shards, test_databases
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
-from sharded_orm.backends.write_hooks.commit import EndingMixin
+from sharded_orm.backends.write_hooks.commit import CommitHookMixin
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class ShardAliasMixin(ShardDatabaseMixin, EndingMixin):
+class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     """Membership of a shard's wrapper in its group's; see the module.
 
     Like all of Django's wrappers, it may be used by its own thread only. A backend

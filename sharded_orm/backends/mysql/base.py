@@ -14,9 +14,9 @@ from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
-from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
+from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
@@ -24,21 +24,21 @@ from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
-from sharded_orm.backends.mysql.statement_kind import Kind, classify
+from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
-from sharded_orm.backends.write_hooks.commit import Fate
-from sharded_orm.backends.write_hooks.session_id import Identified, OpenSessions, SessionID
+from sharded_orm.backends.write_hooks.commit import CommitOutcome
+from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-W = TypeVar("W", bound=Identified)
+W = TypeVar("W", bound=SessionIdentity)
 
 
-class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
+class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     """An alias of a schema on a node: a shard, or an ordinary entry of ``DATABASES``.
 
     ``self.connection`` is a :class:`VirtualConnection`. Sessions are shared by all
@@ -120,9 +120,9 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
 
     def holds_session(self) -> bool:
         connection = self.connection
-        if connection is None or connection.mode in (Mode.FREE, Mode.CLOSED):
+        if connection is None or connection.mode in (SessionMode.FREE, SessionMode.CLOSED):
             return False
-        return connection.begun or connection.mode is not Mode.TRANSACTION
+        return connection.begun or connection.mode is not SessionMode.TRANSACTION
 
     def forget_server(self) -> None:
         if self._pool is not None:
@@ -237,9 +237,13 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
 
     def effect_of(self, sql: str) -> Effect:
         kind = classify(sql)
-        if kind is Kind.WRITE:
+        if kind is StatementKind.WRITE:
             return Effect.ROWS
-        return Effect.SCHEMA if kind in (Kind.IMPLICIT, Kind.STATE) else Effect.NOTHING
+        return (
+            Effect.SCHEMA
+            if kind in (StatementKind.IMPLICIT, StatementKind.STATE)
+            else Effect.NOTHING
+        )
 
     def lock_schema(self, seconds: float) -> bool:
         self.ensure_connection()
@@ -285,7 +289,7 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors:
             return self.connection.session_id()
 
-    def judges(self, writer: Identified) -> bool:
+    def judges(self, writer: SessionIdentity) -> bool:
         return identity.judges(self.node_pool, writer)
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
@@ -303,8 +307,8 @@ class DatabaseWrapper(ShardAliasMixin, stock.DatabaseWrapper):
         if self.connection is not None:
             self.connection.discard_kept()
 
-    def fate_of_transaction(self) -> Fate:
-        if self.connection is None or self.connection.mode >= Mode.LOST:
+    def fate_of_transaction(self) -> CommitOutcome:
+        if self.connection is None or self.connection.mode >= SessionMode.LOST:
             # It was on its way to COMMIT, which the server may still be working on.
-            return Fate.UNKNOWN
-        return Fate.OPEN
+            return CommitOutcome.UNKNOWN
+        return CommitOutcome.OPEN

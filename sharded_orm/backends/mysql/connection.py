@@ -22,7 +22,7 @@ from MySQLdb import InterfaceError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
-from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_lost
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
 from sharded_orm.backends.write_hooks.session_id import SessionID
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _END_STRICT = b"SET autocommit=1"
 _LOST = 2006
 
 
-class Mode(IntEnum):
+class SessionMode(IntEnum):
     FREE = 0
     """Autocommit; nothing is held between statements."""
     TRANSACTION = 1
@@ -84,11 +84,11 @@ class VirtualConnection(DriverFace):
         self.schema = schema
         self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
-        self.session: Session | None = None
-        self.last: Session | None = None
+        self.session: NodeSession | None = None
+        self.last: NodeSession | None = None
         #: Where our last insert that had an id was.
-        self.inserted_on: Session | None = None
-        self.mode = Mode.FREE
+        self.inserted_on: NodeSession | None = None
+        self.mode = SessionMode.FREE
         self.autocommitted = True
         self.checks_off = False
         #: Several statements are to run on one session.
@@ -111,7 +111,7 @@ class VirtualConnection(DriverFace):
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
-            self.mode = Mode.PINNED
+            self.mode = SessionMode.PINNED
 
     def __repr__(self) -> str:
         return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
@@ -129,7 +129,7 @@ class VirtualConnection(DriverFace):
         return make(self)
 
     def get_autocommit(self) -> bool:
-        if self.mode is Mode.PINNED:
+        if self.mode is SessionMode.PINNED:
             return bool(self._held().autocommits())
         return self.autocommitted
 
@@ -137,12 +137,12 @@ class VirtualConnection(DriverFace):
         """Switch autocommit; switching it on commits what is open, as on the server."""
         on = bool(on)
         mode = self.mode
-        if mode is Mode.PINNED:
+        if mode is SessionMode.PINNED:
             with self._watching() as session:
                 session.raw.autocommit(on)
             self.autocommitted = on
             return
-        if mode is Mode.CLOSED or (mode is Mode.LOST and on):
+        if mode is SessionMode.CLOSED or (mode is SessionMode.LOST and on):
             raise self._gone()
         if on == self.autocommitted:
             return
@@ -152,7 +152,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def commit(self) -> None:
-        if self.mode >= Mode.PINNED:
+        if self.mode >= SessionMode.PINNED:
             with self._watching() as session:
                 session.raw.commit()
         else:
@@ -160,15 +160,15 @@ class VirtualConnection(DriverFace):
 
     def rollback(self) -> None:
         """Roll back. If the session was lost, the server has done so already."""
-        if self.mode is Mode.PINNED:
+        if self.mode is SessionMode.PINNED:
             with self._watching() as session:
                 session.raw.rollback()
-        elif self.mode is Mode.LOST and self.begun:
+        elif self.mode is SessionMode.LOST and self.begun:
             self._forget_transaction()
             self.checks_off = False
-            self.mode = Mode.TRANSACTION
+            self.mode = SessionMode.TRANSACTION
             self.settle()
-        elif self.mode >= Mode.LOST:
+        elif self.mode >= SessionMode.LOST:
             raise self._gone()
         else:
             self._end(b"ROLLBACK")
@@ -179,10 +179,10 @@ class VirtualConnection(DriverFace):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
-        clean = self.mode <= Mode.HELD and not self._carries
+        clean = self.mode <= SessionMode.HELD and not self._carries
         self.batch = self.tied = False
         self._forget_transaction()
-        self.mode = Mode.CLOSED
+        self.mode = SessionMode.CLOSED
         if session is not None:
             if clean:
                 self.pool.release(session)
@@ -194,7 +194,7 @@ class VirtualConnection(DriverFace):
 
         :raises MySQLdb.Error: then.
         """
-        if self.mode >= Mode.LOST:
+        if self.mode >= SessionMode.LOST:
             raise self._gone()
         if self.session is None:
             self.pool.release(self.pool.lease())
@@ -211,7 +211,7 @@ class VirtualConnection(DriverFace):
 
     @property
     def closed(self) -> bool:
-        return self.mode is Mode.CLOSED
+        return self.mode is SessionMode.CLOSED
 
     # --- what LeasedCursor asks for ---------------------------------------------------
 
@@ -221,13 +221,13 @@ class VirtualConnection(DriverFace):
         if tell is not None:
             tell()
 
-    def enter(self, *, plain: bool = True) -> tuple[Session, list[bytes]]:
+    def enter(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
         """The held session and what must go before the next statement on it.
 
         :param plain: the statement neither commits implicitly nor leaves session state.
         """
         mode = self.mode
-        if mode >= Mode.PINNED:
+        if mode >= SessionMode.PINNED:
             held = self._held()
             held.schema = None  # The statement may be USE.
             return held, []
@@ -237,7 +237,7 @@ class VirtualConnection(DriverFace):
             session.last = self
             self.last = session
         prefix = [] if session.schema == self.schema else [self.use]
-        if mode is Mode.TRANSACTION:
+        if mode is SessionMode.TRANSACTION:
             if not self.strict and (self.touched or not plain):
                 prefix.append(_STRICT)
             elif not self.begun:
@@ -275,9 +275,9 @@ class VirtualConnection(DriverFace):
         else:
             self._lose(exc)
 
-    def pin(self, why: str) -> Session:
+    def pin(self, why: str) -> NodeSession:
         """Tie a session to this connection until close(); it then behaves as a stock one."""
-        if self.mode >= Mode.PINNED:
+        if self.mode >= SessionMode.PINNED:
             return self._held()
         session, prefix = self.enter(plain=False)
         try:
@@ -288,7 +288,7 @@ class VirtualConnection(DriverFace):
             raise
         self.left(prefix, len(prefix))
         session.last = None
-        self.mode = Mode.PINNED
+        self.mode = SessionMode.PINNED
         stats = self.pool.stats
         stats.pins += 1
         stats.pin_reasons[why] = stats.pin_reasons.get(why, 0) + 1
@@ -300,11 +300,11 @@ class VirtualConnection(DriverFace):
 
     def unpin(self, why: str) -> None:
         """The statement that :meth:`pin` was for did nothing: share the session again."""
-        if self.mode is Mode.PINNED:
+        if self.mode is SessionMode.PINNED:
             stats = self.pool.stats
             stats.pins -= 1
             stats.pin_reasons[why] -= 1
-            self.mode = Mode.HELD
+            self.mode = SessionMode.HELD
             self.settle()
 
     @contextmanager
@@ -332,7 +332,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def _hold(self) -> None:
-        if self.mode <= Mode.HELD and self.session is None:
+        if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.pool.lease()
             self.session.last = self
             self.last = self.session
@@ -342,8 +342,8 @@ class VirtualConnection(DriverFace):
     def set_checks(self, off: bool) -> None:
         """Foreign key checks were switched on the held session."""
         self.checks_off = off
-        if self.mode is Mode.LOST:
-            self.mode = Mode.HELD
+        if self.mode is SessionMode.LOST:
+            self.mode = SessionMode.HELD
         self.settle()
 
     # --- what the cache needs of a transaction -----------------------------------------
@@ -368,7 +368,7 @@ class VirtualConnection(DriverFace):
 
         One that is tied to this connection stays, as what it carries would be lost.
         """
-        if self.kept and self.mode <= Mode.HELD and not self._carries:
+        if self.kept and self.mode <= SessionMode.HELD and not self._carries:
             session, self.session = self.session, None
             if session is not None:
                 self.pool.discard(session)
@@ -381,9 +381,9 @@ class VirtualConnection(DriverFace):
         return self.begun or self.checks_off or self.tied
 
     @contextmanager
-    def any_session(self) -> Iterator[Session]:
+    def any_session(self) -> Iterator[NodeSession]:
         """The held session, or one for the length of the block; its state must not change."""
-        if self.mode >= Mode.LOST:
+        if self.mode >= SessionMode.LOST:
             raise self._gone()
         if self.session is not None:
             with self._watching() as session:
@@ -401,7 +401,7 @@ class VirtualConnection(DriverFace):
         self.pool.release(session)
 
     @contextmanager
-    def _watching(self) -> Iterator[Session]:
+    def _watching(self) -> Iterator[NodeSession]:
         """Use the held session; if it breaks, what it carried is lost."""
         session = self._held()
         try:
@@ -411,14 +411,14 @@ class VirtualConnection(DriverFace):
                 self._lose(exc)
             raise
 
-    def _held(self) -> Session:
-        if self.session is None or self.mode >= Mode.LOST:
+    def _held(self) -> NodeSession:
+        if self.session is None or self.mode >= SessionMode.LOST:
             raise self._gone()
         return self.session
 
     def _end(self, how: bytes) -> None:
         """COMMIT or ROLLBACK on the server if anything reached it."""
-        if self.mode >= Mode.LOST:
+        if self.mode >= SessionMode.LOST:
             raise self._gone()
         session = self.session
         if session is not None and self.begun:
@@ -446,21 +446,21 @@ class VirtualConnection(DriverFace):
 
     def settle(self) -> None:
         """Back to the mode that the flags ask for; a session nobody needs is released."""
-        if self.mode > Mode.HELD:
+        if self.mode > SessionMode.HELD:
             return
         if not self.autocommitted:
-            self.mode = Mode.TRANSACTION
+            self.mode = SessionMode.TRANSACTION
         elif self.checks_off or self.batch:
-            self.mode = Mode.HELD
+            self.mode = SessionMode.HELD
         else:
-            self.mode = Mode.FREE
+            self.mode = SessionMode.FREE
         if self.begun or self.checks_off or self.batch or self.kept:
             return
         session, self.session = self.session, None
         if session is not None:
             self.give_back(session)
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: NodeSession) -> None:
         if session.autocommits() and not session.more_results():
             self.pool.release(session)
         else:
@@ -470,12 +470,12 @@ class VirtualConnection(DriverFace):
         session, self.session = self.session, None
         if session is not None:
             self.pool.discard(session)
-        carried = self._carries or self.mode is Mode.PINNED
-        if self.tied or self.mode is Mode.PINNED:
+        carried = self._carries or self.mode is SessionMode.PINNED
+        if self.tied or self.mode is SessionMode.PINNED:
             # Not to be healed by a rollback: the state is gone until close().
             self.begun = self.checks_off = False
         if carried:
-            self.mode = Mode.LOST
+            self.mode = SessionMode.LOST
             logger.warning(
                 "Alias %r lost its connection to node %r, and what it held with it: %s",
                 self.alias, self.pool.name, exc,
@@ -483,7 +483,7 @@ class VirtualConnection(DriverFace):
         return exc
 
     def _gone(self) -> MySQLError:
-        if self.mode is Mode.CLOSED:
+        if self.mode is SessionMode.CLOSED:
             return InterfaceError(0, f"the connection of alias {self.alias!r} is closed")
         return OperationalError(
             _LOST,
@@ -492,7 +492,7 @@ class VirtualConnection(DriverFace):
         )
 
 
-_RESTING = (Mode.FREE, Mode.CLOSED)
+_RESTING = (SessionMode.FREE, SessionMode.CLOSED)
 
 
 def _gone_away() -> MySQLError:

@@ -18,9 +18,14 @@ from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
 from sharded_orm.backends.mysql import savepoints, traces
-from sharded_orm.backends.mysql.connection import Mode, VirtualConnection
-from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session, is_syntax_error
-from sharded_orm.backends.mysql.statement_kind import SEVERAL_STATEMENTS, Kind, classify, reason
+from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
+from sharded_orm.backends.mysql.statement_kind import (
+    SEVERAL_STATEMENTS,
+    StatementKind,
+    classify,
+    reason,
+)
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
@@ -31,10 +36,24 @@ _OUT_OF_SYNC = 2014
 
 # Statements that may insert without saying so in their last result.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
-_READ, _WRITE, _IMPLICIT, _AFFINE = Kind.READ, Kind.WRITE, Kind.IMPLICIT, Kind.AFFINE
-_SAVEPOINT, _RELEASE = Kind.SAVEPOINT, Kind.RELEASE
-_CHECKS_OFF, _CHECKS_ON, _STATE = Kind.CHECKS_OFF, Kind.CHECKS_ON, Kind.STATE
-_FREE, _TRANSACTION, _PINNED, _LOST = Mode.FREE, Mode.TRANSACTION, Mode.PINNED, Mode.LOST
+_READ, _WRITE, _IMPLICIT, _AFFINE = (
+    StatementKind.READ,
+    StatementKind.WRITE,
+    StatementKind.IMPLICIT,
+    StatementKind.AFFINE,
+)
+_SAVEPOINT, _RELEASE = StatementKind.SAVEPOINT, StatementKind.RELEASE
+_CHECKS_OFF, _CHECKS_ON, _STATE = (
+    StatementKind.CHECKS_OFF,
+    StatementKind.CHECKS_ON,
+    StatementKind.STATE,
+)
+_FREE, _TRANSACTION, _PINNED, _LOST = (
+    SessionMode.FREE,
+    SessionMode.TRANSACTION,
+    SessionMode.PINNED,
+    SessionMode.LOST,
+)
 
 
 class LeaseMixin(BaseCursor):
@@ -56,10 +75,10 @@ class LeaseMixin(BaseCursor):
     _result: Any = None
     _rows: Any = None
     # The session on which results of this cursor are pending, or a statement runs.
-    _session: Session | None = None
+    _session: NodeSession | None = None
     # Our entry in connection.open_cursors, if the session was leased for us alone.
     _kept: weakref.ref[Any] | None = None
-    _kind: Kind | None = None
+    _kind: StatementKind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
         self.connection = connection
@@ -88,7 +107,9 @@ class LeaseMixin(BaseCursor):
                 raise IntegrityError(*exc.args) from exc
             raise
 
-    def _run_free(self, connection: VirtualConnection, kind: Kind, query: Any, args: Any) -> Any:
+    def _run_free(
+        self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
+    ) -> Any:
         """Autocommit: lease, run, give back. A read may be repeated once."""
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
@@ -142,7 +163,9 @@ class LeaseMixin(BaseCursor):
             pool.release(session)
         return self.rowcount
 
-    def _run_held(self, connection: VirtualConnection, kind: Kind, query: Any, args: Any) -> Any:
+    def _run_held(
+        self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
+    ) -> Any:
         """On the session that the connection holds, or will hold from here on."""
         mode = connection.mode
         why = ""
@@ -168,7 +191,7 @@ class LeaseMixin(BaseCursor):
                     why = reason(query)
                     connection.pin(why)
                 elif kind is _CHECKS_OFF and mode is _FREE:
-                    connection.mode = Mode.HELD
+                    connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
                 # Nothing has run on a held session yet: the traces are on the last one.
                 session = connection.session = traces.lease(connection, query)
@@ -220,7 +243,7 @@ class LeaseMixin(BaseCursor):
             session.busy = True
         return self.rowcount
 
-    def _take(self, session: Session) -> None:
+    def _take(self, session: NodeSession) -> None:
         """Fetch the result of the statement that was sent."""
         self._session = session
         try:
@@ -242,12 +265,12 @@ class LeaseMixin(BaseCursor):
 
     # --- pending results ------------------------------------------------------------------
 
-    def _keep(self, connection: VirtualConnection, session: Session) -> None:
+    def _keep(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
         self._kept = weakref.ref(self)
         connection.open_cursors.append(self._kept)
 
-    def _give_back(self, session: Session, *, broken: bool = False) -> None:
+    def _give_back(self, session: NodeSession, *, broken: bool = False) -> None:
         """The session is no longer needed for results; the connection may hold it still."""
         self._session = None
         session.busy = False
@@ -398,7 +421,7 @@ class LeaseMixin(BaseCursor):
 class LeasedCursor(LeaseMixin, Cursor):
     """The default: rows are tuples and are all on the client."""
 
-    def _take(self, session: Session) -> None:
+    def _take(self, session: NodeSession) -> None:
         result = session.store_result()
         session.stored = True
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from MySQLdb.connections import Connection
 
-from sharded_orm.backends.mysql.session import Session
+from sharded_orm.backends.mysql.session import NodeSession
 
 # What any session of the node can answer and that leaves nothing behind. All other unknown
 # names tie the session to its owner.
@@ -25,11 +25,11 @@ class DriverFace:
 
     __slots__ = ()
 
-    def any_session(self) -> AbstractContextManager[Session]:
+    def any_session(self) -> AbstractContextManager[NodeSession]:
         """The held session, or one for the length of the block; its state must not change."""
         raise NotImplementedError
 
-    def pin(self, why: str) -> Session:
+    def pin(self, why: str) -> NodeSession:
         """Tie a session to this connection until close(); it then behaves as a stock one."""
         raise NotImplementedError
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from MySQLdb import MySQLError
 
-from sharded_orm.backends.write_hooks.session_id import Identified, SessionID
+from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity
 from sharded_orm.exceptions import PoolTimeout
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
-    from sharded_orm.backends.mysql.session import Session
+    from sharded_orm.backends.mysql.session import NodeSession
 
-W = TypeVar("W", bound=Identified)
+W = TypeVar("W", bound=SessionIdentity)
 
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
@@ -34,7 +34,7 @@ _PROCESS = (
 )
 
 
-def session_id(session: Session, pool: NodePool) -> SessionID:
+def session_id(session: NodeSession, pool: NodePool) -> SessionID:
     """Who ``session`` is. Asks the server at the first time, which may be in a transaction.
 
     Nobody in particular behind a proxy that has sessions of its own: their ids mean nothing
@@ -54,7 +54,7 @@ def session_id(session: Session, pool: NodePool) -> SessionID:
     return found
 
 
-def judges(pool: NodePool, writer: Identified) -> bool:
+def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can tell about ``writer``: it is of the same server, and of the same
     account or ours may see all. True while the server does not answer."""
     if not writer.server or not writer.connection:
@@ -101,7 +101,7 @@ def _ask(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, 
     return {int(number) for number in _text(there).split(",") if number}, asked
 
 
-def _expression(session: Session, pool: NodePool) -> bytes:
+def _expression(session: NodeSession, pool: NodePool) -> bytes:
     """What the servers of this kind call themselves, in SQL."""
     if pool.identity_sql is None:
         session.query(_VARIABLES)

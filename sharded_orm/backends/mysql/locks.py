@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from hashlib import md5
 
-from sharded_orm.backends.mysql.session import Session
+from sharded_orm.backends.mysql.session import NodeSession
 
 _LONGEST = 64  # characters of a name; MySQL takes no more
 
 
-def take(session: Session, schema: str, seconds: float) -> bool:
+def take(session: NodeSession, schema: str, seconds: float) -> bool:
     """Lock ``schema``, and make it the current one; whether that came about in time."""
     ((taken,),) = session.rows_in(schema, f"SELECT GET_LOCK({_name(schema)}, {seconds:f})")[0]
     return bool(int(taken or 0))
 
 
-def release(session: Session, schema: str) -> None:
+def release(session: NodeSession, schema: str) -> None:
     session.run(b"DO RELEASE_LOCK(%s)" % _name(schema).encode())
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from MySQLdb.cursors import Cursor
 
-from sharded_orm.backends.mysql.session import Session, connect
+from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
 from sharded_orm.backends.signals import session_opened
 
@@ -19,7 +19,7 @@ _SERVER_QUERY = b"""
 """
 
 
-class NodePool(SessionPool[Session]):
+class NodePool(SessionPool[NodeSession]):
     """The sessions of one server, with one set of connection parameters.
 
     :param params: of ``MySQLdb.connect``, without a schema.
@@ -68,7 +68,7 @@ class NodePool(SessionPool[Session]):
             )
         return statements
 
-    def _connect(self) -> Session:
+    def _connect(self) -> NodeSession:
         session = connect(self.params)
         try:
             data = self._server_data
@@ -83,7 +83,7 @@ class NodePool(SessionPool[Session]):
         return session
 
     @staticmethod
-    def _ask_server(session: Session) -> dict[str, Any]:
+    def _ask_server(session: NodeSession) -> dict[str, Any]:
         row = session.fetch_one(_SERVER_QUERY)
         return {
             "version": row[0],
@@ -95,7 +95,7 @@ class NodePool(SessionPool[Session]):
         }
 
 
-class BoundedNodePool(NodePool, BoundedPool[Session]):
+class BoundedNodePool(NodePool, BoundedPool[NodeSession]):
     """A :class:`NodePool` with at most ``maximum`` sessions in use."""
 
 

@@ -10,11 +10,11 @@ from MySQLdb.cursors import BaseCursor, Cursor, SSCursor
 
 from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
 from sharded_orm.backends.mysql.node import NodePool
-from sharded_orm.backends.mysql.session import Session, is_lost
-from sharded_orm.backends.mysql.statement_kind import Kind, classify
+from sharded_orm.backends.mysql.session import NodeSession, is_lost
+from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
-class _OfNode(BaseCursor):
+class _NodeCursorMixin(BaseCursor):
     """A cursor of a node, on whatever schema: the statement names its schemas itself.
 
     Holds one session until it is closed. A read on a session that turns out to be dead is
@@ -23,12 +23,12 @@ class _OfNode(BaseCursor):
 
     def __init__(self, pool: NodePool) -> None:
         self._pool = pool
-        self._session: Session | None = pool.lease()
+        self._session: NodeSession | None = pool.lease()
         super().__init__(self._session.raw)
 
     def execute(self, query: Any, args: Any = None) -> Any:
         kind = classify(query)
-        if kind > Kind.WRITE:
+        if kind > StatementKind.WRITE:
             raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
         started = time.monotonic()
         try:
@@ -75,11 +75,11 @@ class _OfNode(BaseCursor):
         return False
 
 
-class NodeCursor(_OfNode, Cursor):
+class NodeCursor(_NodeCursorMixin, Cursor):
     """All rows are in the client when ``execute`` returns."""
 
 
-class NodeStream(_OfNode, SSCursor):
+class NodeStream(_NodeCursorMixin, SSCursor):
     """Rows are read from the server by ``fetchmany``; until the last, it is busy with them.
 
     A session with rows to come is of no use to anybody else: ``close`` ends it.

@@ -1,6 +1,6 @@
 """MariaDB's replication and its fence, as an operator's account sees them.
 
-One connection per :class:`Server`, apart from every pool: what is asked and set here is about
+One connection per :class:`ReplicationServer`, apart from every pool: what is asked and set here is about
 the server as a whole, and must not wait for a statement of the application.
 """
 
@@ -41,7 +41,7 @@ _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReplicationStatus:
     """How a server is at one moment. Positions are MariaDB's text: ``0-1-15,1-2-7``."""
 
     version: str
@@ -63,7 +63,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Link:
+class ReplicationLink:
     """One replication of a server from another: a row of ``SHOW ALL SLAVES STATUS``."""
 
     name: str
@@ -87,7 +87,7 @@ class Link:
     error: str
 
 
-class Server:
+class ReplicationServer:
     """A server that an account is logged in to. Use as a context manager; of one thread.
 
     :param name: of the node, for messages.
@@ -140,18 +140,18 @@ class Server:
 
     # ##### What it tells #####
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicationStatus:
         """One round trip for MariaDB; of another server only its version (two round trips)."""
         version = str(self._value("SELECT VERSION()"))
         if "mariadb" not in version.lower():
-            return Standing(version, "", 0, 0, False, False, False, "", "")
+            return ReplicationStatus(version, "", 0, 0, False, False, False, "", "")
         (row,) = self._rows(
             "SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, @@datadir) identity,"
             " @@server_id server_id, @@gtid_domain_id domain, @@read_only read_only,"
             " @@log_bin writes_log, @@log_slave_updates logs_replicated,"
             " @@gtid_binlog_pos logged, @@gtid_current_pos current"
         )
-        return Standing(
+        return ReplicationStatus(
             version,
             str(row["identity"]),
             int(row["server_id"]),
@@ -163,7 +163,7 @@ class Server:
             str(row["current"]),
         )
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[ReplicationLink]:
         """What the server replicates from; needs ``SLAVE MONITOR``."""
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
 
@@ -246,10 +246,10 @@ class Server:
         return str(self._connection.connection.literal(link).decode())
 
 
-def _link(row: Mapping[str, Any]) -> Link:
+def _link(row: Mapping[str, Any]) -> ReplicationLink:
     errors = [str(row[name]) for name in ("Last_IO_Error", "Last_SQL_Error") if row[name]]
     behind = row["Seconds_Behind_Master"]
-    return Link(
+    return ReplicationLink(
         name=str(row["Connection_name"]),
         host=str(row["Master_Host"]),
         port=int(row["Master_Port"]),

@@ -36,7 +36,7 @@ def is_syntax_error(exc: BaseException) -> bool:
     return isinstance(exc, MySQLError) and exc.args[:1] == (_SYNTAX_ERROR,)
 
 
-class Session:
+class NodeSession:
     """One connection to a node; always in autocommit when it is idle.
 
     The C functions of the driver are bound once: the hot path calls them directly.
@@ -221,7 +221,7 @@ class Session:
         send_nowhere(descriptor)
 
 
-def connect(params: dict[str, Any]) -> Session:
+def connect(params: dict[str, Any]) -> NodeSession:
     """Open a session in autocommit, with no schema.
 
     :param params: of ``MySQLdb.connect``.
@@ -230,7 +230,7 @@ def connect(params: dict[str, Any]) -> Session:
     # As Django's backend does: mysqlclient's encoder of bytes does not work.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
-    return Session(raw, split=not params.get("multi_statements", True))
+    return NodeSession(raw, split=not params.get("multi_statements", True))
 
 
 def _poller(descriptor: int) -> Callable[[int], Any]:

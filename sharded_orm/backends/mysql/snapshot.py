@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from MySQLdb import MySQLError
 
-from sharded_orm.backends.mysql.session import Session
+from sharded_orm.backends.mysql.session import NodeSession
 from sharded_orm.backends.snapshot import (
     MARKER_APP,
     MARKER_PREFIX,
@@ -57,7 +57,7 @@ _NAMELESS = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
-def read(session: Session, schema: str) -> SchemaSnapshot:
+def read(session: NodeSession, schema: str) -> SchemaSnapshot:
     """The definitions of ``schema``. Two packets; the second only if anything is there."""
     defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
@@ -83,7 +83,7 @@ def read(session: Session, schema: str) -> SchemaSnapshot:
 
 
 def glance(
-    session: Session, schema: str, known: SchemaSnapshot, tables: Sequence[str]
+    session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
     """``known`` with the ``tables`` as they are now, and whatever else there is or is no more."""
     listed, *results = session.rows_in(
@@ -110,7 +110,7 @@ def _without_counter(name: str, definition: str, counters: dict[str, int]) -> st
     return _AUTO_INCREMENT.sub(r"\1", definition, count=1)
 
 
-def build(session: Session, schema: str, snapshot: SchemaSnapshot) -> None:
+def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
     """Make what is missing of ``snapshot``; one packet."""
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:

@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 
-class Kind(IntEnum):
+class StatementKind(IntEnum):
     """Ordered: everything up to WRITE leaves nothing behind but rows."""
 
     READ = 0
@@ -89,8 +89,8 @@ _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
 
-def classify(sql: str | bytes | bytearray) -> Kind:
-    """The :class:`Kind` of ``sql``. Short templates are remembered."""
+def classify(sql: str | bytes | bytearray) -> StatementKind:
+    """The :class:`StatementKind` of ``sql``. Short templates are remembered."""
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
@@ -135,61 +135,63 @@ def _bare(sql: str) -> str | None:
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
 
 
-def _classify(sql: str) -> Kind:
+def _classify(sql: str) -> StatementKind:
     text = sql.strip()
     # Django's own savepoints are quoted, so they are looked at before quotes are removed.
     if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
         return (
-            {"S": Kind.SAVEPOINT, "R": Kind.RELEASE}[match[1][0]]
+            {"S": StatementKind.SAVEPOINT, "R": StatementKind.RELEASE}[match[1][0]]
             if match[1] != ("ROLLBACK TO SAVEPOINT")
-            else Kind.ROLLBACK_TO
+            else StatementKind.ROLLBACK_TO
         )
     upper = text.upper()
     if upper.startswith("SET"):
         if checks := _CHECKS.match(upper):
-            return Kind.CHECKS_OFF if checks[1] in ("0", "OFF") else Kind.CHECKS_ON
-        return Kind.STATE
+            return (
+                StatementKind.CHECKS_OFF if checks[1] in ("0", "OFF") else StatementKind.CHECKS_ON
+            )
+        return StatementKind.STATE
     if any(mark in text for mark in _SUSPICIOUS_TEXT):
         bare = _bare(text)
         if bare is None:
-            return Kind.STATE
+            return StatementKind.STATE
         bare = bare.rstrip("; \t\r\n").lstrip()
         if ";" in bare:
-            return Kind.STATE
+            return StatementKind.STATE
         upper = bare.upper()
     word = _FIRST_WORD.match(upper)
     if word is None:
-        return Kind.STATE
+        return StatementKind.STATE
     return _by_word(word[1], upper)
 
 
-def _by_word(word: str, upper: str) -> Kind:
+def _by_word(word: str, upper: str) -> StatementKind:
     if word == "ANALYZE":
         # MariaDB's ANALYZE <statement> runs the statement; ANALYZE TABLE commits.
         word = "CREATE" if _ANALYZE_TABLE.match(upper) else "UPDATE"
     elif word == "LOAD" and not _LOAD_ROWS.match(upper):
-        return Kind.STATE
+        return StatementKind.STATE
     elif word in ("SAVEPOINT", "ROLLBACK", "RELEASE"):
-        return Kind.IMPLICIT if _OTHER_SAVEPOINT.match(upper) else Kind.STATE
+        return StatementKind.IMPLICIT if _OTHER_SAVEPOINT.match(upper) else StatementKind.STATE
     if word in _DDL:
         if _TEMPORARY.match(upper) or "@" in _HOST_OR_SYSTEM.sub("", upper):
-            return Kind.STATE
-        return Kind.IMPLICIT
+            return StatementKind.STATE
+        return StatementKind.IMPLICIT
     read = word in _READS
     if not read and word not in _WRITES:
-        return Kind.STATE
+        return StatementKind.STATE
     if "@" in upper.replace("@@", ""):
-        return Kind.STATE
+        return StatementKind.STATE
     if any(name in upper for name in _SUSPICIOUS_NAMES):
         if _PIN_FUNCTION.search(upper):
-            return Kind.STATE
+            return StatementKind.STATE
         if _AFFINE.search(upper):
-            return Kind.AFFINE
+            return StatementKind.AFFINE
     if read and word in ("SELECT", "VALUES") and _LOCKING_READ.search(upper):
-        return Kind.WRITE
+        return StatementKind.WRITE
     if read and ("AUTOCOMMIT" in upper or "@@IN_TRANSACTION" in upper):
-        return Kind.IMPLICIT
-    return Kind.READ if read else Kind.WRITE
+        return StatementKind.IMPLICIT
+    return StatementKind.READ if read else StatementKind.WRITE
 
 
 _cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharded_orm.backends.mysql.connection import VirtualConnection
-from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, Session
+from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession
 from sharded_orm.backends.mysql.statement_kind import reads_insert_id
 from sharded_orm.exceptions import SessionStateRefused
 
@@ -21,7 +21,7 @@ def is_show(query: Any) -> bool:
     return text.lstrip()[:4].upper() == "SHOW"
 
 
-def lease(connection: VirtualConnection, query: Any) -> Session:
+def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """The session that has the traces, leased.
 
     :raises SessionStateRefused: it has served another alias since.
@@ -30,7 +30,7 @@ def lease(connection: VirtualConnection, query: Any) -> Session:
     reads_id = reads_insert_id(query)
     wanted = connection.inserted_on if reads_id else connection.last
     if wanted is None:
-        session: Session = pool.lease()
+        session: NodeSession = pool.lease()
         try:
             session.run(FORGET_INSERT_ID)
         except BaseException:
@@ -46,7 +46,7 @@ def lease(connection: VirtualConnection, query: Any) -> Session:
     raise _refused(connection)
 
 
-def must_forget(connection: VirtualConnection, session: Session, query: Any) -> bool:
+def must_forget(connection: VirtualConnection, session: NodeSession, query: Any) -> bool:
     """Whether the held session must forget the id of somebody else's insert first.
 
     :raises SessionStateRefused: our own insert was on another session.
@@ -58,7 +58,7 @@ def must_forget(connection: VirtualConnection, session: Session, query: Any) -> 
     return True
 
 
-def _is_left_by(connection: VirtualConnection, session: Session, reads_id: bool) -> bool:
+def _is_left_by(connection: VirtualConnection, session: NodeSession, reads_id: bool) -> bool:
     return (session.inserter if reads_id else session.last) is connection
 
 

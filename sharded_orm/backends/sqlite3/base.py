@@ -19,7 +19,7 @@ from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
 
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
@@ -27,7 +27,7 @@ from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
-from sharded_orm.backends.write_hooks.commit import Fate
+from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.exceptions import ShardDatabaseMissing
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Immediate(Atomic):
             wrapper.transaction_mode = mode
 
 
-class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
+class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     """Django's SQLite connection, with the life cycle of a shard."""
 
     ops_class = DatabaseOperations
@@ -172,7 +172,7 @@ class DatabaseWrapper(ShardAliasMixin, base.DatabaseWrapper):
         super().write_transaction()  # refuses a copy
         return _Immediate(self)
 
-    def fate_of_transaction(self) -> Fate:
+    def fate_of_transaction(self) -> CommitOutcome:
         if self.connection is not None and self.connection.in_transaction:
-            return Fate.OPEN
-        return Fate.OVER
+            return CommitOutcome.OPEN
+        return CommitOutcome.OVER

@@ -1,7 +1,7 @@
 """How transactions end that wrote to cached models: who is told of COMMIT, and what if it fails.
 
-Shards or not, every backend's ``DatabaseWrapper`` has :class:`EndingMixin` among its bases.
-What is to be done before COMMIT and after the end is a :class:`~sharded_orm.backends.write_hooks.observer.Ending`;
+Shards or not, every backend's ``DatabaseWrapper`` has :class:`CommitHookMixin` among its bases.
+What is to be done before COMMIT and after the end is a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`;
 this module sees to it that each is done once, in whatever way the transaction ends.
 """
 
@@ -17,16 +17,16 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
 from sharded_orm.backends.write_hooks import observer
-from sharded_orm.backends.write_hooks.session_id import Identified, SessionID
+from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-W = TypeVar("W", bound=Identified)
+W = TypeVar("W", bound=SessionIdentity)
 logger = logging.getLogger("sharded_orm.backends")
 
 
-class Fate(Enum):
+class CommitOutcome(Enum):
     """What became of a transaction when its COMMIT failed."""
 
     OPEN = auto()
@@ -53,7 +53,7 @@ else:
     _Wrapper = BaseDatabaseWrapper
 
 
-class EndingMixin(_Wrapper):
+class CommitHookMixin(_Wrapper):
     """Ends of transactions that wrote; see the module.
 
     A backend overrides :meth:`fate_of_transaction` and, where its sessions have names, the
@@ -61,7 +61,7 @@ class EndingMixin(_Wrapper):
     """
 
     #: What is to happen when the transaction ends, because of what it wrote.
-    transaction_writes: observer.Ending | None = None
+    transaction_writes: observer.TransactionListener | None = None
     #: A write of the ORM ran in the transaction that is open.
     wrote = False
 
@@ -74,7 +74,7 @@ class EndingMixin(_Wrapper):
         """
         return SessionID()
 
-    def judges(self, writer: Identified) -> bool:
+    def judges(self, writer: SessionIdentity) -> bool:
         """Whether :meth:`sessions_gone` can tell about ``writer``. May ask the database, but
         not in the transaction. True while it does not answer."""
         return False
@@ -93,7 +93,7 @@ class EndingMixin(_Wrapper):
     def discard_session(self) -> None:
         """Close the session that is kept, if that is possible without a loss."""
 
-    def fate_of_transaction(self) -> Fate:
+    def fate_of_transaction(self) -> CommitOutcome:
         """What became of the transaction, when COMMIT or another statement has raised an error."""
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class EndingMixin(_Wrapper):
         if (
             ending is not None
             and ending.is_announced
-            and self.fate_of_transaction() is Fate.UNKNOWN
+            and self.fate_of_transaction() is CommitOutcome.UNKNOWN
         ):
             # Lost in a statement that commits by itself, perhaps.
             self._leave_writes()
@@ -164,7 +164,7 @@ class EndingMixin(_Wrapper):
                 super()._rollback()
                 self._conclude_writes()
             except BaseException:
-                if self.fate_of_transaction() is not Fate.OPEN:
+                if self.fate_of_transaction() is not CommitOutcome.OPEN:
                     # Nobody will send COMMIT any more, so it cannot take effect.
                     self._conclude_writes()
                 raise
@@ -180,9 +180,9 @@ class EndingMixin(_Wrapper):
                 commit()
             except BaseException:
                 fate = self.fate_of_transaction()
-                if fate is Fate.OVER:
+                if fate is CommitOutcome.OVER:
                     self._conclude_writes()
-                elif fate is Fate.UNKNOWN:
+                elif fate is CommitOutcome.UNKNOWN:
                     self._leave_writes()
                 raise
             self._conclude_writes()

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 
-class Ending(Protocol):
+class TransactionListener(Protocol):
     """What a connection keeps in ``transaction_writes``; belongs to one transaction.
 
     The connection calls it in its own thread, and drops it after :meth:`over` or
@@ -40,7 +40,7 @@ class Ending(Protocol):
         take effect at any time, or never."""
 
 
-class Observer(Protocol):
+class WriteObserver(Protocol):
     """Who wants to know of writes."""
 
     def concern(self, model: Any) -> Any:
@@ -60,26 +60,26 @@ class Observer(Protocol):
         """A block that empties tables of ``connection`` outside of any transaction."""
 
 
-_observer: Observer | None = None
+_observer: WriteObserver | None = None
 
 
-def provide_observer(observer: Observer) -> None:
+def provide_observer(observer: WriteObserver) -> None:
     """Tell who wants to know of writes. The app does so when it is ready."""
     global _observer
     _observer = observer
 
 
 def concern(model: Any) -> Any:
-    """See :meth:`Observer.concern`."""
+    """See :meth:`WriteObserver.concern`."""
     return None if _observer is None else _observer.concern(model)
 
 
 def write(concern: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """See :meth:`Observer.write`."""
+    """See :meth:`WriteObserver.write`."""
     assert _observer is not None
     return _observer.write(concern, compiler, execute, counted)
 
 
 def emptied(connection: Any) -> AbstractContextManager[object]:
-    """See :meth:`Observer.emptied`."""
+    """See :meth:`WriteObserver.emptied`."""
     return nullcontext() if _observer is None else _observer.emptied(connection)

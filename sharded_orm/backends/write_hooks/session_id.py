@@ -28,7 +28,7 @@ class OpenSessions(NamedTuple):
     server: int
 
 
-class Identified(Protocol):
+class SessionIdentity(Protocol):
     """The same, whoever made it."""
 
     @property

@@ -22,7 +22,7 @@ class ServerDown(Exception):
     """
 
 
-class Found(NamedTuple):
+class FoundEntry(NamedTuple):
     """What stands under a name. ``value`` is None for nothing (a lease is nothing, too).
 
     A missing object is leased to one reader, who fills it; the others read the database and do
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     lease: Lease | None = None
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """What to store under a name. Without a lease it is stored in any case (lists).
 
     ``value`` is not empty, and no list or object begins with a NUL byte: so do the stores'
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     lease: Lease | None = None
 
 
-class Server(ABC):
+class CacheServer(ABC):
     """One cache server. Thread-safe; survives a fork; one round trip per call, more only when
     hundreds of names are read at once, or where a method says so.
 
@@ -72,18 +72,18 @@ class Server(ABC):
     @abstractmethod
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[Found], list[bytes | None]]:
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         """Read ``names``, then ``objects`` with a lease where the store leases on reading, then
         ``again``, in this order."""
 
     @abstractmethod
-    def lease(self, objects: Sequence[str], found: Sequence[Found]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
         """Leases to fill ``objects``, which :meth:`read` gave as ``found``; None where
         somebody else has one. No round trip where :meth:`read` gave them already."""
 
     @abstractmethod
     def fill(
-        self, entries: Sequence[Entry], ttl: float, again: Sequence[str] = ()
+        self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
         """Store entries whose lease still holds (True), for ``ttl`` seconds; then read ``again``,
         the guards, which live twice as long from now on (so they outlive the entries).

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from sharded_orm.cache.keys import token
-from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.stores.base import CacheServer
 from sharded_orm.cache.stores.local import LocalServer
 from sharded_orm.conf import CacheOptions
 
@@ -55,7 +55,7 @@ def problem(alias: str) -> str | None:
 
 def open_servers(
     alias: str, options: CacheOptions, *, clock: Callable[[], float] = time.monotonic
-) -> Sequence[Server]:
+) -> Sequence[CacheServer]:
     """The servers behind an alias of ``CACHES``, in the order of its ``LOCATION``.
 
     Asks none of them. Local ones are the same for each call with the same ``LOCATION``.

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharded_orm import forks
-from sharded_orm.cache.stores.base import LEASE_SECONDS, MAX_VALUE, Entry, Found, Lease, Server
+from sharded_orm.cache.stores.base import (
+    LEASE_SECONDS,
+    MAX_VALUE,
+    CacheEntry,
+    CacheServer,
+    FoundEntry,
+    Lease,
+)
 
 
 @dataclass(slots=True)
@@ -21,7 +28,7 @@ class _Item:
     expires: float
 
 
-class LocalServer(Server):
+class LocalServer(CacheServer):
     """Behaves like a server that only this process can reach. Thread-safe.
 
     A child made by fork begins with an empty one of its own.
@@ -80,17 +87,17 @@ class LocalServer(Server):
         item = self._find(name)
         return item.value or None if item else None
 
-    def _lease_or_value(self, name: str) -> Found:
+    def _lease_or_value(self, name: str) -> FoundEntry:
         item = self._find(name)
         if item is None:
-            return Found(None, self._put(name, b"", LEASE_SECONDS).version)
-        return Found(item.value, item.version) if item.value else Found(None)
+            return FoundEntry(None, self._put(name, b"", LEASE_SECONDS).version)
+        return FoundEntry(item.value, item.version) if item.value else FoundEntry(None)
 
     # ##### The contract #####
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[Found], list[bytes | None]]:
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         with self._locked():
             return (
                 list(map(self._value, names)),
@@ -98,11 +105,11 @@ class LocalServer(Server):
                 list(map(self._value, again)),
             )
 
-    def lease(self, objects: Sequence[str], found: Sequence[Found]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
         return [each.lease for each in found]
 
     def fill(
-        self, entries: Sequence[Entry], ttl: float, again: Sequence[str] = ()
+        self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
         stored = []
         with self._locked():

@@ -21,12 +21,12 @@ from pymemcache.client.base import Client, normalize_server_spec
 from sharded_orm.cache.stores.base import (
     LEASE_SECONDS,
     MAX_VALUE,
-    Entry,
-    Found,
+    CacheEntry,
+    FoundEntry,
     Lease,
     ServerDown,
 )
-from sharded_orm.cache.stores.sockets import Link, Nonsense, RemoteServer
+from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 #: Longer times (seconds) would be taken for dates.
@@ -46,7 +46,7 @@ _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 #: The first line of an answer without its end, and the value if it has one.
 _Answer = tuple[bytes, bytes | None]
 #: What a read gives.
-_Reading = tuple[list[bytes | None], list[Found], list[bytes | None]]
+_Reading = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
 class MemcachedServer(RemoteServer):
@@ -75,7 +75,7 @@ class MemcachedServer(RemoteServer):
         self._most_written = _MAX_RECORD if is_secure else sys.maxsize
         self._most_read = _MAX_RECORD if is_secure else _MAX_READ
 
-    def _connect(self, timeout: float) -> Link:
+    def _connect(self, timeout: float) -> Connection:
         options = {**self._options}
         options["connect_timeout"] = min(timeout, options.get("connect_timeout") or timeout)
         # Without no_delay the second part of a packet would wait for an acknowledgement.
@@ -83,7 +83,7 @@ class MemcachedServer(RemoteServer):
         # Resolves, connects and speaks TLS. Private, but what all its commands call.
         client._connect()
         opened: socket.socket = client.sock
-        return Link(opened, self.timeout)
+        return Connection(opened, self.timeout)
 
     def _run(self, commands: list[bytes], most: int = 0) -> list[_Answer]:
         """Answers to ``commands``, in one round trip if they have ``most`` bytes or less."""
@@ -109,17 +109,17 @@ class MemcachedServer(RemoteServer):
             raise self._failed("unexpected answer to a read")
         return value or None
 
-    def _found(self, answer: _Answer) -> Found:
+    def _found(self, answer: _Answer) -> FoundEntry:
         line, value = answer
         if value is None:
-            return Found(self._value(answer))
+            return FoundEntry(self._value(answer))
         _, _, *flags = line.split()
         if not flags or flags[0][:1] != b"c":
             raise self._failed("a value without its version")
         version = flags[0][1:]
         if value or b"Z" not in flags:
-            return Found(value or None, version)
-        return Found(None)  # leased to somebody else
+            return FoundEntry(value or None, version)
+        return FoundEntry(None)  # leased to somebody else
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
         """Whether it is the first of ``lines``."""
@@ -134,7 +134,7 @@ class MemcachedServer(RemoteServer):
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[Found], list[bytes | None]]:
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         middle, last = len(names), len(names) + len(objects)
         count = last + len(again)
         if not count:
@@ -160,11 +160,11 @@ class MemcachedServer(RemoteServer):
             list(map(self._value, answers[last:])),
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[Found]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
         return [_version(lease) if lease else None for _, lease in found]
 
     def fill(
-        self, entries: Sequence[Entry], ttl: float, again: Sequence[str] = ()
+        self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
         seconds = _seconds(ttl)
         parts, stored = [], []
@@ -307,7 +307,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reading | None:
     if len(parts) != 2 * count + 1:
         return None
     names: list[bytes | None] = []
-    found: list[Found] = []
+    found: list[FoundEntry] = []
     again: list[bytes | None] = []
     # Of one length, but for the nothing that follows the last line end.
     pairs = zip(parts[::2], parts[1::2], strict=False)
@@ -318,7 +318,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reading | None:
             if not line.startswith(b"VA %d c" % len(value)):
                 return None
             # As Found(value, line), in half the time.
-            found.append(tuple.__new__(Found, (value, line)))
+            found.append(tuple.__new__(FoundEntry, (value, line)))
         elif line != b"VA %d" % len(value):
             return None
         else:
@@ -345,22 +345,22 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             try:
                 size = int(line.split(None, 2)[1])
             except (ValueError, IndexError) as exc:
-                raise Nonsense("a value without a size") from exc
+                raise ProtocolError("a value without a size") from exc
             stop = end + 2 + size
             if size < 0 or raw[stop : stop + 2] != b"\r\n":
                 if size >= 0 and len(raw) < stop + 2:
                     return None
-                raise Nonsense("a value of another size")
+                raise ProtocolError("a value of another size")
             answers.append((line, raw[end + 2 : stop]))
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
                 # Not repeated here: who knows what it is.
-                raise Nonsense("not an answer of memcached")
+                raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2
     if position < len(raw):
-        raise Nonsense("more than was asked for")
+        raise ProtocolError("more than was asked for")
     return answers
 
 
@@ -369,5 +369,5 @@ def _parse_stats(raw: bytes) -> dict[str, Any] | None:
         return None
     found = re.findall(rb"STAT (\S+) (.*)\r\n", raw)
     if not found:
-        raise Nonsense("no statistics")
+        raise ProtocolError("no statistics")
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found}

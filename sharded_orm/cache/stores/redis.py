@@ -35,15 +35,15 @@ from redis.sentinel import SentinelConnectionPool
 from sharded_orm.cache.stores.base import (
     LEASE_SECONDS,
     MAX_VALUE,
-    Entry,
-    Found,
+    CacheEntry,
+    FoundEntry,
     Lease,
     ServerDown,
 )
 from sharded_orm.cache.stores.resp import (
     LINE_END,
+    RedisScript,
     Refusal,
-    Script,
     by_digest,
     by_source,
     pack_all,
@@ -52,7 +52,7 @@ from sharded_orm.cache.stores.resp import (
     parse_replies,
     parse_texts,
 )
-from sharded_orm.cache.stores.sockets import Link, Nonsense, Outdated, RemoteServer
+from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
 #: Under this name stands which server has written the data, and their incarnation.
@@ -64,18 +64,18 @@ _MORE = _LENGTH + 1
 _READ_OWNER = pack_command((b"GET", _OWNER))
 _OWNER_TEXT = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
 
-_COMPARE_AND_SET = Script(
+_COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
 # What stands there afterwards.
-_REPLACE_OWNER = Script(
+_REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
 # APPEND alone would create it.
-_APPEND = Script(
+_APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
 )
@@ -116,7 +116,7 @@ class RedisServer(RemoteServer):
 
     # ##### Connections #####
 
-    def _connect(self, timeout: float) -> Link:
+    def _connect(self, timeout: float) -> Connection:
         # Raised here: reports of an error show the variables where it came from, and there the
         # password is among them.
         opened = self._open(timeout)
@@ -124,7 +124,7 @@ class RedisServer(RemoteServer):
             raise OSError(f"connecting: {opened}")
         return opened
 
-    def _open(self, timeout: float) -> Link | str:
+    def _open(self, timeout: float) -> Connection | str:
         """A connection, or why there is none."""
         options = {
             option: value
@@ -149,13 +149,13 @@ class RedisServer(RemoteServer):
         connection = self._pool.connection_class(**{**options, **own})
         try:
             connection.connect()
-        except (RedisError, OSError, Nonsense) as exc:
+        except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
-            return str(exc) if isinstance(exc, Nonsense) else type(exc).__name__
+            return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
         # Private, as in every release; the connection has done its work and is dropped.
         opened: socket.socket = connection._sock
         connection._sock = None
-        return Link(opened, self.timeout, owners[0])
+        return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
         """Log in; what stands under :data:`_OWNER`."""
@@ -176,9 +176,9 @@ class RedisServer(RemoteServer):
         commands += ((b"INFO", b"server"), (b"INFO", b"replication"), (b"GET", _OWNER))
         *_, server, replication, owner = self._ask_plainly(connection, commands, deadline)
         if (run_id := _RUN_ID.search(server)) is None:
-            raise Nonsense("INFO tells no run_id")
+            raise ProtocolError("INFO tells no run_id")
         if b"role:slave" in replication.splitlines():
-            raise Nonsense("it is a replica")
+            raise ProtocolError("it is a replica")
         own = re.compile(rb"%b:[0-9a-f]{%d}" % (run_id[1], _LENGTH))
         if own.fullmatch(owner or b""):
             return bytes(owner)
@@ -186,7 +186,7 @@ class RedisServer(RemoteServer):
         claim = (b"EVAL", _REPLACE_OWNER.source, b"1", _OWNER, owner or b"", new)
         (owner,) = self._ask_plainly(connection, [claim], deadline)
         if not own.fullmatch(owner):
-            raise Nonsense("several servers say that the data are theirs")
+            raise ProtocolError("several servers say that the data are theirs")
         return bytes(owner)
 
     def _ask_plainly(
@@ -194,16 +194,16 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Replies to commands that must have success and give texts."""
         left = max(deadline - time.monotonic(), 0.001)
-        link = Link(connection._sock, left)
+        link = Connection(connection._sock, left)
         packet = b"".join(map(pack_command, commands))
         replies = link.ask(
             packet, LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
         )
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, Refusal):
-                raise Nonsense(f"{command[0].decode()} was refused: {reply.code}")
+                raise ProtocolError(f"{command[0].decode()} was refused: {reply.code}")
             if not isinstance(reply, bytes) and (reply is not None or command[0] != b"GET"):
-                raise Nonsense(f"unexpected reply to {command[0].decode()}")
+                raise ProtocolError(f"unexpected reply to {command[0].decode()}")
         return replies
 
     # ##### Commands #####
@@ -212,7 +212,7 @@ class RedisServer(RemoteServer):
         """``count`` replies to what ``pack`` makes for an incarnation."""
         owner = b""
 
-        def packet(link: Link) -> bytes:
+        def packet(link: Connection) -> bytes:
             nonlocal owner
             owner = link.incarnation
             # At the end: data that have changed do not change back.
@@ -264,7 +264,7 @@ class RedisServer(RemoteServer):
     def _get(self, names: Sequence[str]) -> list[Any]:
         owner, count = b"", len(names) + 1
 
-        def packet(link: Link) -> bytes:
+        def packet(link: Connection) -> bytes:
             nonlocal owner
             owner = link.incarnation
             word = owner[-_LENGTH:].decode()
@@ -281,9 +281,9 @@ class RedisServer(RemoteServer):
                     return None
                 (reply,) = replies
                 if isinstance(reply, Refusal):
-                    raise Nonsense(f"refused: {reply.code}")
+                    raise ProtocolError(f"refused: {reply.code}")
                 if not isinstance(reply, list) or len(reply) != count:
-                    raise Nonsense("unexpected reply to MGET")
+                    raise ProtocolError("unexpected reply to MGET")
                 values = [value or None for value in reply]
             _check_owner(values.pop(), owner)
             return values
@@ -294,7 +294,7 @@ class RedisServer(RemoteServer):
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
-    ) -> tuple[list[bytes | None], list[Found], list[bytes | None]]:
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         if not (names or objects or again):
             return [], [], []
         values = self._get([*names, *objects, *again])
@@ -304,14 +304,14 @@ class RedisServer(RemoteServer):
             [
                 # As Found(value, None), in half the time.
                 tuple.__new__(
-                    Found, (None if value and value.startswith(_PLACEHOLDER) else value, None)
+                    FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
                 for value in values[middle:last]
             ],
             values[last:],
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[Found]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
         token = _PLACEHOLDER + secrets.token_hex(8).encode()
         seconds = b"%d" % LEASE_SECONDS
         commands: list[tuple[Any, ...]] = []
@@ -324,7 +324,7 @@ class RedisServer(RemoteServer):
         return [token if reply in (b"OK", 1) else None for reply in self._pipeline(commands)]
 
     def fill(
-        self, entries: Sequence[Entry], ttl: float, again: Sequence[str] = ()
+        self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
         seconds = _seconds(ttl)
         commands: list[tuple[Any, ...]] = []
@@ -473,5 +473,5 @@ def _seconds(ttl: float) -> bytes:
 def _check_owner(reply: Any, owner: bytes) -> None:
     if reply != owner:
         if isinstance(reply, Refusal):
-            raise Nonsense(f"refused: {reply.code}")
+            raise ProtocolError(f"refused: {reply.code}")
         raise Outdated("the data are of another incarnation")

@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from sharded_orm.cache.stores.sockets import Nonsense
+from sharded_orm.cache.stores.sockets import ProtocolError
 
 #: Of every reply.
 LINE_END = b"\r\n"
 _TEXT = ord("$")
 
 
-class Script:
+class RedisScript:
     """Runs on the server, as one command."""
 
     def __init__(self, source: bytes) -> None:
@@ -47,7 +47,7 @@ def pack_all(commands: Sequence[tuple[Any, ...]], word: bytes) -> bytes:
 def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
     """The command as it is sent to a server that may know the script in its first place."""
     script = command[0]
-    if isinstance(script, Script):
+    if isinstance(script, RedisScript):
         return (b"EVALSHA", script.digest, b"1", *command[1:])
     return command
 
@@ -80,7 +80,7 @@ def parse_replies(raw: bytes, count: int) -> list[Any] | None:
     except _Incomplete:
         return None
     if position < len(raw):
-        raise Nonsense("more than was asked for")
+        raise ProtocolError("more than was asked for")
     return replies
 
 
@@ -97,13 +97,13 @@ def _reply(raw: bytes, position: int) -> tuple[Any, int]:
     try:
         number = int(line)
     except ValueError as exc:
-        raise Nonsense("not a reply of Redis") from exc
+        raise ProtocolError("not a reply of Redis") from exc
     if kind == b":":
         return number, end + 2
     if kind == b"$":
         return _value(raw, end + 2, number)
     if kind != b"*":
-        raise Nonsense("not a reply of Redis")
+        raise ProtocolError("not a reply of Redis")
     position = end + 2
     values = []
     for _ in range(number):
@@ -114,9 +114,9 @@ def _reply(raw: bytes, position: int) -> tuple[Any, int]:
         try:
             size = int(raw[position + 1 : end])
         except ValueError as exc:
-            raise Nonsense("not a reply of Redis") from exc
+            raise ProtocolError("not a reply of Redis") from exc
         if raw[position] != _TEXT:
-            raise Nonsense("values of another kind")
+            raise ProtocolError("values of another kind")
         value, position = _value(raw, end + 2, size)
         values.append(value)
     return values, position
@@ -129,7 +129,7 @@ def _value(raw: bytes, start: int, size: int) -> tuple[bytes | None, int]:
     if raw[end : end + 2] != b"\r\n":
         if len(raw) < end + 2:
             raise _Incomplete
-        raise Nonsense("a value of another size")
+        raise ProtocolError("a value of another size")
     return raw[start:end], end + 2
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sharded_orm import forks
-from sharded_orm.cache.stores.base import MAX_VALUE, Server, ServerDown
+from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
 from sharded_orm.cache.stores.breaker import Breaker
 
 _CHUNK = 1 << 16
@@ -22,10 +22,10 @@ Answer = TypeVar("Answer")
 #: Reads a whole answer; None when it goes on, :exc:`Nonsense` when it is none.
 Parser = Callable[[bytes], Answer | None]
 #: What to send, or what makes it for the connection that was chosen.
-Packet = bytes | Callable[["Link"], bytes]
+Packet = bytes | Callable[["Connection"], bytes]
 
 
-class Nonsense(Exception):
+class ProtocolError(Exception):
     """A server has said something that it cannot say."""
 
 
@@ -33,7 +33,7 @@ class Outdated(ConnectionError):
     """The other side holds other data than when the connection was opened."""
 
 
-class Link:
+class Connection:
     """One connection. Of one thread at a time."""
 
     __slots__ = ("_socket", "_timeout", "incarnation")
@@ -97,7 +97,7 @@ class Link:
                     self.limit()
                     return found
             if len(answer) > limit:
-                raise Nonsense("endless answer")
+                raise ProtocolError("endless answer")
 
     def limit(self, deadline: float | None = None) -> None:
         """How long the socket waits from now on: until ``deadline``; by default the link's
@@ -115,7 +115,7 @@ class Link:
         self._socket.close()
 
 
-class RemoteServer(Server):
+class RemoteServer(CacheServer):
     """A server behind a socket: keeps connections and knows when to leave it alone."""
 
     #: The last bytes of every answer.
@@ -140,7 +140,7 @@ class RemoteServer(Server):
         self._breaker = Breaker(backoff, clock)
         # Last in, first out: when load has gone the rest of them idles, and a server or a
         # firewall that drops them disturbs nobody. pop() and append() need no lock.
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
         self._process = forks.identity()
 
     @property
@@ -148,7 +148,7 @@ class RemoteServer(Server):
         return self._breaker.rests
 
     @abstractmethod
-    def _connect(self, timeout: float) -> Link:
+    def _connect(self, timeout: float) -> Connection:
         """A new connection, ready for commands; OSError or Nonsense if that fails."""
 
     def _exchange(self, packet: Packet, parse: Parser[Answer]) -> Answer:
@@ -162,7 +162,7 @@ class RemoteServer(Server):
         deadline = time.monotonic() + self.timeout
         try:
             answer = self._ask(packet, parse, deadline)
-        except (OSError, Nonsense) as exc:
+        except (OSError, ProtocolError) as exc:
             raise self._failed(exc) from exc
         self.round_trips += 1
         if is_trial:

@@ -20,7 +20,7 @@ from sharded_orm.ids.base import IdGenerator
 from sharded_orm.ids.tickets.blocks import Blocks
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from sharded_orm.ids.tickets.turns import Turns
 
 
@@ -46,7 +46,7 @@ class TicketGenerator(IdGenerator):
         self.servers = [
             TicketServer(
                 alias,
-                Place(position, count),
+                SequenceSlot(position, count),
                 options.timeout / count,
                 options.backoff,
                 options.partner_down == "refuse",

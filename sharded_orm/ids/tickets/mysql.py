@@ -14,7 +14,7 @@ from sharded_orm.ids.tickets.session import (
     CATALOG,
     LAST_ID,
     SequenceRow,
-    Session,
+    TicketSession,
     seconds_left,
 )
 
@@ -23,7 +23,7 @@ _MAX_IDENTIFIER = 64
 _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
-class MySQLSession(Session):
+class MySQLSession(TicketSession):
     """Both forms carry the id in the statement's own answer, as its insert id (F1).
 
     ``update`` counts in the row of the catalog, on InnoDB. ``replace`` is the published

@@ -14,7 +14,7 @@ from django.db import OperationalError, connections
 from django.db.utils import Error
 
 from sharded_orm.exceptions import SequenceNotChecked, TicketError, TicketServerBehind
-from sharded_orm.ids.tickets.session import Place, Session, seconds_left, session_class
+from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds_left, session_class
 
 #: What a server that is down, unreachable or unwell raises.
 FAILURES = (Error, OSError)
@@ -25,20 +25,20 @@ _MAX_IDLE = 64
 T = TypeVar("T")
 
 
-class SessionPool:
+class TicketSessionPool:
     """Sessions of one server. Thread-safe; of one process and one database.
 
     :param patience: seconds, for the driver's own limits.
     """
 
-    def __init__(self, alias: str, place: Place, patience: float) -> None:
+    def __init__(self, alias: str, place: SequenceSlot, patience: float) -> None:
         self.alias = alias
         self._place = place
         self._patience = patience
         self._keep = True
         # Invariant: a session is in the list, or with one caller.
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[TicketSession] = []
 
     def lend(self, deadline: float) -> Lent:
         """A context manager that lends sessions until it is left."""
@@ -52,12 +52,12 @@ class SessionPool:
         for session in idle:
             session.close()
 
-    def pop(self) -> Session | None:
+    def pop(self) -> TicketSession | None:
         """An idle session, the last that was used."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: TicketSession) -> None:
         """Take back a session whose last request was answered."""
         with self._lock:
             if self._keep and len(self._idle) < _MAX_IDLE and not self._is_to_be_dropped():
@@ -69,11 +69,11 @@ class SessionPool:
         # At the end of a test run PostgreSQL does not drop a database with open sessions.
         return hasattr(mail, "outbox") and connections[self.alias].vendor == "postgresql"
 
-    def open(self, deadline: float) -> Session:
+    def open(self, deadline: float) -> TicketSession:
         """A new session by ``deadline``, whatever the driver does until then."""
         kind = session_class(connections[self.alias].vendor)
         settings = connections.settings[self.alias]
-        opened: Future[Session] = Future()
+        opened: Future[TicketSession] = Future()
 
         def connect() -> None:
             try:
@@ -96,7 +96,7 @@ class SessionPool:
             opened.add_done_callback(self._keep_late)
             raise OperationalError(f"no connection within {left:.3g} seconds") from exc
 
-    def _keep_late(self, late: Future[Session]) -> None:
+    def _keep_late(self, late: Future[TicketSession]) -> None:
         if late.exception() is None:
             self.give_back(late.result())
 
@@ -112,18 +112,18 @@ def _refuse_where_tests_do(alias: str) -> None:
 class Lent:
     """A session for one caller. It goes back if nothing failed, else it is closed."""
 
-    def __init__(self, pool: SessionPool, deadline: float) -> None:
+    def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
         #: Of the server that is asked. Who waits for another one meanwhile moves it.
         self.deadline = deadline
-        self._session: Session | None = None
+        self._session: TicketSession | None = None
 
     def __enter__(self) -> Lent:
         if hasattr(mail, "outbox"):  # Made by Django's setup_test_environment().
             _refuse_where_tests_do(self._pool.alias)
         return self
 
-    def ask(self, work: Callable[[Session], T]) -> T:
+    def ask(self, work: Callable[[TicketSession], T]) -> T:
         """``work(session)``. One that waited in the pool may be dead; then a new one is asked."""
         self._session = self._pool.pop()
         if self._session is not None:

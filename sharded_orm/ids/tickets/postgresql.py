@@ -18,7 +18,7 @@ from sharded_orm.ids.tickets.session import (
     CATALOG,
     LAST_ID,
     SequenceRow,
-    Session,
+    TicketSession,
     seconds_left,
 )
 
@@ -40,7 +40,7 @@ _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
 
 
-class PostgreSQLSession(Session):
+class PostgreSQLSession(TicketSession):
     """``nextval`` and nothing else moves a sequence while it is in use.
 
     It cannot reserve n numbers at once: with ``setval(… nextval(…) + n)`` another session's

@@ -21,8 +21,14 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.forks import identity
 from sharded_orm.ids.tickets.health import Health
-from sharded_orm.ids.tickets.pool import FAILURES, Lent, SessionPool
-from sharded_orm.ids.tickets.session import LAST_ID, Checked, Place, SequenceRow, Session
+from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool
+from sharded_orm.ids.tickets.session import (
+    LAST_ID,
+    CheckedSequence,
+    SequenceRow,
+    SequenceSlot,
+    TicketSession,
+)
 
 logger = logging.getLogger("sharded_orm.tickets")
 
@@ -34,7 +40,7 @@ _SECONDS_BETWEEN_MARKS = 1.0
 
 # Pools that a fork copied into this process. To use, close or finalise their sessions
 # would speak into the parent's conversations; kept, so that nothing does.
-_of_parents: list[SessionPool] = []
+_of_parents: list[TicketSessionPool] = []
 
 
 @dataclass
@@ -42,7 +48,7 @@ class _State:
     """What belongs to one process and one database; replaced as a whole, never repaired."""
 
     database: Any
-    pool: SessionPool
+    pool: TicketSessionPool
     health: Health
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id of each sequence that is known to have left the server.
@@ -59,7 +65,7 @@ class _State:
 
 
 class TicketServer:
-    """Hands out the ids of its :class:`Place`. Thread-safe and fork-safe.
+    """Hands out the ids of its :class:`SequenceSlot`. Thread-safe and fork-safe.
 
     :param patience: seconds that the server has to answer.
     :param backoff: seconds that it, or a sequence of it, is left alone after a failure.
@@ -75,7 +81,12 @@ class TicketServer:
     ward: TicketServer | None = None
 
     def __init__(
-        self, alias: str, place: Place, patience: float, backoff: float, needs_partner: bool = False
+        self,
+        alias: str,
+        place: SequenceSlot,
+        patience: float,
+        backoff: float,
+        needs_partner: bool = False,
     ) -> None:
         self.alias = alias
         self.place = place
@@ -139,7 +150,7 @@ class TicketServer:
         return state.health.cause(None) is None and state.health.cause(name) is None
 
     def _take(
-        self, state: _State, lent: Lent, session: Session, name: str, count: int
+        self, state: _State, lent: Lent, session: TicketSession, name: str, count: int
     ) -> Sequence[int]:
         checked = session.checked.get(name)
         if (
@@ -154,7 +165,7 @@ class TicketServer:
             lent.deadline += time.monotonic() - began
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
-            session.checked[name] = Checked(row, time.monotonic() + seconds, refusals)
+            session.checked[name] = CheckedSequence(row, time.monotonic() + seconds, refusals)
         else:
             row = checked.row
         deadline = lent.deadline
@@ -176,7 +187,9 @@ class TicketServer:
             self._keep_mark_of_ward(state, session, name, of_ward, deadline)
         return ids
 
-    def _verify(self, state: _State, session: Session, name: str, deadline: float) -> SequenceRow:
+    def _verify(
+        self, state: _State, session: TicketSession, name: str, deadline: float
+    ) -> SequenceRow:
         # The mark before the position, which may rise at any time and does not fall.
         mark = state.marks.get(name, 0)
         row = self._check(session, name, deadline)
@@ -194,7 +207,7 @@ class TicketServer:
             " advance'."
         )
 
-    def _check(self, session: Session, name: str, deadline: float) -> SequenceRow:
+    def _check(self, session: TicketSession, name: str, deadline: float) -> SequenceRow:
         row = session.read(name, deadline)
         if row is None:
             raise UnknownSequence(
@@ -213,7 +226,9 @@ class TicketServer:
             " same ids. Is one database listed twice, or did order or number of TICKETS change?"
         )
 
-    def _nothing_left(self, session: Session, name: str, count: int, deadline: float) -> Exception:
+    def _nothing_left(
+        self, session: TicketSession, name: str, count: int, deadline: float
+    ) -> Exception:
         """Why nothing was handed out: no row, another server's, no counter, or used up."""
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -291,7 +306,7 @@ class TicketServer:
         return row.partner_mark
 
     def _keep_mark_of_ward(
-        self, state: _State, session: Session, name: str, mark: int, deadline: float
+        self, state: _State, session: TicketSession, name: str, mark: int, deadline: float
     ) -> None:
         # A statement of its own: not for every id.
         now = time.monotonic()
@@ -357,7 +372,7 @@ class TicketServer:
         return new
 
     def _new_state(self, database: Any) -> _State:
-        pool = SessionPool(self.alias, self.place, self.patience)
+        pool = TicketSessionPool(self.alias, self.place, self.patience)
         return _State(database, pool, Health(self._backoff))
 
 

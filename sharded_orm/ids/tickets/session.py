@@ -28,7 +28,7 @@ _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
 @dataclass(frozen=True)
-class Place:
+class SequenceSlot:
     """Which of the servers one is: it gives ``position``, ``position + step``, … (F2).
 
     Counted from 1, as MySQL's ``auto_increment_offset`` is.
@@ -59,12 +59,12 @@ class SequenceRow:
     partner_mark: int
 
     @property
-    def place(self) -> Place:
-        return Place(self.position, self.step)
+    def place(self) -> SequenceSlot:
+        return SequenceSlot(self.position, self.step)
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSequence:
     """A row that was found to be right; to be looked at again when ``until`` has passed."""
 
     row: SequenceRow
@@ -73,7 +73,7 @@ class Checked:
     refusals: int
 
 
-class Session(ABC):
+class TicketSession(ABC):
     """A physical connection in autocommit that belongs to the generator alone.
 
     Used by one thread at a time. Deadlines are of ``time.monotonic()``; what is not
@@ -89,7 +89,9 @@ class Session(ABC):
     #: Django's own backend. Whatever the alias uses (a leasing backend, say), its parameters serve.
     wrapper_path: ClassVar[str]
 
-    def __init__(self, alias: str, settings: Mapping[str, Any], place: Place, patience: float):
+    def __init__(
+        self, alias: str, settings: Mapping[str, Any], place: SequenceSlot, patience: float
+    ):
         """Connect. Takes as long as the driver likes: call it where that does no harm.
 
         :param patience: seconds that the driver's own time limits are set to, rounded up.
@@ -103,7 +105,7 @@ class Session(ABC):
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
         #: The sequences that were checked on this connection. Kept by :class:`TicketServer`.
-        self.checked: dict[str, Checked] = {}
+        self.checked: dict[str, CheckedSequence] = {}
         # The driver's own errors, which are not Django's, would pass by whoever asks the next server.
         with self._wrapper.wrap_database_errors:
             self._prepare()
@@ -249,7 +251,7 @@ class Session(ABC):
             pass  # Whatever the driver says of it, the connection is given up.
 
 
-_open: weakref.WeakSet[Session] = weakref.WeakSet()
+_open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
@@ -278,10 +280,10 @@ _SESSIONS = {
 }
 
 
-def session_class(vendor: str) -> type[Session]:
+def session_class(vendor: str) -> type[TicketSession]:
     """The kind of session for a database of ``vendor``, as Django calls it."""
     try:
-        found: type[Session] = import_string(_SESSIONS[vendor])
+        found: type[TicketSession] = import_string(_SESSIONS[vendor])
     except KeyError:
         raise InvalidSequence(
             f"A ticket server cannot be a database of vendor {vendor!r}; use one of"

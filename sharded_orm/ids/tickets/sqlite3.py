@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import OperationalError
 
-from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, Session, seconds_left
+from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession, seconds_left
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
@@ -23,7 +23,7 @@ _opening = threading.Lock()
 _turns: dict[str, threading.Lock] = {}
 
 
-class SQLiteSession(Session):
+class SQLiteSession(TicketSession):
     """The ``UPDATE`` form with ``RETURNING`` (SQLite 3.35 or newer).
 
     SQLite locks whole files, so a ticket server has one of its own: in the file of other

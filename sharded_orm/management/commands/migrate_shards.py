@@ -22,7 +22,7 @@ from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.management.selection import add_selection, selected
 from sharded_orm.management.tables import write_table
-from sharded_orm.operations.migrate import Options, migration_run
+from sharded_orm.operations.migrate import MigrateOptions, migration_run
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
@@ -148,7 +148,7 @@ class Command(BaseCommand):
     # ##### Migrating #####
 
     def _migrate(self, options: dict[str, Any]) -> None:
-        demand = migration_run.Demand(
+        demand = migration_run.MigrationRequest(
             _options(options),
             Waves(
                 options["canary"],
@@ -161,7 +161,7 @@ class Command(BaseCommand):
             retry_failed=options["retry_failed"],
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
-        reports: list[migration_run.Report] = []
+        reports: list[migration_run.MigrationReport] = []
         held: dict[str, str] = {}  # group -> who
         not_begun: list[str] = []
         with _signals() as stopping:
@@ -188,7 +188,9 @@ class Command(BaseCommand):
         if not ok:
             raise CommandError(_trouble(reports, held, not_begun), returncode=stopping.status)
 
-    def _tell(self, reports: Sequence[migration_run.Report], options: Mapping[str, Any]) -> None:
+    def _tell(
+        self, reports: Sequence[migration_run.MigrationReport], options: Mapping[str, Any]
+    ) -> None:
         for report in reports:
             if report.missing:
                 names = numbers_text(report.missing)
@@ -232,7 +234,9 @@ class Command(BaseCommand):
                 else "Operations of an earlier run are not ended; see --status."
             )
 
-    def _plan(self, each: Selected, status: migration_run.Status, wanted: Options) -> None:
+    def _plan(
+        self, each: Selected, status: migration_run.MigrationStatus, wanted: MigrateOptions
+    ) -> None:
         self.stdout.write(
             self.style.MIGRATE_HEADING(
                 f"{status.group}: {status.selected} shards, {status.current} of them current"
@@ -249,7 +253,7 @@ class Command(BaseCommand):
             )
         self._unreachable(status)
 
-    def _status(self, statuses: Sequence[migration_run.Status], *, full: bool) -> None:
+    def _status(self, statuses: Sequence[migration_run.MigrationStatus], *, full: bool) -> None:
         write_table(
             self,
             ("group", ">shards", ">current", ">behind", ">missing", ">unreachable", ">failed",
@@ -271,7 +275,7 @@ class Command(BaseCommand):
             for failure in status.failures:
                 self.stdout.write(self.style.ERROR(failure_line(failure)))
 
-    def _unreachable(self, status: migration_run.Status) -> None:
+    def _unreachable(self, status: migration_run.MigrationStatus) -> None:
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
@@ -296,8 +300,8 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(value, indent=2))
 
 
-def _options(options: Mapping[str, Any]) -> Options:
-    return Options(
+def _options(options: Mapping[str, Any]) -> MigrateOptions:
+    return MigrateOptions(
         targets=(options["app_label"], options["migration_name"]),
         fake=options["fake"],
         fake_initial=options["fake_initial"],
@@ -305,7 +309,9 @@ def _options(options: Mapping[str, Any]) -> Options:
 
 
 def _trouble(
-    reports: Sequence[migration_run.Report], held: Mapping[str, str], not_begun: Sequence[str]
+    reports: Sequence[migration_run.MigrationReport],
+    held: Mapping[str, str],
+    not_begun: Sequence[str],
 ) -> str:
     """The last line of a command that failed."""
     total = sum(report.selected for report in reports)
@@ -325,7 +331,7 @@ def _trouble(
     return " ".join([*parts, "The same command goes on from here."])
 
 
-def _report_json(report: migration_run.Report) -> dict[str, Any]:
+def _report_json(report: migration_run.MigrationReport) -> dict[str, Any]:
     return {
         "run": report.run,
         "ok": report.ok,
@@ -339,7 +345,7 @@ def _report_json(report: migration_run.Report) -> dict[str, Any]:
     }
 
 
-def _status_json(status: migration_run.Status) -> dict[str, Any]:
+def _status_json(status: migration_run.MigrationStatus) -> dict[str, Any]:
     run = status.run
     return {
         "ok": status.ok,
@@ -363,7 +369,7 @@ def _status_json(status: migration_run.Status) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_line(status: migration_run.Status) -> str:
+def _run_line(status: migration_run.MigrationStatus) -> str:
     run = status.run
     assert run is not None
     steps = ", ".join(f"{number} {state}" for state, number in status.steps.items())

@@ -38,7 +38,7 @@ class Promote(Action):
         parser.add_argument(
             "--timeout",
             type=float,
-            default=promotion.Options().timeout,
+            default=promotion.PromotionOptions().timeout,
             metavar="SECONDS",
             help="What the replica has to catch up; writers may wait as long. Default: %(default)g",
         )
@@ -61,10 +61,10 @@ class Promote(Action):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        how = promotion.Options(force=options["force"], timeout=options["timeout"])
+        how = promotion.PromotionOptions(force=options["force"], timeout=options["timeout"])
         tell = teller(command, options)
 
-        def confirm(plan: promotion.Plan, loss: promotion.Loss) -> bool:
+        def confirm(plan: promotion.PromotionPlan, loss: promotion.Loss) -> bool:
             command.stderr.write(command.style.WARNING(f"{loss}\n{_WARNING.format(plan=plan)}"))
             return not options["interactive"] or _answers(plan.node)
 
@@ -117,7 +117,7 @@ def _answers(node: str) -> bool:
         raise CommandError("Nobody can be asked here: use --no-input.") from exc
 
 
-def _show(command: BaseCommand, report: promotion.Report) -> None:
+def _show(command: BaseCommand, report: promotion.PromotionReport) -> None:
     plan = report.plan
     for warning in report.warnings:
         command.stderr.write(command.style.WARNING(f"{warning}."))

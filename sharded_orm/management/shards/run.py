@@ -75,7 +75,7 @@ class SQL(Action):
         call_command("dbshell", "--", *options["parameters"], database=alias)
 
 
-class Run(Action):
+class RunAction(Action):
     name = "run"
     help = "Run a management command once for each of many shards."
 
@@ -125,7 +125,7 @@ class Run(Action):
             command.stderr.write(command.style.ERROR(f"{outcome.alias}: {outcome.error}"))
 
 
-ACTIONS: tuple[type[Action], ...] = (Create, SQL, Run)
+ACTIONS: tuple[type[Action], ...] = (Create, SQL, RunAction)
 
 
 def _processes(text: str) -> int:

@@ -14,14 +14,14 @@ from django.template.defaultfilters import filesizeformat
 from sharded_orm.management.actions import Action, failed
 from sharded_orm.management.selection import add_selection, selected
 from sharded_orm.management.tables import write_table
-from sharded_orm.operations.shards.health import SAMPLE, Checked, check
+from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
 from sharded_orm.operations.shards.status import PATIENCE, FleetStatus, GroupOnNode, status
 from sharded_orm.topology.model import Shard
 
 _DOWN, _WRONG = "DOES NOT ANSWER", "WRONG"
 
 
-class Status(Action):
+class StatusAction(Action):
     name = "status"
     help = "Show for each node and group what answers, exists and is migrated, and how large it is."
 
@@ -77,7 +77,7 @@ class Check(Action):
             raise failed(found.problems)
 
 
-ACTIONS: tuple[type[Action], ...] = (Status, Check)
+ACTIONS: tuple[type[Action], ...] = (StatusAction, Check)
 
 
 def _add_options(parser: CommandParser) -> None:
@@ -221,7 +221,7 @@ def _aliases(found: GroupOnNode, state: str) -> list[str]:
     return [shard.alias for shard in found.of_state(state)]
 
 
-def _checked(found: Checked, *, each: bool) -> dict[str, Any]:
+def _checked(found: HealthReport, *, each: bool) -> dict[str, Any]:
     return {
         **_fleet(found.status, each=each),
         "inexact_keys": [

@@ -10,7 +10,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action
-from sharded_orm.operations.shards.where import Place, where
+from sharded_orm.operations.shards.where import KeyLocation, where
 
 
 class Where(Action):
@@ -39,7 +39,7 @@ class Where(Action):
 ACTIONS: tuple[type[Action], ...] = (Where,)
 
 
-def _told(place: Place) -> list[tuple[str, str]]:
+def _told(place: KeyLocation) -> list[tuple[str, str]]:
     told = [("group", f"{place.group}, by {place.strategy}"), ("why", place.why)]
     if place.range is None:
         told.append(("shard", "none"))

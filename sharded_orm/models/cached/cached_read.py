@@ -13,17 +13,17 @@ from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, Want, WantedList, WantedObject
+from sharded_orm.cache.requests import HIT, MISS, CacheRequest, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.hydration import Maker, connected_to
-from sharded_orm.models.cached.lookup_plan import Plan
+from sharded_orm.models.cached.hydration import InstanceFactory, connected_to
+from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import asked, compiled
 
 #: What is asked for.
 ROWS, COUNT, EXISTS = "rows", "count", "exists"
 
 
-class Read:
+class CachedRead:
     """A queryset that is to be read through the cache, now."""
 
     __slots__ = (
@@ -31,7 +31,14 @@ class Read:
     )  # fmt: skip
 
     def __init__(
-        self, queryset: Any, plan: Plan, alias: str, maker: Maker, kind: str, want: Want, fill: bool
+        self,
+        queryset: Any,
+        plan: LookupPlan,
+        alias: str,
+        maker: InstanceFactory,
+        kind: str,
+        want: CacheRequest,
+        fill: bool,
     ) -> None:
         self.queryset = queryset
         self.plan = plan
@@ -44,9 +51,9 @@ class Read:
         if self.level is not None:
             scope = want.scope
             self.entries: dict[str, Any] = self.level.home(scope.guards[scope.home])
-            if isinstance(want, WantedObject):
+            if isinstance(want, ObjectRequest):
                 self.key = want.name
-            elif isinstance(want, WantedList):
+            elif isinstance(want, ListRequest):
                 self.key = f"{scope.guards[-1]} {want.query}"
 
     def remembered(self) -> Any:
@@ -63,7 +70,7 @@ class Read:
             want, entries = self.want, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))
-            if isinstance(want, WantedList) and want.names is not None:
+            if isinstance(want, ListRequest) and want.names is not None:
                 # Its objects, for whoever asks for one by its key.
                 entries.update(zip(want.names, ([row] for row in rows), strict=True))
         return self._instances(rows)
@@ -101,7 +108,7 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             setattr(instance, field.name, related)
 
 
-def prepare(queryset: Any, plan: Plan, kind: str) -> Read | None:
+def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
     """How to read ``queryset`` through the cache; None: it is not cached."""
     query = queryset.query
     if query.select_for_update:
@@ -142,13 +149,13 @@ def prepare(queryset: Any, plan: Plan, kind: str) -> Read | None:
         return None
     place = cached.place(alias)
     maker = connected.maker(plan)
-    want: Want
+    want: CacheRequest
     if kind is ROWS and found.only_equal and found.equal.keys() == plan.object_columns:
         equal = found.equal
         pk = _one_pk(plan, equal)
         if pk is None:
             return None
-        want = WantedObject(cached.scope(place, key), maker, connected, pk)
+        want = ObjectRequest(cached.scope(place, key), maker, connected, pk)
     else:
         text = found.text
         if text is None:
@@ -160,17 +167,17 @@ def prepare(queryset: Any, plan: Plan, kind: str) -> Read | None:
             values = found.equal.get(plan.isolate_column, ())
             if len(values) == 1:
                 isolate = cached.isolate_token(values[0])
-        want = WantedList(
+        want = ListRequest(
             cached.scope(place, key, isolate),
             maker,
             connected,
             digest(text, maker.fingerprint, kind),
             scalar=kind is not ROWS,
         )
-    return Read(queryset, plan, alias, maker, kind, want, fill)
+    return CachedRead(queryset, plan, alias, maker, kind, want, fill)
 
 
-def _one_pk(plan: Plan, equal: dict[str, list[Any]]) -> str | None:
+def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
     values = [equal[column] for column in plan.pk_columns]
     if any(len(each) != 1 for each in values):
         return None
@@ -185,7 +192,7 @@ def _rows_of(query: Any, alias: str) -> list[Row]:
     return list(chain.from_iterable(query.get_compiler(using=alias).execute_sql()))
 
 
-def answer(read: Read, reader: Reader) -> list[Any]:
+def answer(read: CachedRead, reader: Reader) -> list[Any]:
     """The instances of a read that was made: from the cache, or the database."""
     want = read.want
     if want.outcome == HIT:
@@ -200,7 +207,7 @@ def answer(read: Read, reader: Reader) -> list[Any]:
     return read.result(values, keep=may_fill)
 
 
-def _fill(read: Read, reader: Reader, rows: Sequence[Row], values: Sequence[Row]) -> None:
+def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequence[Row]) -> None:
     plan, want = read.plan, read.want
     cached, position = plan.cached, plan.key_position
     pks = []

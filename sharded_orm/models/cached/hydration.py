@@ -20,18 +20,18 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql import Query
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.process_cache import Decoded
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.lookup_plan import Plan
+from sharded_orm.models.cached.lookup_plan import LookupPlan
 
 
-class Connected:
+class ConnectionState:
     """What a connection object is for the rows of cached models. Of one thread, like it."""
 
-    def __init__(self, connection: ShardAliasMixin) -> None:
+    def __init__(self, connection: ShardConnectionMixin) -> None:
         self._connection: Any = connection
-        self._makers: dict[Any, Maker] = {}
+        self._makers: dict[Any, InstanceFactory] = {}
         self._is_mysql = connection.vendor == "mysql"
         options = connection.settings_dict.get("OPTIONS") or {}
         level = options.get("isolation_level", "read committed") if self._is_mysql else None
@@ -55,10 +55,10 @@ class Connected:
             return None
         return False
 
-    def maker(self, plan: Plan) -> Maker:
+    def maker(self, plan: LookupPlan) -> InstanceFactory:
         found = self._makers.get(plan)
         if found is None:
-            found = self._makers[plan] = Maker(plan, self._connection)
+            found = self._makers[plan] = InstanceFactory(plan, self._connection)
         return found
 
     # Of repair.Sessions:
@@ -70,10 +70,10 @@ class Connected:
         return set(self._connection.sessions_gone(writers))
 
 
-class Maker:
+class InstanceFactory:
     """Makes instances of a model from rows of a connection; a :class:`Format` for the cache."""
 
-    def __init__(self, plan: Plan, connection: Any) -> None:
+    def __init__(self, plan: LookupPlan, connection: Any) -> None:
         model = plan.model
         fields = model._meta.concrete_fields
         self._connection = connection
@@ -152,12 +152,12 @@ def _is_plain(model: Any) -> bool:
     )
 
 
-def connected_to(alias: str) -> Connected | None:
+def connected_to(alias: str) -> ConnectionState | None:
     """What is known of the connection; None if it has no moment before COMMIT."""
     connection = connections[alias]
-    found: Connected | None = connection.__dict__.get("_for_cache")
-    if found is None and isinstance(connection, ShardAliasMixin):
+    found: ConnectionState | None = connection.__dict__.get("_for_cache")
+    if found is None and isinstance(connection, ShardConnectionMixin):
         # With the connection, as the converters are bound to it.
-        found = Connected(connection)
+        found = ConnectionState(connection)
         connection.__dict__["_for_cache"] = found
     return found

@@ -10,7 +10,7 @@ from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
-class Plan:
+class LookupPlan:
     """How a model is looked up in the cache. Immutable, shared by all threads."""
 
     def __init__(self, model: Any, cached: CachedModel) -> None:
@@ -50,10 +50,10 @@ class Plan:
         return self.cached.pk_token(tuple(values[position] for position in positions))
 
 
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[Any, LookupPlan | None] = {}
 
 
-def plan_of(model: Any) -> Plan | None:
+def plan_of(model: Any) -> LookupPlan | None:
     """The plan of ``model``; None: it is not cached."""
     cached = cached_model(model)
     if cached is None:
@@ -62,5 +62,5 @@ def plan_of(model: Any) -> Plan | None:
     if found is None or found.cached is not cached:
         if model._meta.apps is not cached.model._meta.apps:
             return None  # A historical model reads what a migration has made of its table.
-        found = _plans[model] = Plan(model, cached)
+        found = _plans[model] = LookupPlan(model, cached)
     return found

@@ -53,7 +53,7 @@ _READ_HERE = frozenset(
 
 
 @dataclass(slots=True)
-class Asked:
+class QueryFingerprint:
     """What a query asks.
 
     :param text: see the module; None if the conditions have to be compiled.
@@ -66,7 +66,7 @@ class Asked:
     only_equal: bool
 
 
-def asked(query: Query, *, ordered: bool = True) -> Asked | str:
+def asked(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
     """What ``query`` asks of its own table; a reason if that cannot be cached.
 
     :param ordered: whether the order of the rows is a part of the result.
@@ -99,8 +99,8 @@ def asked(query: Query, *, ordered: bool = True) -> Asked | str:
                 order = (order, "reversed")
     low, high = query.low_mark, query.high_mark
     if parts is None or order is None:
-        return Asked(None, equal, False)
-    return Asked(
+        return QueryFingerprint(None, equal, False)
+    return QueryFingerprint(
         repr((parts, order, low, high)),
         equal,
         not low and (high is None or high > 0) and _is_flat(where, equal),

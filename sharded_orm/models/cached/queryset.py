@@ -18,8 +18,8 @@ from django.db.models.sql import Query
 from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, WantedObject
-from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, Read, answer, prepare
+from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
+from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
 from sharded_orm.models.cached.hydration import connected_to
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
@@ -91,7 +91,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
                 self._result_cache = self._read_cached(read)
         super()._fetch_all()
 
-    def _read_cached(self, read: Read) -> list[Any] | None:
+    def _read_cached(self, read: CachedRead) -> list[Any] | None:
         reader = _current_reader()
         if reader is None:
             return None
@@ -138,7 +138,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
             return found
         return super().get(*args, **kwargs)
 
-    def _prepared(self) -> Read | None:
+    def _prepared(self) -> CachedRead | None:
         """How to read the rows through the cache; None: they are not cached."""
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
@@ -208,13 +208,13 @@ class CachedQuerySet(QuerySet[Any, Any]):
         if fill is None:
             return None
         maker = connected.maker(plan)
-        want = WantedObject(
+        want = ObjectRequest(
             cached.scope(cached.place(alias), key),
             maker,
             connected,
             pk,
         )
-        read = Read(self, plan, alias, maker, ROWS, want, fill)
+        read = CachedRead(self, plan, alias, maker, ROWS, want, fill)
         found = read.remembered()
         if found is not None:
             reader.cache.statistics.add(cached.type.name, l1_hits=1)
@@ -267,7 +267,7 @@ def fetch_together(*querysets: Any) -> None:
     results are missing, ask the database one after the other.
     """
     reader = _current_reader()
-    reads: list[Read] = []
+    reads: list[CachedRead] = []
     for queryset in querysets:
         if reader is None or queryset._result_cache is not None:
             continue

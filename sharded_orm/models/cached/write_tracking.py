@@ -27,23 +27,23 @@ from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuer
 
 from sharded_orm import runtime
 from sharded_orm.cache.guards import MAX_LISTED
-from sharded_orm.cache.markers import TransactionWrites
+from sharded_orm.cache.markers import TransactionMarkers
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 from sharded_orm.models.cached.conditions import all_pinned
 
 
-def writes_of(connection: Any) -> TransactionWrites:
+def writes_of(connection: Any) -> TransactionMarkers:
     """What the open transaction of ``connection`` has written to cached models.
 
     ``connection`` must be inside a transaction, and a cache must be configured.
     """
     # Readers of this transaction leave the cache alone from now on.
     connection.wrote = True
-    found: TransactionWrites | None = connection.transaction_writes
+    found: TransactionMarkers | None = connection.transaction_writes
     if found is None:
         cache = runtime.cache()
         assert cache is not None
-        found = connection.transaction_writes = TransactionWrites(cache, connection)
+        found = connection.transaction_writes = TransactionMarkers(cache, connection)
     return found
 
 
@@ -64,7 +64,7 @@ def writing(instance: Any) -> Iterator[None]:
 
 
 class CacheObserver:
-    """Tells the cache of writes; the :class:`~sharded_orm.backends.write_hooks.observer.Observer`."""
+    """Tells the cache of writes; the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`."""
 
     concern = staticmethod(cached_model)
 
@@ -75,7 +75,7 @@ class CacheObserver:
         connection = compiler.connection
         if not concern.home_alias_ok(connection.alias):
             return execute()
-        statement = Statement(concern, compiler, writes_of(connection), counted)
+        statement = TrackedWrite(concern, compiler, writes_of(connection), counted)
         query = compiler.query
         if isinstance(query, InsertQuery):
             return statement.insert(execute)
@@ -92,7 +92,7 @@ class CacheObserver:
         if not found or cache is None:
             yield
             return
-        writes = TransactionWrites(cache, connection)
+        writes = TransactionMarkers(cache, connection)
         for concern in found:
             writes.touch(concern.scope(concern.place(connection.alias), None), None, wide=True)
         try:
@@ -110,7 +110,7 @@ def _installed() -> list[CachedModel]:
 _ABSENT: Any = object()
 
 
-class Shape(NamedTuple):
+class KeyColumns(NamedTuple):
     """Where in the table of a model is what counts here; None for what it has not.
 
     :param fixed: names of the fields without which a row is another one to the cache.
@@ -124,7 +124,7 @@ class Shape(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _shape(model: Any) -> Shape:
+def _shape(model: Any) -> KeyColumns:
     """The shape of a cached model, which may be one of an earlier migration."""
     concern = cached_model(model)
     assert concern is not None
@@ -139,14 +139,14 @@ def _shape(model: Any) -> Shape:
     parts = [part.field.name for part in concern.pk_fields]
     if concern.key is not None:
         parts.append(concern.key.name)
-    return Shape(
+    return KeyColumns(
         frozenset(parts),
         concern.isolate.name if concern.isolate is not None else None,
         (column(concern.pk), column(concern.key), column(concern.isolate)),
     )
 
 
-class Rows(NamedTuple):
+class AffectedRows(NamedTuple):
     """Rows as tokens. None stands for what is not known, and for more than can be listed.
 
     :param isolates: None, too, if the type has none.
@@ -157,11 +157,11 @@ class Rows(NamedTuple):
     isolates: tuple[str, ...] | None
 
 
-class Statement:
+class TrackedWrite:
     """One write of a cached model, in a transaction."""
 
     def __init__(
-        self, concern: CachedModel, compiler: Any, writes: TransactionWrites, counted: bool
+        self, concern: CachedModel, compiler: Any, writes: TransactionMarkers, counted: bool
     ) -> None:
         self._concern = concern
         self._counted = counted
@@ -194,7 +194,7 @@ class Statement:
             narrow = [concern.scope(self._place, key, isolate) for isolate in isolates]
             self._writes.touch(scope, pks, isolates=narrow)
 
-    def _touch_rows(self, rows: Rows, also: Iterable[str] | None = ()) -> None:
+    def _touch_rows(self, rows: AffectedRows, also: Iterable[str] | None = ()) -> None:
         """Register rows. ``also`` are isolate keys that they get; None: unknown."""
         if rows.isolates is None or also is None:
             isolates = None
@@ -314,7 +314,9 @@ class Statement:
             query.where = where
         return self._read_and_change(rows, also, execute)
 
-    def _guess(self, told: Rows, new: Any) -> tuple[Rows, list[tuple[str, Any]]] | None:
+    def _guess(
+        self, told: AffectedRows, new: Any
+    ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
         """What is probably true of the one row that the statement is about, and the conditions
         that make sure of it: its isolate key is not about to change, or is as its instance says.
 
@@ -347,15 +349,15 @@ class Statement:
                 return None
             isolates = (token,)
             conditions.append((name, value))
-        return Rows(keys, told.pks, isolates), conditions
+        return AffectedRows(keys, told.pks, isolates), conditions
 
-    def _told(self) -> Rows:
+    def _told(self) -> AffectedRows:
         """What the conditions tell."""
         concern = self._concern
         pk, key, isolate = columns = _shape(self._query.model).columns
         pinned = all_pinned(self._query, columns)
         if not pinned:
-            return Rows(None, None, None)
+            return AffectedRows(None, None, None)
 
         def tokens(column: str | None, of: Callable[[Any], str | None]) -> tuple[str, ...] | None:
             values = pinned.get(column) if column is not None else None
@@ -364,20 +366,20 @@ class Statement:
             found = tuple(map(of, values))
             return None if None in found else found  # type: ignore[return-value]  # no None in it
 
-        return Rows(
+        return AffectedRows(
             tokens(key, concern.key_token),
             tokens(pk, concern.pk_token),
             tokens(isolate, concern.isolate_token),
         )
 
-    def _is_enough(self, rows: Rows) -> bool:
+    def _is_enough(self, rows: AffectedRows) -> bool:
         concern = self._concern
         if (rows.keys is None and concern.type.sharded) or rows.pks is None:
             return False
         return concern.isolate is None or rows.isolates is not None
 
     def _read_and_change(
-        self, told: Rows, also: Iterable[str] | None, execute: Callable[[], Any]
+        self, told: AffectedRows, also: Iterable[str] | None, execute: Callable[[], Any]
     ) -> Any:
         try:
             found = self._read(told)
@@ -387,7 +389,7 @@ class Statement:
             found = None
         if found is None:
             # Too many, or a query that cannot be asked so.
-            self._touch_rows(Rows(told.keys, None, told.isolates), also)
+            self._touch_rows(AffectedRows(told.keys, None, told.isolates), also)
             return execute()
         if not found:
             return 0
@@ -401,7 +403,7 @@ class Statement:
             isolates = {isolate for _, isolate in rows}
             pks = {pk for pk, _ in rows}
             self._touch_rows(
-                Rows(
+                AffectedRows(
                     None if key is None else (key,),
                     None if None in pks else tuple(pks),  # type: ignore[arg-type]  # no None in it
                     None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # no None in it
@@ -429,7 +431,7 @@ class Statement:
         select.set_limits(high=MAX_LISTED + 1)
         return select
 
-    def _read(self, told: Rows) -> list[tuple[str | None, str | None, str | None]] | None:
+    def _read(self, told: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
         """Key, primary key and isolate key of the rows that match, which are then locked, and
         all that the statement will change; None for more than can be listed.
 

@@ -8,8 +8,8 @@ it can be judged when it was interrupted (``judging``, ``records``).
 
 from sharded_orm.exceptions import OperationStopped as Stopped
 from sharded_orm.exceptions import OperationUnclear as Unclear
-from sharded_orm.operations.migrate.applied_state import Survey
+from sharded_orm.operations.migrate.applied_state import AppliedState
 from sharded_orm.operations.migrate.migrator import Migrator
-from sharded_orm.operations.migrate.planner import Options
+from sharded_orm.operations.migrate.planner import MigrateOptions
 
-__all__ = ["Migrator", "Options", "Stopped", "Survey", "Unclear"]
+__all__ = ["AppliedState", "MigrateOptions", "Migrator", "Stopped", "Unclear"]

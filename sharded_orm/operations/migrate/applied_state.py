@@ -10,7 +10,7 @@ from django.db import Error, connections
 from django.db.migrations.exceptions import InconsistentMigrationHistory
 
 from sharded_orm.exceptions import InvalidMigrationTarget, ShardedOrmError
-from sharded_orm.operations.migrate.plan import Plan
+from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.topology.model import Shard
@@ -20,7 +20,7 @@ _TROUBLE = (Error, ShardedOrmError, OSError)
 
 
 @dataclass
-class Survey:
+class AppliedState:
     """How far shards are. Memory: a few words for each that is not current."""
 
     #: How many have nothing to do.
@@ -36,16 +36,16 @@ class Survey:
     count: dict[str, int] = field(default_factory=dict)
 
 
-def survey(planner: Planner, shards: Iterable[Shard]) -> Survey:
+def survey(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Ask each node once; then one of the shards of each distinct state.
 
     :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
     """
-    found = Survey()
+    found = AppliedState()
     nodes: dict[str, list[Shard]] = {}
     for shard in shards:
         nodes.setdefault(shard.node, []).append(shard)
-    plans: dict[str, Plan] = {}
+    plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
         for shard, digest in _digests(members, found):
             state = digest or ""  # One that does not exist yet has applied nothing.
@@ -65,7 +65,7 @@ def survey(planner: Planner, shards: Iterable[Shard]) -> Survey:
     return found
 
 
-def _digests(shards: Sequence[Shard], found: Survey) -> Iterator[tuple[Shard, str | None]]:
+def _digests(shards: Sequence[Shard], found: AppliedState) -> Iterator[tuple[Shard, str | None]]:
     connection: Any = connections[shards[0].alias]
     try:
         digests = connection.applied_digests(shards)
@@ -90,7 +90,7 @@ def _answers(connection: Any) -> bool:
     return True
 
 
-def _plan(planner: Planner, shard: Shard, digest: str, found: Survey) -> Plan | None:
+def _plan(planner: Planner, shard: Shard, digest: str, found: AppliedState) -> MigrationPlan | None:
     connection = connections[shard.alias]
     try:
         return planner.plan(connection, Records(shard.alias).applied() if digest else frozenset())

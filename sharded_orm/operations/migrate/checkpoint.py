@@ -32,7 +32,7 @@ class What(Enum):
 
 
 @dataclass(frozen=True)
-class Position:
+class Checkpoint:
     """See :class:`What`. Everything else is what is needed to judge it.
 
     :param run: the run whose script it is; a later run may go on with it.
@@ -73,7 +73,7 @@ class Position:
         return {**told, "what": self.what.value}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Position:
+    def from_json(cls, content: dict[str, Any]) -> Checkpoint:
         migration = content.get("migration")
         return cls(
             **{

@@ -11,21 +11,25 @@ from django.db import transaction
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.exceptions import OperationError, SchemaDiffers
-from sharded_orm.operations.migrate.checkpoint import Position, What
-from sharded_orm.operations.migrate.per_shard_operation import OwnOperation
-from sharded_orm.operations.migrate.plan import Plan, Unit
-from sharded_orm.operations.migrate.recorded_sql import Script, Statement
+from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
+from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
+from sharded_orm.operations.migrate.plan import MigrationPlan, Unit
+from sharded_orm.operations.migrate.recorded_sql import RecordedScript, RecordedStatement
 from sharded_orm.operations.migrate.recorder import RECORD_LABEL
-from sharded_orm.operations.migrate.recovery import Judge
+from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.rehearsal import Rehearsals, Segment
-from sharded_orm.operations.migrate.shard_session import Place
+from sharded_orm.operations.migrate.shard_session import ShardSession
 
 
-class Replay:
+class ScriptExecutor:
     """One plan on one shard; belongs to a thread."""
 
     def __init__(
-        self, place: Place, plan: Plan, rehearsals: Rehearsals, schema: SchemaSnapshot | None
+        self,
+        place: ShardSession,
+        plan: MigrationPlan,
+        rehearsals: Rehearsals,
+        schema: SchemaSnapshot | None,
     ) -> None:
         self._place = place
         self._plan = plan
@@ -101,7 +105,7 @@ class Replay:
                 operation = max(script.operations, operation + 1)
             self._record(unit)
 
-    def _script(self, number: int, operation: int) -> tuple[str, Script]:
+    def _script(self, number: int, operation: int) -> tuple[str, RecordedScript]:
         if self._schema is None:
             self._schema = self._place.snapshot()
         self._place.check()
@@ -112,7 +116,7 @@ class Replay:
 
     def _compare(
         self,
-        script: Script,
+        script: RecordedScript,
         key: str,
         run: int,
         unit: Unit | None = None,
@@ -124,7 +128,7 @@ class Replay:
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
-        position = Position(What.COMPARE, run, script=key, index=len(script.statements) - 1)
+        position = Checkpoint(What.COMPARE, run, script=key, index=len(script.statements) - 1)
         if unit is not None:
             end = self._end(script, unit)
             position = replace(
@@ -139,7 +143,7 @@ class Replay:
         return unit.migration.atomic and self._place.connection.features.can_rollback_ddl
 
     @staticmethod
-    def _end(script: Script, unit: Unit) -> int:
+    def _end(script: RecordedScript, unit: Unit) -> int:
         """The number of the operation of ``unit`` at which ``script`` ends."""
         return len(unit.operations) if script.units else script.operations
 
@@ -149,9 +153,9 @@ class Replay:
         own.run()
         self._schema = own.schema
 
-    def _own(self, number: int, operation: int) -> OwnOperation:
+    def _own(self, number: int, operation: int) -> PerShardOperation:
         self._place.check()
-        return OwnOperation(
+        return PerShardOperation(
             self._place,
             self._plan.units[number],
             operation,
@@ -167,10 +171,10 @@ class Replay:
 
     def _statements(
         self,
-        script: Script,
+        script: RecordedScript,
         key: str,
         run: int,
-        numbered: Iterable[tuple[int, Statement]],
+        numbered: Iterable[tuple[int, RecordedStatement]],
         before: SchemaSnapshot | None = None,
     ) -> None:
         """Statements of one migration; the journal is told once of each stretch."""
@@ -191,14 +195,14 @@ class Replay:
             with place.doing(statement.label):
                 self._run(statement, place.position.marker)
 
-    def _begin(self, script: Script, key: str, run: int, stretch: range) -> None:
+    def _begin(self, script: RecordedScript, key: str, run: int, stretch: range) -> None:
         place = self._place
         first = script.statements[stretch.start]
         unit = self._unit_of(first)
         end = self._end(script, unit)
         marks = first.effect is Effect.ROWS and not first.records
         place.at(
-            Position(
+            Checkpoint(
                 What.STATEMENT,
                 run,
                 migration=first.migration,
@@ -214,7 +218,7 @@ class Replay:
             first.label,
         )
 
-    def _run(self, statement: Statement, marker: str) -> None:
+    def _run(self, statement: RecordedStatement, marker: str) -> None:
         place = self._place
         if statement.records:
             place.records.record(statement.records, backwards=self._plan.backwards)
@@ -225,7 +229,7 @@ class Replay:
         else:
             self._execute(statement)
 
-    def _execute(self, statement: Statement) -> None:
+    def _execute(self, statement: RecordedStatement) -> None:
         with self._place.connection.cursor() as cursor:
             cursor.execute(statement.sql, statement.params)
 
@@ -233,14 +237,14 @@ class Replay:
         place = self._place
         if not self._editor.atomic_migration:
             place.check()
-            position = Position(
+            position = Checkpoint(
                 What.RECORD, place.step.run.id, migration=unit.key, backwards=unit.backwards,
                 operation=len(unit.operations), outline=unit.outline(len(unit.operations)),
             )  # fmt: skip
             place.at(position, RECORD_LABEL)
         place.records.record(unit.records, backwards=unit.backwards)
 
-    def _unit_of(self, statement: Statement) -> Unit:
+    def _unit_of(self, statement: RecordedStatement) -> Unit:
         return next(unit for unit in self._plan.units if unit.key == statement.migration)
 
     # ##### What an earlier process left #####
@@ -278,13 +282,13 @@ class Replay:
             return 0, 0  # Somebody else has recorded it, say by "migrate --fake".
         return self._go_on(script, position, end)
 
-    def _begins_with(self, position: Position) -> bool:
+    def _begins_with(self, position: Checkpoint) -> bool:
         """Whether the plan begins with the migration that the shard is in the middle of."""
         first = self._plan.units[0] if self._plan.units else None
         wanted = (position.migration, position.backwards)
         return first is not None and (first.key, first.backwards) == wanted
 
-    def _is_untouched(self, position: Position) -> bool:
+    def _is_untouched(self, position: Checkpoint) -> bool:
         """Whether nothing of that migration took effect, so that it need not be ended first."""
         assert position.migration is not None
         if position.what is What.OWN:
@@ -303,12 +307,12 @@ class Replay:
             return is_first and not self._judge().statements(position, script)
         return False
 
-    def _judge(self) -> Judge:
+    def _judge(self) -> RecoveryCheck:
         schema = self._schema or self._place.snapshot()
         self._schema = None
-        return Judge(self._place.connection, schema, self._place.records)
+        return RecoveryCheck(self._place.connection, schema, self._place.records)
 
-    def _go_on(self, script: Script, position: Position, start: int) -> tuple[int, int]:
+    def _go_on(self, script: RecordedScript, position: Checkpoint, start: int) -> tuple[int, int]:
         """The statements of a script from ``start``, as far as the plan agrees with it."""
         units = 0
         unit: Unit | None = None
@@ -334,7 +338,7 @@ class Replay:
         self._schema = script.promise
         return units, script.operations
 
-    def _interrupted(self, position: Position) -> Unit | None:
+    def _interrupted(self, position: Checkpoint) -> Unit | None:
         """The unit that the shard is in the middle of; None if nothing of it was done, and
         another one comes first, or it is not what it was."""
         assert position.migration is not None
@@ -365,14 +369,14 @@ class Replay:
 class _Editing:
     """The schema editor of a unit, as the one that is in use."""
 
-    def __init__(self, replay: Replay, unit: Unit) -> None:
+    def __init__(self, replay: ScriptExecutor, unit: Unit) -> None:
         self._replay = replay
         self._unit = unit
         place = replay._place
         place.check()
         self._editor = place.connection.schema_editor(atomic=unit.migration.atomic)
         if self._editor.atomic_migration:
-            position = Position(
+            position = Checkpoint(
                 What.UNIT, place.step.run.id, migration=unit.key, backwards=unit.backwards
             )
             place.at(position, "All of it in one transaction")
@@ -385,12 +389,12 @@ class _Editing:
         self._editor.__exit__(*exc)
 
 
-def build(place: Place, script: Script, run: int, key: str) -> SchemaSnapshot:
+def build(place: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Make the tables of a shard that has none, as they are at the end of ``script``; returns them.
 
     May be repeated when it was interrupted.
     """
-    position = Position(What.BUILD, run, script=key)
+    position = Checkpoint(What.BUILD, run, script=key)
     place.at(position, "Make all tables")
     place.connection.build_schema(script.promise)
     found = compare(place, script, position)
@@ -399,7 +403,10 @@ def build(place: Place, script: Script, run: int, key: str) -> SchemaSnapshot:
 
 
 def compare(
-    place: Place, script: Script, position: Position, before: SchemaSnapshot | None = None
+    place: ShardSession,
+    script: RecordedScript,
+    position: Checkpoint,
+    before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
     """See that the schema is as ``script`` promises; returns it.
 

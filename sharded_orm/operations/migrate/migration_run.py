@@ -26,7 +26,7 @@ from sharded_orm.exceptions import (
     UnknownShard,
 )
 from sharded_orm.models.tables.journal import OperationStep
-from sharded_orm.operations.migrate import Migrator, Options, Survey
+from sharded_orm.operations.migrate import AppliedState, MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping, Waves, work_through
 from sharded_orm.operations.selection import Selected
@@ -60,7 +60,7 @@ class Progress(Protocol):
 
 
 @dataclass
-class Report:
+class MigrationReport:
     """What became of the shards of one group."""
 
     group: str
@@ -85,10 +85,10 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Demand:
+class MigrationRequest:
     """What is asked for, the same for all groups."""
 
-    options: Options
+    options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
     #: Make schemas and files that do not exist.
     create: bool = False
@@ -96,7 +96,9 @@ class Demand:
     retry_failed: bool = False
 
 
-def migrate(selected: Selected, demand: Demand, progress: Progress, stopping: Stopping) -> Report:
+def migrate(
+    selected: Selected, demand: MigrationRequest, progress: Progress, stopping: Stopping
+) -> MigrationReport:
     """Migrate shards of one group; returns when all are done or ``stopping`` says so.
 
     One shard's failure is its own: it is in the report, and the others go on (but see
@@ -109,7 +111,7 @@ def migrate(selected: Selected, demand: Demand, progress: Progress, stopping: St
     Cost: one query per node for the whole; with nothing to do, two more and no write.
     """
     migrator = Migrator(selected.group, demand.options, journal.Scripts())
-    todo = _Todo(migrator, selected, demand)
+    todo = PendingShards(migrator, selected, demand)
     if not todo.shards:
         _end_broken_off(selected.group.name)
         todo.tell(progress)
@@ -124,7 +126,7 @@ def migrate(selected: Selected, demand: Demand, progress: Progress, stopping: St
         if run.resumed:
             run.note(**arguments)
         # Another operator may have migrated some since, or left something behind.
-        todo = _Todo(migrator, selected, demand)
+        todo = PendingShards(migrator, selected, demand)
         report = todo.report
         report.run = run.id
         todo.tell(progress)
@@ -153,10 +155,10 @@ def _end_broken_off(group: str) -> None:
         run.finish()
 
 
-class _Todo:
+class PendingShards:
     """The shards that have something to do, and a report about the others."""
 
-    def __init__(self, migrator: Migrator, selected: Selected, demand: Demand) -> None:
+    def __init__(self, migrator: Migrator, selected: Selected, demand: MigrationRequest) -> None:
         left: dict[str, str] = {}
         unclear: dict[str, Failure] = {}
         for row in _left(selected.group.name):
@@ -172,7 +174,7 @@ class _Todo:
         #: Those that are to be made first.
         self.create = missing if demand.create else set[str]()
         self.shards: list[Shard] = []
-        self.report = report = Report(selected.group.name, len(shards), survey.current)
+        self.report = report = MigrationReport(selected.group.name, len(shards), survey.current)
         for shard in shards:
             alias = shard.alias
             if alias in survey.unreachable:
@@ -209,8 +211,8 @@ class _Worker:
     def __init__(
         self,
         migrator: Migrator,
-        run: journal.Run,
-        todo: _Todo,
+        run: journal.JournalRun,
+        todo: PendingShards,
         progress: Progress,
         stopping: Stopping,
     ) -> None:
@@ -247,7 +249,7 @@ class _Worker:
             self._progress.done(shard.alias)
         return True
 
-    def _migrate(self, shard: Shard, step: journal.Step) -> None:
+    def _migrate(self, shard: Shard, step: journal.JournalStep) -> None:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
@@ -260,7 +262,7 @@ class _Worker:
             # The thread comes to thousands of shards; group connections keep those of hundreds.
             connection.group_wrapper.shards.forget(connection)
 
-    def _failed(self, step: journal.Step) -> bool:
+    def _failed(self, step: journal.JournalStep) -> bool:
         failure = _failure(step)
         with self._lock:
             self.failed += 1
@@ -269,11 +271,11 @@ class _Worker:
         return False
 
 
-def _failure(step: journal.Step | OperationStep) -> Failure:
+def _failure(step: journal.JournalStep | OperationStep) -> Failure:
     return Failure(step.alias, step.state, step.error, step.migration, step.operation)
 
 
-def _end(report: Report) -> tuple[str, str]:
+def _end(report: MigrationReport) -> tuple[str, str]:
     """State and error of the run in the journal."""
     bad = len(report.failures) + len(report.missing)
     parts = [f"not migrated: {bad} of {report.selected} shards"] if bad else []
@@ -307,7 +309,7 @@ def settle(alias: str, *, done: bool) -> None:
         run.steps([alias])
         step = run.step(alias)
         group = runtime.group(shard.group)
-        Migrator(group, Options(), journal.Scripts()).settle(step, done)
+        Migrator(group, MigrateOptions(), journal.Scripts()).settle(step, done)
         step.stopped()
         if not run.resumed:
             run.finish("settled")
@@ -323,7 +325,7 @@ def _unclear(shard: Shard) -> QuerySet[OperationStep]:
 
 
 @dataclass(frozen=True)
-class Status:
+class MigrationStatus:
     """A group as it is now."""
 
     group: str
@@ -347,7 +349,7 @@ class Status:
         return self.current == self.selected and not self.left
 
 
-def status(selected: Selected, options: Options) -> Status:
+def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
     """Ask nodes and journal; changes nothing, and needs no lease.
 
     :raises JournalMissing: the global database is not migrated.
@@ -362,7 +364,7 @@ def status(selected: Selected, options: Options) -> Status:
         left[row.state] = left.get(row.state, 0) + 1
         if row.state in (journal.FAILED, journal.UNCLEAR):
             failures.append(_failure(row))
-    return Status(
+    return MigrationStatus(
         selected.group.name,
         len(selected),
         survey.current,
@@ -377,7 +379,7 @@ def status(selected: Selected, options: Options) -> Status:
     )
 
 
-def _plans(survey: Survey) -> list[tuple[int, list[str]]]:
+def _plans(survey: AppliedState) -> list[tuple[int, list[str]]]:
     told = [
         (survey.count[digest], [_unit(*unit) for unit in plan])
         for digest, plan in survey.plans.items()

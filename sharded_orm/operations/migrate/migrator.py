@@ -8,15 +8,15 @@ from typing import Any
 from django.core.management.sql import emit_post_migrate_signal, emit_pre_migrate_signal
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.operations.migrate.applied_state import Survey, survey
+from sharded_orm.operations.migrate.applied_state import AppliedState, survey
 from sharded_orm.operations.migrate.checkpoint import What
-from sharded_orm.operations.migrate.executor import Replay, build, compare
-from sharded_orm.operations.migrate.plan import Plan
-from sharded_orm.operations.migrate.planner import Options, Planner
+from sharded_orm.operations.migrate.executor import ScriptExecutor, build, compare
+from sharded_orm.operations.migrate.plan import MigrationPlan
+from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.migrate.records import TABLE
 from sharded_orm.operations.migrate.rehearsal import Rehearsals
-from sharded_orm.operations.migrate.shard_session import Place
-from sharded_orm.operations.runs.journal import Scripts, Step
+from sharded_orm.operations.migrate.shard_session import ShardSession
+from sharded_orm.operations.runs.journal import JournalStep, Scripts
 from sharded_orm.topology.model import Shard, ShardGroup
 
 
@@ -26,12 +26,12 @@ class Migrator:
     :param scripts: where recorded SQL is kept.
     """
 
-    def __init__(self, group: ShardGroup, options: Options, scripts: Scripts) -> None:
+    def __init__(self, group: ShardGroup, options: MigrateOptions, scripts: Scripts) -> None:
         self._options = options
         self._planner = Planner(options)
         self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
 
-    def survey(self, shards: Sequence[Shard]) -> Survey:
+    def survey(self, shards: Sequence[Shard]) -> AppliedState:
         """Which of ``shards`` are behind. Cost: one query per node for each 500 shards, three more
         where some do not exist; and three per distinct set of applied migrations.
 
@@ -39,7 +39,7 @@ class Migrator:
         """
         return survey(self._planner, shards)
 
-    def migrate(self, shard: Shard, step: Step, *, stopping: Callable[[], bool]) -> None:
+    def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
         """Bring one shard to the target, going on from the position of ``step``.
 
         The shard's schema or file must exist. Its connection in this thread is closed
@@ -56,7 +56,7 @@ class Migrator:
         Whatever else is raised is the error of a migration on this shard; called again, it goes
         on with the operation that failed.
         """
-        place = Place(shard, step, stopping)
+        place = ShardSession(shard, step, stopping)
         try:
             self._migrate(place)
             place.connection.unlock_schema()
@@ -64,11 +64,11 @@ class Migrator:
             # With it goes the lock, and a session that was left in the middle.
             place.connection.close()
 
-    def settle(self, step: Step, done: bool) -> None:
+    def settle(self, step: JournalStep, done: bool) -> None:
         """Tell whether what was unclear took effect."""
         step.at(position={**step.position, "settled": "done" if done else "undone"})
 
-    def _migrate(self, place: Place) -> None:
+    def _migrate(self, place: ShardSession) -> None:
         place.check()
         schema = self._finish(place, place.snapshot())
         if schema.is_empty:
@@ -78,7 +78,7 @@ class Migrator:
         applied = place.records.applied() if TABLE in schema.definitions else frozenset()
         plan = self._planner.plan(place.connection, applied)
         _tell(emit_pre_migrate_signal, place, plan, after=False)
-        replay = Replay(place, plan, self._rehearsals, schema)
+        replay = ScriptExecutor(place, plan, self._rehearsals, schema)
         if self._options.fake:
             replay.fake()
         else:
@@ -86,7 +86,7 @@ class Migrator:
         with place.ending():
             _tell(emit_post_migrate_signal, place, plan, after=True, counted=replay.counted)
 
-    def _finish(self, place: Place, schema: SchemaSnapshot) -> SchemaSnapshot:
+    def _finish(self, place: ShardSession, schema: SchemaSnapshot) -> SchemaSnapshot:
         """What an earlier process left that does not depend on the plan."""
         position = place.position
         if position is None or position.what not in (What.BUILD, What.COMPARE):
@@ -100,6 +100,6 @@ class Migrator:
         return place.snapshot()
 
 
-def _tell(emit: Any, place: Place, plan: Plan, *, after: bool, **more: Any) -> None:
+def _tell(emit: Any, place: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any) -> None:
     # As the migrate command does, but never interactive: nobody is there to be asked.
     emit(0, False, place.alias, apps=plan.models(after=after), plan=plan.told(), **more)

@@ -12,16 +12,16 @@ from django.db.migrations.operations import RunSQL
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
-from sharded_orm.operations.migrate.checkpoint import Position, What
+from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.plan import Piece, Unit
-from sharded_orm.operations.migrate.recovery import Judge
-from sharded_orm.operations.migrate.shard_session import Place
+from sharded_orm.operations.migrate.recovery import RecoveryCheck
+from sharded_orm.operations.migrate.shard_session import ShardSession
 
 # Not MariaDB's SET STATEMENT … FOR, which runs another statement.
 _SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
-class OwnOperation:
+class PerShardOperation:
     """One of them on one shard.
 
     :param number: that of the operation in its unit.
@@ -31,7 +31,7 @@ class OwnOperation:
 
     def __init__(
         self,
-        place: Place,
+        place: ShardSession,
         unit: Unit,
         number: int,
         piece: Piece,
@@ -57,7 +57,7 @@ class OwnOperation:
         else:
             self._run_operation()
 
-    def go_on(self, position: Position, judge: Judge) -> None:
+    def go_on(self, position: Checkpoint, judge: RecoveryCheck) -> None:
         """Do what is left of it."""
         if not self._is_raw:
             if not judge.operation(position, self.label):
@@ -77,8 +77,8 @@ class OwnOperation:
     def _is_raw(self) -> bool:
         return type(self._piece.operation) is RunSQL
 
-    def _position(self, **details: Any) -> Position:
-        return Position(
+    def _position(self, **details: Any) -> Checkpoint:
+        return Checkpoint(
             What.OWN,
             self._place.step.run.id,
             migration=self._unit.key,

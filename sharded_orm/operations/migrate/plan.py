@@ -1,6 +1,6 @@
 """What is to be done on shards that have applied the same migrations: units and operations.
 
-A :class:`Plan` is made once per set of applied migrations and shared by all shards, and
+A :class:`MigrationPlan` is made once per set of applied migrations and shared by all shards, and
 threads, that stand there. It is as ``manage.py migrate`` would make it.
 """
 
@@ -164,7 +164,7 @@ def _inner(operation: Operation) -> Iterator[Operation]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MigrationPlan:
     """The units that lead from ``applied`` to the target. Thread-safe."""
 
     applied: frozenset[Key]

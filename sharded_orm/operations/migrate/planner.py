@@ -13,14 +13,14 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 
 from sharded_orm.exceptions import InvalidMigrationTarget
-from sharded_orm.operations.migrate.plan import Key, Plan, Unit
+from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
 #: Django reloads the packages of migrations when it reads them.
 reading_migrations = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Options:
+class MigrateOptions:
     """What ``migrate`` was asked to do."""
 
     #: App and migration, as ``migrate`` takes them; None for all.
@@ -35,11 +35,11 @@ class Planner:
     Cost of a new one: the migrations are read from disk, and two queries.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: MigrateOptions) -> None:
         self._options = options
-        self._plans: dict[frozenset[Key], Plan] = {}
+        self._plans: dict[frozenset[Key], MigrationPlan] = {}
 
-    def plan(self, connection: Any, applied: Iterable[Key]) -> Plan:
+    def plan(self, connection: Any, applied: Iterable[Key]) -> MigrationPlan:
         """The plan of a shard.
 
         :param connection: of a shard on which ``applied`` are recorded. Where nothing is applied
@@ -52,7 +52,7 @@ class Planner:
                 self._plans[key] = self._make(connection, key)
             return self._plans[key]
 
-    def _make(self, connection: Any, applied: frozenset[Key]) -> Plan:
+    def _make(self, connection: Any, applied: frozenset[Key]) -> MigrationPlan:
         executor = MigrationExecutor(connection if applied else None)
         loader = executor.loader
         try:
@@ -76,7 +76,7 @@ class Planner:
         units = [Unit(migration, backwards, connection.alias) for migration, backwards in planned]
         for unit in units:
             _refuse_irreversible(unit)
-        return Plan(
+        return MigrationPlan(
             applied=applied,
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
@@ -110,7 +110,7 @@ def _replacements(
     ]
 
 
-def _targets(loader: MigrationLoader, options: Options) -> list[tuple[str, str | None]]:
+def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str, str | None]]:
     # As django.core.management.commands.migrate.Command.handle().
     conflicts = loader.detect_conflicts()
     if conflicts:

@@ -37,7 +37,7 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Statement:
+class RecordedStatement:
     """A statement of an operation of a migration; the last one of a migration records it.
 
     :param operation: the number of the operation among those of its unit.
@@ -73,7 +73,7 @@ class Statement:
         }
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Statement:
+    def from_json(cls, content: dict[str, Any]) -> RecordedStatement:
         params = content["params"]
         return cls(
             **{
@@ -87,7 +87,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Script:
+class RecordedScript:
     """What leads schemas of one fingerprint to those of another.
 
     :param before: the fingerprint at which it begins.
@@ -99,11 +99,11 @@ class Script:
 
     before: str
     promise: SchemaSnapshot
-    statements: Sequence[Statement]
+    statements: Sequence[RecordedStatement]
     units: int
     operations: int = 0
 
-    def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, Statement]]]]:
+    def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, RecordedStatement]]]]:
         """The numbered statements of each migration."""
         for key, group in groupby(enumerate(self.statements), lambda one: one[1].migration):
             yield key, list(group)
@@ -136,7 +136,7 @@ class Script:
             end += 1
         return range(index, end)
 
-    def _is_told_apart(self, statement: Statement, index: int) -> bool:
+    def _is_told_apart(self, statement: RecordedStatement, index: int) -> bool:
         """Whether it can be seen that it took effect, or it may be run again."""
         if statement.effect is Effect.ROWS:
             return self.promise.is_transactional
@@ -173,11 +173,11 @@ class Script:
         }
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Script:
+    def from_json(cls, content: dict[str, Any]) -> RecordedScript:
         return cls(
             content["before"],
             SchemaSnapshot(content["definitions"], content["defaults"]),
-            [Statement.from_json(statement) for statement in content["statements"]],
+            [RecordedStatement.from_json(statement) for statement in content["statements"]],
             content["units"],
             content["operations"],
         )

@@ -9,7 +9,7 @@ from typing import Any
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.operations.migrate.plan import Key, Unit
-from sharded_orm.operations.migrate.recorded_sql import Statement
+from sharded_orm.operations.migrate.recorded_sql import RecordedStatement
 
 RECORD_LABEL = "Record the migration"
 
@@ -23,7 +23,7 @@ class Recorder:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self.statements: list[Statement] = []
+        self.statements: list[RecordedStatement] = []
         self._migration: Key = ("", "")
         self._operation = 0
         self._label = ""
@@ -47,7 +47,7 @@ class Recorder:
         """The migration ends here, and is recorded as applied or not any more."""
         count = len(unit.operations)
         self.statements.append(
-            Statement(
+            RecordedStatement(
                 unit.key, count, RECORD_LABEL, effect=Effect.ROWS,
                 records=unit.records, outline=unit.outline(count),
             )
@@ -73,7 +73,7 @@ class Recorder:
             if effect is Effect.SCHEMA and self._judged:
                 after = self._connection.schema_snapshot()
             self.statements.append(
-                Statement(
+                RecordedStatement(
                     self._migration,
                     self._operation,
                     self._label,

@@ -6,16 +6,16 @@ the thing was done, so that every kill finds it.
 
 from __future__ import annotations
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import OperationUnclear
-from sharded_orm.operations.migrate.checkpoint import Position
-from sharded_orm.operations.migrate.recorded_sql import Script
+from sharded_orm.operations.migrate.checkpoint import Checkpoint
+from sharded_orm.operations.migrate.recorded_sql import RecordedScript
 from sharded_orm.operations.migrate.records import Records
 
 
-class Judge:
+class RecoveryCheck:
     """Answers for one shard, while nothing else can be under way there.
 
     Every answer is whether the thing took effect, or how much of it; :exc:`OperationUnclear` if that
@@ -24,12 +24,14 @@ class Judge:
     :param now: the schema as it is.
     """
 
-    def __init__(self, connection: ShardAliasMixin, now: SchemaSnapshot, records: Records) -> None:
+    def __init__(
+        self, connection: ShardConnectionMixin, now: SchemaSnapshot, records: Records
+    ) -> None:
         self._connection = connection
         self._now = now
         self._records = records
 
-    def statements(self, position: Position, script: Script) -> int:
+    def statements(self, position: Checkpoint, script: RecordedScript) -> int:
         """How many of a script took effect, of a migration that is not recorded."""
         covered = script.statements[position.index : position.index + position.count]
         statements = [statement for statement in covered if not statement.records]
@@ -55,7 +57,7 @@ class Judge:
             else "the statement leaves nothing in the schema by which it could be told",
         )  # fmt: skip
 
-    def raw(self, position: Position, label: str, sql: str, effect: Effect) -> bool:
+    def raw(self, position: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
         """Of raw SQL, whose effect on the schema nobody has seen before."""
         if position.settled:
             return position.settled == "done"
@@ -71,13 +73,13 @@ class Judge:
             position, label, sql, "nothing in the database tells whether such a statement was run"
         )
 
-    def operation(self, position: Position, label: str) -> bool:
+    def operation(self, position: Checkpoint, label: str) -> bool:
         """Of an operation that runs Python."""
         if position.settled:
             return position.settled == "done"
         return self._by_marker(position, label, "")
 
-    def _by_marker(self, position: Position, label: str, sql: str) -> bool:
+    def _by_marker(self, position: Checkpoint, label: str, sql: str) -> bool:
         marked = bool(position.marker) and self._records.is_marked(position.marker)
         if marked and position.reverts:
             return True
@@ -94,7 +96,7 @@ class Judge:
             " so a part of it may have taken effect",
         )  # fmt: skip
 
-    def _unclear(self, position: Position, label: str, sql: str, why: str) -> OperationUnclear:
+    def _unclear(self, position: Checkpoint, label: str, sql: str, why: str) -> OperationUnclear:
         assert position.migration is not None
         alias = self._connection.alias
         looks = [

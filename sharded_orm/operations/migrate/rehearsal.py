@@ -20,14 +20,14 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ProjectState
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import RehearsalFailed
-from sharded_orm.operations.migrate.plan import Plan, Unit
+from sharded_orm.operations.migrate.plan import MigrationPlan, Unit
 from sharded_orm.operations.migrate.planner import reading_migrations
-from sharded_orm.operations.migrate.recorded_sql import Script
+from sharded_orm.operations.migrate.recorded_sql import RecordedScript
 from sharded_orm.operations.migrate.recorder import Recorder
-from sharded_orm.operations.runs.journal import Run, Scripts
+from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
@@ -43,7 +43,7 @@ class Segment:
     the operations of that one unit, to the next that runs on each shard, or to its end.
     """
 
-    plan: Plan
+    plan: MigrationPlan
     unit: int
     operation: int
 
@@ -85,10 +85,10 @@ class Rehearsals:
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
         # The last ones, by run and key.
-        self._known: dict[tuple[int, str], Script] = {}
+        self._known: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
-    def key(self, connection: ShardAliasMixin, segment: Segment, before: str) -> str:
+    def key(self, connection: ShardConnectionMixin, segment: Segment, before: str) -> str:
         told = [
             before,
             connection.vendor,
@@ -100,19 +100,23 @@ class Rehearsals:
         ]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
 
-    def script(self, run: Run | int, key: str) -> Script | None:
+    def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
         """A script that was made before; ``run`` may be an earlier one."""
         number = run if isinstance(run, int) else run.id
         found = self._known.get((number, key))
         if found is None:
             content = self._scripts.get(run, key)
             if content is not None:
-                found = self._keep(number, key, Script.from_json(content))
+                found = self._keep(number, key, RecordedScript.from_json(content))
         return found
 
     def rehearsed(
-        self, run: Run, connection: ShardAliasMixin, segment: Segment, snapshot: SchemaSnapshot
-    ) -> tuple[str, Script]:
+        self,
+        run: JournalRun,
+        connection: ShardConnectionMixin,
+        segment: Segment,
+        snapshot: SchemaSnapshot,
+    ) -> tuple[str, RecordedScript]:
         """The script of ``segment`` for a schema that looks like ``snapshot``, and its key.
 
         :param connection: of a shard that does; its alias is that of the copy meanwhile.
@@ -135,10 +139,10 @@ class Rehearsals:
                     made = self._rehearse(connection, segment, snapshot)
                     run.check()  # Whoever took the run over may have used the copy as well.
                     kept = self._scripts.put(run, key, made.to_json())
-                    found = self._keep(run.id, key, Script.from_json(kept))
+                    found = self._keep(run.id, key, RecordedScript.from_json(kept))
         return key, found
 
-    def _keep(self, run: int, key: str, script: Script) -> Script:
+    def _keep(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
         # Shards in a state of their own each have their own script.
         while len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)), None)
@@ -146,8 +150,8 @@ class Rehearsals:
         return script
 
     def _rehearse(
-        self, connection: ShardAliasMixin, segment: Segment, snapshot: SchemaSnapshot
-    ) -> Script:
+        self, connection: ShardConnectionMixin, segment: Segment, snapshot: SchemaSnapshot
+    ) -> RecordedScript:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
@@ -165,7 +169,7 @@ class Rehearsals:
                     f"{recorder.where} failed on a copy of {connection.alias!r} without rows, before any"
                     f" shard was touched by it ({type(exc).__name__}: {exc})."
                 ) from exc
-            return Script(
+            return RecordedScript(
                 snapshot.fingerprint,
                 copy.schema_snapshot(),
                 recorder.statements,
@@ -224,7 +228,7 @@ class Rehearsals:
         return bool(applied)
 
     @contextmanager
-    def _copy(self, connection: ShardAliasMixin, snapshot: SchemaSnapshot) -> Iterator[Any]:
+    def _copy(self, connection: ShardConnectionMixin, snapshot: SchemaSnapshot) -> Iterator[Any]:
         with connection.structural_copy(snapshot, self._schema) as copy:
             found = copy.schema_snapshot()
             if differences := found.differences(snapshot):

@@ -10,12 +10,12 @@ from typing import Any, cast
 from django.db import Error, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import OperationStopped
-from sharded_orm.operations.migrate.checkpoint import Position, What
+from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.records import TABLE, Records, marker
-from sharded_orm.operations.runs.journal import Step
+from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 
 END_LABEL = "Tell of the end"
@@ -23,17 +23,17 @@ END_LABEL = "Tell of the end"
 _WAIT = 1.0
 
 
-class Place:
+class ShardSession:
     """One shard in one thread.
 
     :param stopping: whether to stop at the next place where that leaves everything in order.
     """
 
-    def __init__(self, shard: Shard, step: Step, stopping: Callable[[], bool]) -> None:
+    def __init__(self, shard: Shard, step: JournalStep, stopping: Callable[[], bool]) -> None:
         self.shard = shard
         self.step = step
-        self.connection = cast("ShardAliasMixin", connections[shard.alias])
-        self.position = Position.from_json(step.position) if step.position else None
+        self.connection = cast("ShardConnectionMixin", connections[shard.alias])
+        self.position = Checkpoint.from_json(step.position) if step.position else None
         self.records = Records(shard.alias, marked=self.position is not None)
         self._stopping = stopping
         self._serial = self.position.serial if self.position else 0
@@ -91,7 +91,7 @@ class Place:
         self._serial += 1
         return marker(self.step.run.id, self._serial)
 
-    def at(self, position: Position, label: str) -> None:
+    def at(self, position: Checkpoint, label: str) -> None:
         """Tell the journal what is done next."""
         self.position = replace(position, serial=self._serial)
         self.step.at(
@@ -136,7 +136,7 @@ class Place:
         A position that tells of something that is recorded needs no other after it: to go on from
         there is to come here.
         """
-        end = Position(What.END, self.step.run.id)
+        end = Checkpoint(What.END, self.step.run.id)
         if self.position is None or self.position.what is What.COMPARE:
             self.at(end, END_LABEL)
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from sharded_orm.operations.runs.journal import Run
+from sharded_orm.operations.runs.journal import JournalRun
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Pause:
         return f"{least} s" if least == most else f"{least} to {most} s"
 
     @classmethod
-    def of(cls, run: Run, *, earliest: str, latest: str) -> Self | None:
+    def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
         """The pause that ended between two moments; None if the promotion has fenced nothing."""
         began = run.arguments.get("fenced_at")
         if began is None:
@@ -53,7 +53,7 @@ class Pause:
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 
-def moment(run: Run) -> str:
+def moment(run: JournalRun) -> str:
     """Now, as the journal keeps it."""
     return run.now().isoformat()
 

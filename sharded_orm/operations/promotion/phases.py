@@ -26,7 +26,12 @@ from typing import Any, Final
 from django.db import Error, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.backends.mysql.replication import Server, Standing, is_kept_off, missing
+from sharded_orm.backends.mysql.replication import (
+    ReplicationServer,
+    ReplicationStatus,
+    is_kept_off,
+    missing,
+)
 from sharded_orm.exceptions import (
     CacheUnavailable,
     LeaseLost,
@@ -37,9 +42,9 @@ from sharded_orm.exceptions import (
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion import preflight, publication, recovery, switchover
 from sharded_orm.operations.promotion.pause import Pause, moment
-from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
-from sharded_orm.operations.promotion.report import Options, Report
+from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
 
 #: Seconds that statements under way on the old primary may keep the fence off.
@@ -55,16 +60,16 @@ Tell = Callable[[str], None]
 class Promotion:
     """A run that has passed the checks, in this process."""
 
-    def __init__(self, run: journal.Run, options: Options, tell: Tell) -> None:
+    def __init__(self, run: journal.JournalRun, options: PromotionOptions, tell: Tell) -> None:
         self.run = run
         self.options = options
-        self.plan = Plan.from_json(run.arguments)
+        self.plan = PromotionPlan.from_json(run.arguments)
         self.link: str = run.arguments["link"]
         self._tell = tell
         # Whether an undo has given both servers back, as far as they answer.
         self._is_restored = False
         loss = run.arguments["loss"]
-        self.report = Report(
+        self.report = PromotionReport(
             self.plan,
             "promoted",
             options.force,
@@ -84,7 +89,7 @@ class Promotion:
 
     # ##### Forward #####
 
-    def run_to_end(self) -> Report:
+    def run_to_end(self) -> PromotionReport:
         if self.phase == "switching" and not self._rule_out():
             self._note_published()
         if self.phase == "switched":
@@ -126,7 +131,7 @@ class Promotion:
         if old is not None:
             self._look_back(old, position)
 
-    def _come_near(self, old: Server, new: Server) -> None:
+    def _come_near(self, old: ReplicationServer, new: ReplicationServer) -> None:
         """While writers go on, so that they are refused for a moment only."""
         if self._reach(new, old.standing().logged):
             raise PromotionRefused(
@@ -137,7 +142,7 @@ class Promotion:
                 ]
             )
 
-    def _fence(self, old: Server) -> Standing:
+    def _fence(self, old: ReplicationServer) -> ReplicationStatus:
         try:
             old.fence(FENCE_PATIENCE)
         except OperationalError as exc:
@@ -152,7 +157,7 @@ class Promotion:
             raise PromotionFailed(f"{old.name!r} does not become read only.")
         return standing
 
-    def _catch_up(self, old: Server | None, new: Server) -> str:
+    def _catch_up(self, old: ReplicationServer | None, new: ReplicationServer) -> str:
         """Fence, and wait until the new primary has it all; returns the last position."""
         # While writers go on: without the source they would be refused for nothing.
         switchover.require_there(self.plan)
@@ -186,7 +191,7 @@ class Promotion:
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
         )
 
-    def _refused_since(self, old: Server) -> str:
+    def _refused_since(self, old: ReplicationServer) -> str:
         """When writes were first refused: a process before this one may have fenced already."""
         since: str | None = self.run.arguments.get("fenced_at")
         if since is not None:
@@ -199,7 +204,7 @@ class Promotion:
                 )
         return moment(self.run)
 
-    def _wait(self, new: Server, position: str) -> None:
+    def _wait(self, new: ReplicationServer, position: str) -> None:
         if not self.options.force:
             # An earlier attempt may have stopped it. Without the old primary it must not be
             # started: that would throw away what was received and not executed yet.
@@ -211,7 +216,7 @@ class Promotion:
                 + (f" ({link.error})." if link.error else ".")
             )
 
-    def _reach(self, new: Server, position: str) -> str:
+    def _reach(self, new: ReplicationServer, position: str) -> str:
         """Wait for ``position``; returns what of it is missing in the end."""
         deadline = time.monotonic() + self.options.timeout
         while wanted := missing(position, new.standing().current):
@@ -222,7 +227,7 @@ class Promotion:
             new.wait_for(wanted, min(left, _SLICE))
         return ""
 
-    def _verify(self, old: Server | None, new: Server, position: str) -> None:
+    def _verify(self, old: ReplicationServer | None, new: ReplicationServer, position: str) -> None:
         """The last look before the map is switched."""
         if new.standing().read_only:
             raise PromotionFailed(f"{new.name!r} stays read only.")
@@ -289,7 +294,7 @@ class Promotion:
             self.plan, forced=self.options.force, check=self.run.check, tell=self._tell
         )
 
-    def _look_back(self, old: Server, position: str) -> None:
+    def _look_back(self, old: ReplicationServer, position: str) -> None:
         try:
             standing = old.standing()
         except Error as exc:
@@ -344,7 +349,7 @@ class Promotion:
 
     # ##### Back #####
 
-    def abort(self) -> Report:
+    def abort(self) -> PromotionReport:
         """Undo what an earlier process has begun."""
         if self.phase == "switched" or (self.phase == "switching" and self._look_up()):
             raise PromotionFailed(

@@ -27,7 +27,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PromotionPlan:
     """What is to be promoted.
 
     :param node: whose ranges move, as the operator named it.
@@ -51,11 +51,11 @@ class Plan:
         return {"node": self.node, "new": self.new, "moves": [asdict(one) for one in self.moves]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> PromotionPlan:
         return cls(data["node"], data["new"], tuple(Move(**one) for one in data["moves"]))
 
 
-def find_plan(topology: Topology, node: str, to: str | None = None) -> Plan:
+def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
     """The promotion that replaces ``node``: every range of every group whose primary it is.
 
     ``read_only`` fences a server as a whole, so there is no promotion of a single range.
@@ -96,7 +96,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Plan:
         problems.append(f"the ranges on {node!r} name {new!r} as their replica, not {to!r}")
     if problems:
         raise PromotionRefused(problems)
-    return Plan(node, new, moves)
+    return PromotionPlan(node, new, moves)
 
 
 def is_of_mysql(settings: Mapping[str, Any]) -> bool:

@@ -16,15 +16,15 @@ from sharded_orm.backends.mysql.replication import (
     TO_FENCE,
     TO_PROMOTE,
     WRITES_THROUGH,
-    Link,
-    Server,
-    Standing,
+    ReplicationLink,
+    ReplicationServer,
+    ReplicationStatus,
     has_no_answer,
     positions,
     why_no_session,
 )
 from sharded_orm.exceptions import PromotionRefused
-from sharded_orm.operations.promotion.plan import Plan, is_of_mysql
+from sharded_orm.operations.promotion.plan import PromotionPlan, is_of_mysql
 from sharded_orm.topology.model import Topology, server_of
 
 
@@ -59,13 +59,13 @@ class Findings:
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    old: Standing | None = None
-    new: Standing | None = None
-    link: Link | None = None
+    old: ReplicationStatus | None = None
+    new: ReplicationStatus | None = None
+    link: ReplicationLink | None = None
     loss: Loss | None = None
 
 
-def operator(name: str) -> Server:
+def operator(name: str) -> ReplicationServer:
     """A connection of the operator's account to node ``name``.
 
     :raises PromotionRefused: the node has no such account, refuses it, or does not answer. Its
@@ -81,7 +81,7 @@ def operator(name: str) -> Server:
             ]
         )
     try:
-        return Server(name, entry)
+        return ReplicationServer(name, entry)
     except Error as exc:
         raise PromotionRefused(
             [why_no_session(name, f"the OPERATOR account {entry['USER']!r}", exc)]
@@ -93,7 +93,7 @@ def is_silent(exc: PromotionRefused) -> bool:
     return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 
-def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
+def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
     """Ask both servers for everything that a promotion relies on.
 
     :param force: the old primary is dead, and must be.
@@ -123,7 +123,7 @@ def examine(plan: Plan, *, force: bool, timeout: float) -> Findings:
     return found
 
 
-def _do_without(plan: Plan) -> str:
+def _do_without(plan: PromotionPlan) -> str:
     return (
         f"If {plan.node!r} is dead, --force does without it: what {plan.new!r} has not received is"
         " lost"
@@ -132,7 +132,7 @@ def _do_without(plan: Plan) -> str:
 
 def _session(
     name: str, stack: contextlib.ExitStack, found: Findings, dead: str = ""
-) -> Server | None:
+) -> ReplicationServer | None:
     """Log in once; what is wrong is a problem, and then what to do if the node is ``dead``."""
     try:
         return stack.enter_context(operator(name))
@@ -143,7 +143,7 @@ def _session(
         return None
 
 
-def _of_new(new: Server, found: Findings) -> None:
+def _of_new(new: ReplicationServer, found: Findings) -> None:
     standing = new.standing()
     if not standing.is_mariadb:
         found.problems.append(f"{new.name!r} is no MariaDB ({standing.version})")
@@ -157,7 +157,7 @@ def _of_new(new: Server, found: Findings) -> None:
         )
 
 
-def _of_old(old: Server, found: Findings) -> None:
+def _of_old(old: ReplicationServer, found: Findings) -> None:
     standing = old.standing()
     if not standing.is_mariadb:
         found.problems.append(f"{old.name!r} is no MariaDB ({standing.version})")
@@ -178,7 +178,7 @@ def _of_old(old: Server, found: Findings) -> None:
         )
 
 
-def _lacking(server: Server, needed: Sequence[str]) -> Iterator[str]:
+def _lacking(server: ReplicationServer, needed: Sequence[str]) -> Iterator[str]:
     have = server.privileges()
     lacks = [] if "ALL PRIVILEGES" in have else [each for each in needed if each not in have]
     if lacks:
@@ -191,7 +191,7 @@ def _lacking(server: Server, needed: Sequence[str]) -> Iterator[str]:
 # ##### Replication #####
 
 
-def _of_link(plan: Plan, new: Server, found: Findings, timeout: float) -> None:
+def _of_link(plan: PromotionPlan, new: ReplicationServer, found: Findings, timeout: float) -> None:
     assert found.old is not None
     assert found.new is not None
     links = new.links()
@@ -220,7 +220,7 @@ def _of_link(plan: Plan, new: Server, found: Findings, timeout: float) -> None:
         )
 
 
-def _wrong_with(plan: Plan, link: Link) -> Iterator[str]:
+def _wrong_with(plan: PromotionPlan, link: ReplicationLink) -> Iterator[str]:
     if not link.uses_gtid:
         yield f"{plan.new!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
     for name, value in link.filters.items():
@@ -233,11 +233,11 @@ def _wrong_with(plan: Plan, link: Link) -> Iterator[str]:
         yield f"{plan.new!r} does not execute what it receives: {_why(link)}"
 
 
-def _why(link: Link) -> str:
+def _why(link: ReplicationLink) -> str:
     return link.error or "it was stopped. START SLAVE, and see that it comes near"
 
 
-def no_link(new: str, old: str, links: Collection[Link]) -> str:
+def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
     """Why ``new`` is no replica of ``old``, to judge by its ``links``."""
     known = ", ".join(map(_told, links))
     return (
@@ -247,7 +247,7 @@ def no_link(new: str, old: str, links: Collection[Link]) -> str:
     )
 
 
-def _told(link: Link) -> str:
+def _told(link: ReplicationLink) -> str:
     # One that never was connected does not know whom it would replicate from.
     state = f" (not connected: {_why(link)})" if not link.source_id else ""
     return f"{link.host}:{link.port}{state}"
@@ -256,7 +256,7 @@ def _told(link: Link) -> str:
 # ##### Without the old primary #####
 
 
-def _of_dead(plan: Plan, found: Findings) -> None:
+def _of_dead(plan: PromotionPlan, found: Findings) -> None:
     if answers(plan):
         found.problems.append(
             f"{plan.node!r} answers. Promote without --force, which loses nothing; if it must go,"
@@ -264,16 +264,18 @@ def _of_dead(plan: Plan, found: Findings) -> None:
         )
 
 
-def answers(plan: Plan) -> bool:
+def answers(plan: PromotionPlan) -> bool:
     """Whether the old primary answers, if only to refuse an account. Up to five seconds."""
     try:
-        Server(plan.node, runtime.topology().nodes[plan.node]).close()
+        ReplicationServer(plan.node, runtime.topology().nodes[plan.node]).close()
     except Error as exc:
         return not has_no_answer(exc)
     return True
 
 
-def _of_lost_link(topology: Topology, plan: Plan, new: Server, found: Findings) -> None:
+def _of_lost_link(
+    topology: Topology, plan: PromotionPlan, new: ReplicationServer, found: Findings
+) -> None:
     links = new.links()
     node = topology.nodes[plan.node]
     link = next((one for one in links if _leads_to(one, node)), None)
@@ -289,7 +291,7 @@ def _of_lost_link(topology: Topology, plan: Plan, new: Server, found: Findings) 
     found.loss = Loss(link.received, link.executed, new.idle_seconds())
 
 
-def _leads_to(link: Link, node: Mapping[str, Any]) -> bool:
+def _leads_to(link: ReplicationLink, node: Mapping[str, Any]) -> bool:
     """Whether the replica's address of its primary is that of the node."""
     port = int(node.get("PORT") or 3306)
     host = str(node.get("HOST") or "localhost")
@@ -307,7 +309,7 @@ def _addresses(host: str) -> set[str]:
 # ##### Who else is on these servers #####
 
 
-def _of_others(topology: Topology, plan: Plan, found: Findings) -> None:
+def _of_others(topology: Topology, plan: PromotionPlan, found: Findings) -> None:
     """Other names and accounts of the old primary: all of them would be fenced, or must be."""
     assert found.old is not None
     for name, node in topology.nodes.items():
@@ -320,7 +322,7 @@ def _of_others(topology: Topology, plan: Plan, found: Findings) -> None:
         if not listed and not is_primary:
             continue
         try:
-            with Server(name, node) as application:
+            with ReplicationServer(name, node) as application:
                 same = application.standing().identity == found.old.identity
                 if same and not listed:
                     found.problems.append(
@@ -340,7 +342,7 @@ def _no_session_of_application(name: str, node: Mapping[str, Any], exc: Error) -
     return why_no_session(name, f"the application's account {node.get('USER')!r}", exc)
 
 
-def _may_write_through(server: Server, node: Mapping[str, Any]) -> Iterator[str]:
+def _may_write_through(server: ReplicationServer, node: Mapping[str, Any]) -> Iterator[str]:
     through = sorted(server.privileges() & WRITES_THROUGH)
     if through:
         yield (
@@ -350,14 +352,14 @@ def _may_write_through(server: Server, node: Mapping[str, Any]) -> Iterator[str]
         )
 
 
-def _aliases_on(old: Standing) -> Iterator[str]:
+def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
     """Entries of ``DATABASES`` on the old primary, which no map leads elsewhere."""
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):
         if alias in groups or not is_of_mysql(entry):
             continue
         try:
-            with Server(alias, entry) as server:
+            with ReplicationServer(alias, entry) as server:
                 if server.standing().identity != old.identity:
                     continue
         except Error as exc:
@@ -373,7 +375,7 @@ def _aliases_on(old: Standing) -> Iterator[str]:
         )
 
 
-def _of_schemas(topology: Topology, plan: Plan, found: Findings) -> None:
+def _of_schemas(topology: Topology, plan: PromotionPlan, found: Findings) -> None:
     """The application must find its shards on the new primary."""
     for name in plan.new_names:
         wanted = {
@@ -383,7 +385,7 @@ def _of_schemas(topology: Topology, plan: Plan, found: Findings) -> None:
             for number in range(move.first, move.last + 1)
         }
         try:
-            with Server(name, topology.nodes[name]) as application:
+            with ReplicationServer(name, topology.nodes[name]) as application:
                 absent = sorted(wanted - application.schemas())
         except Error as exc:
             found.problems.append(_no_session_of_application(name, topology.nodes[name], exc))

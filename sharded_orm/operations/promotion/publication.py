@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sharded_orm.exceptions import PromotionFailed, TopologyError
 from sharded_orm.operations.promotion import recovery, switchover
-from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.plan import PromotionPlan
 
 #: Seconds for which a source that does not answer is asked what it holds.
 LOOK_UP = 15.0
@@ -16,7 +16,7 @@ _INTERVAL = 1.0
 
 
 def was_switched(
-    plan: Plan,
+    plan: PromotionPlan,
     *,
     forced: bool,
     check: Callable[[], None],
@@ -53,7 +53,7 @@ def was_switched(
             sleep(_INTERVAL)
 
 
-def unsettled(plan: Plan, why: object, *, forced: bool) -> PromotionFailed:
+def unsettled(plan: PromotionPlan, why: object, *, forced: bool) -> PromotionFailed:
     """The error of a promotion that can neither go on nor be undone before the source answers."""
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."

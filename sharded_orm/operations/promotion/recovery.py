@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations.promotion import preflight, switchover
-from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.operations.runs import journal
 
 
@@ -20,20 +20,20 @@ def to_undo(node: str) -> str:
     return f"'manage.py shards promote {node} --abort'"
 
 
-def refused(plan: Plan, *, forced: bool) -> str:
+def refused(plan: PromotionPlan, *, forced: bool) -> str:
     """What holds for writers between the fence and the new map; to be followed by "until"."""
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else "is read only"
     return f"{plan.node!r} {why}: writes to {ranges} are refused"
 
 
-def ways_out(run: journal.Run | journal.RunStatus) -> str:
+def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     """Where a run was broken off, and which commands work now: finish it, undo it, or both.
 
     A login to each server, and one or two round trips to the source; up to five seconds for each
     of them that does not answer.
     """
-    plan, forced = Plan.from_json(run.arguments), bool(run.arguments["force"])
+    plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]
     finish, undo = to_finish(node, forced=forced), to_undo(node)
     begin = f"the promotion that replaces {node!r} was broken off in the phase {phase!r}"
@@ -67,7 +67,7 @@ def ways_out(run: journal.Run | journal.RunStatus) -> str:
     return told
 
 
-def _look(plan: Plan) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
+def _look(plan: PromotionPlan) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
     """Why the old primary and the new one cannot be worked with, and whether the old one is
     fenced."""
     errors: list[PromotionRefused | None] = []
@@ -85,7 +85,7 @@ def _look(plan: Plan) -> tuple[PromotionRefused | None, PromotionRefused | None,
 
 
 def _obstacles(
-    plan: Plan,
+    plan: PromotionPlan,
     old: PromotionRefused | None,
     new: PromotionRefused | None,
     source: str,

@@ -8,12 +8,12 @@ from typing import Any
 from sharded_orm.operations.promotion import pause as pauses
 from sharded_orm.operations.promotion import switchover
 from sharded_orm.operations.promotion.pause import Pause
-from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
 
 
 @dataclass(frozen=True)
-class Options:
+class PromotionOptions:
     """How to promote.
 
     :param force: the old primary is dead; what it did not send is lost.
@@ -25,10 +25,10 @@ class Options:
 
 
 @dataclass
-class Report:
+class PromotionReport:
     """What became of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
 
-    plan: Plan
+    plan: PromotionPlan
     outcome: str
     forced: bool = False
     #: The last position of the old primary, that the new one has.

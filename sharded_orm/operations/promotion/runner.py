@@ -9,19 +9,21 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations.promotion import preflight, recovery, switchover
 from sharded_orm.operations.promotion.phases import Promotion, Tell
-from sharded_orm.operations.promotion.plan import Plan, find_plan
+from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan
 from sharded_orm.operations.promotion.preflight import Findings, Loss
-from sharded_orm.operations.promotion.report import Options, Report
+from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
 #: One promotion at a time: two could name the same server by different names.
 SUBJECT: Final = "primaries"
 
-Confirm = Callable[[Plan, Loss], bool]
+Confirm = Callable[[PromotionPlan, Loss], bool]
 
 
-def check(node: str, *, to: str | None = None, options: Options | None = None) -> Report:
+def check(
+    node: str, *, to: str | None = None, options: PromotionOptions | None = None
+) -> PromotionReport:
     """Whether ``node`` could be replaced by its replica now. Changes nothing.
 
     :raises PromotionRefused: no, or another one was broken off; lists all reasons.
@@ -29,7 +31,7 @@ def check(node: str, *, to: str | None = None, options: Options | None = None) -
     :raises TopologyError: its source does not answer.
     :raises JournalMissing: the global database is not migrated.
     """
-    options = options or Options()
+    options = options or PromotionOptions()
     last = journal.last_run(KIND, SUBJECT)
     if last is not None and last.state == "broken off" and _has_begun(last):
         raise PromotionRefused([recovery.ways_out(last)])
@@ -39,17 +41,17 @@ def check(node: str, *, to: str | None = None, options: Options | None = None) -
     plan = _planned(node, to)
     switchover.require_writable(plan, forced=options.force)
     found = _examined(plan, options)
-    return Report(plan, "checked", options.force, loss=found.loss, warnings=found.warnings)
+    return PromotionReport(plan, "checked", options.force, loss=found.loss, warnings=found.warnings)
 
 
 def promote(
     node: str,
     *,
     to: str | None = None,
-    options: Options | None = None,
+    options: PromotionOptions | None = None,
     confirm: Confirm | None = None,
     tell: Tell = lambda line: None,
-) -> Report:
+) -> PromotionReport:
     """Replace ``node`` as a primary by its replica, for all its ranges (P13).
 
     No write that was acknowledged is lost. Writers are refused from the fence until they know
@@ -62,7 +64,7 @@ def promote(
     :raises PromotionFailed: something went wrong; the message tells whether it was undone.
     :raises OperationHeld: another promotion is under way.
     """
-    options = options or Options()
+    options = options or PromotionOptions()
     with journal.running(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
         try:
             promotion = _resumed(run, node, options, tell)
@@ -75,7 +77,7 @@ def promote(
         return promotion.run_to_end()
 
 
-def abort(node: str, *, tell: Tell = lambda line: None) -> Report | None:
+def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | None:
     """Undo the promotion that replaces ``node`` and was broken off; None if there is none.
 
     :raises PromotionFailed: it cannot be undone any more, or a server does not answer.
@@ -87,29 +89,31 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> Report | None:
         if not _has_begun(run):
             run.finish("abandoned")
             return None
-        promotion = Promotion(run, Options(force=bool(run.arguments["force"])), tell)
+        promotion = Promotion(run, PromotionOptions(force=bool(run.arguments["force"])), tell)
         return promotion.abort()
 
 
-def _has_begun(run: journal.Run | journal.RunStatus) -> bool:
+def _has_begun(run: journal.JournalRun | journal.RunStatus) -> bool:
     """Whether anything may have been touched."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
-def _planned(node: str, to: str | None) -> Plan:
+def _planned(node: str, to: str | None) -> PromotionPlan:
     # Not by a last good copy, nor by what a push has not brought yet.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 
 
-def _examined(plan: Plan, options: Options) -> Findings:
+def _examined(plan: PromotionPlan, options: PromotionOptions) -> Findings:
     found = preflight.examine(plan, force=options.force, timeout=options.timeout)
     if found.problems:
         raise PromotionRefused(found.problems)
     return found
 
 
-def _resumed(run: journal.Run, node: str, options: Options, tell: Tell) -> Promotion | None:
+def _resumed(
+    run: journal.JournalRun, node: str, options: PromotionOptions, tell: Tell
+) -> Promotion | None:
     if not _has_begun(run):
         return None
     if (run.arguments["node"], run.arguments["force"]) != (node, options.force):
@@ -119,10 +123,10 @@ def _resumed(run: journal.Run, node: str, options: Options, tell: Tell) -> Promo
 
 
 def _begun(
-    run: journal.Run,
+    run: journal.JournalRun,
     node: str,
     to: str | None,
-    options: Options,
+    options: PromotionOptions,
     confirm: Confirm | None,
     tell: Tell,
 ) -> Promotion:

@@ -8,11 +8,11 @@ from typing import Any
 from sharded_orm import runtime
 from sharded_orm.exceptions import PromotionRefused, TopologyConflict, TopologyReadOnly
 from sharded_orm.operations import topology
-from sharded_orm.operations.promotion.plan import Plan
+from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
 
 
-def switched(plan: Plan, document: Document) -> bool:
+def switched(plan: PromotionPlan, document: Document) -> bool:
     """Whether the map that ``plan`` publishes is there, or a later one: all shards have moved,
     however they are divided into ranges by now."""
     return all(
@@ -32,7 +32,9 @@ def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
     }
 
 
-def switch(plan: Plan, *, forced: bool, confirm: Callable[[], None] = lambda: None) -> Document:
+def switch(
+    plan: PromotionPlan, *, forced: bool, confirm: Callable[[], None] = lambda: None
+) -> Document:
     """Publish the topology in which the replica is the primary. Returns when it is in use here.
 
     The old primary becomes the replica of its ranges, unless it is dead.
@@ -62,7 +64,7 @@ def switch(plan: Plan, *, forced: bool, confirm: Callable[[], None] = lambda: No
     return topology.change(edit, f"{plan.new} promoted in place of {plan.node}, {how}")
 
 
-def _require_same(plan: Plan, document: Document) -> None:
+def _require_same(plan: PromotionPlan, document: Document) -> None:
     there = {span for span, name in _primaries(document).items() if name in plan.old_names}
     planned = {(move.group, move.first, move.last) for move in plan.moves}
     if there != planned:
@@ -82,7 +84,7 @@ def current() -> Document:
     return topology.current()
 
 
-def require_there(plan: Plan) -> None:
+def require_there(plan: PromotionPlan) -> None:
     """Ask the source, so that nothing is touched if it does not answer, or holds other ranges.
 
     :raises TopologyError: it does not answer.
@@ -93,12 +95,12 @@ def require_there(plan: Plan) -> None:
         _require_same(plan, document)
 
 
-def was_switched(plan: Plan) -> bool:
+def was_switched(plan: PromotionPlan) -> bool:
     """Ask the source whether the switch was published; for one whose outcome is unknown."""
     return switched(plan, topology.current())
 
 
-def rule_out(plan: Plan) -> bool:
+def rule_out(plan: PromotionPlan) -> bool:
     """Make sure that a switch which may be on its way cannot be published any more.
 
     Publishes the topology as it is under a new version: of two publications in the place of
@@ -121,7 +123,7 @@ def rule_out(plan: Plan) -> bool:
         return True
 
 
-def require_writable(plan: Plan, *, forced: bool) -> None:
+def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
     """:raises TopologyReadOnly: commands cannot switch the map; the message is what to do."""
     source = runtime.source()
     if source.writable:
@@ -136,7 +138,7 @@ def require_writable(plan: Plan, *, forced: bool) -> None:
         ) from exc
 
 
-def as_text(plan: Plan) -> list[dict[str, Any]]:
+def as_text(plan: PromotionPlan) -> list[dict[str, Any]]:
     """The moves for a report."""
     return [
         {"group": m.group, "range": [m.first, m.last], "from": m.old, "to": m.new}

@@ -50,7 +50,7 @@ CARRIED: Final = "carried"
 LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
 
-class Step:
+class JournalStep:
     """One shard in one run. Used by one thread at a time.
 
     Each method that changes it is one UPDATE, which matches nothing once another process
@@ -59,7 +59,7 @@ class Step:
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
 
-    def __init__(self, run: Run, row: OperationStep) -> None:
+    def __init__(self, run: JournalRun, row: OperationStep) -> None:
         self.run = run
         self.alias = row.alias
         self.state = row.state
@@ -138,7 +138,7 @@ def _update(vendor: str) -> str:
     )
 
 
-class Run:
+class JournalRun:
     """A run that this process holds; made by :func:`running`. Thread-safe."""
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
@@ -223,23 +223,23 @@ class Run:
         table.filter(pk__in=[row.pk for row in found.values()]).update(state=CARRIED)
         return [step.alias for step in made if step.alias not in found]
 
-    def step(self, alias: str) -> Step:
+    def step(self, alias: str) -> JournalStep:
         """The step of ``alias``, made by :meth:`steps` before.
 
         One query; none for one that :meth:`steps` has just made and nobody has asked for.
         """
         if alias in self._fresh:
             self._fresh.discard(alias)
-            return Step(self, OperationStep(run_id=self.id, alias=alias))
-        return Step(self, self._steps().get(alias=alias))
+            return JournalStep(self, OperationStep(run_id=self.id, alias=alias))
+        return JournalStep(self, self._steps().get(alias=alias))
 
     def by_state(self) -> dict[str, int]:
         return _by_state(self._steps())
 
-    def failures(self) -> Iterator[Step]:
+    def failures(self) -> Iterator[JournalStep]:
         """Steps that failed or are unclear, by alias. One query for each 500."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
-        return (Step(self, row) for row in in_batches(rows))
+        return (JournalStep(self, row) for row in in_batches(rows))
 
     def _steps(self) -> QuerySet[OperationStep]:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
@@ -252,10 +252,10 @@ class Run:
 @contextmanager
 def running(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
-) -> Iterator[Run]:
+) -> Iterator[JournalRun]:
     """Hold the run of ``kind`` on ``subject``, so that nobody else runs it meanwhile.
 
-    Leaving the block lets it go. A run that was not finished by :meth:`Run.finish` is
+    Leaving the block lets it go. A run that was not finished by :meth:`JournalRun.finish` is
     resumed by the next call, whatever its arguments.
 
     :param kind: up to 32 characters, such as ``"migrate"``.
@@ -270,12 +270,12 @@ def running(
     lease, resumed = _take(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
     if resumed and not resume:
-        Run(row, lease, True).finish("abandoned")
+        JournalRun(row, lease, True).finish("abandoned")
         lease, resumed = _take(kind, subject, arguments)
         row = leases.runs().get(pk=lease.run_id)
     lease.start()
     try:
-        yield Run(row, lease, resumed)
+        yield JournalRun(row, lease, resumed)
     finally:
         lease.release()
 
@@ -320,7 +320,7 @@ class Scripts:
     They are deleted when a run finishes and no step of its kind and subject is left.
     """
 
-    def get(self, run: Run | int, key: str) -> dict[str, Any] | None:
+    def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """What was put under ``key`` in that run; a carried position names the run itself."""
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -329,7 +329,7 @@ class Scripts:
             .first()
         )
 
-    def put(self, run: Run | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
+    def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
         """Keep ``content``; returns what is kept: of two threads, the first one's."""
         made = OperationScript(run_id=_number(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([made], ignore_conflicts=True)
@@ -338,7 +338,7 @@ class Scripts:
         return kept
 
 
-def _number(run: Run | int) -> int:
+def _number(run: JournalRun | int) -> int:
     return run if isinstance(run, int) else run.id
 
 

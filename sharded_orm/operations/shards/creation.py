@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, connections
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
 from sharded_orm.operations.shards.status import PATIENCE, shards_by_node, told_by
 from sharded_orm.scatter.failures import is_node_gone
@@ -82,5 +82,5 @@ def create(
 
 def _make(shard: Shard) -> None:
     wrapper = connections[shard.alias]
-    assert isinstance(wrapper, ShardAliasMixin)
+    assert isinstance(wrapper, ShardConnectionMixin)
     wrapper.create_shard_database()

@@ -58,16 +58,16 @@ def look_at(shard: Shard, *, within: float) -> ShardDetail:
         return ShardDetail(shard, error=error)
     alike = [one for one in by_alias.values() if _comparable(one, mine)]
 
-    def look(node: str, alive: Alive) -> tuple[Schemas, _OfNode]:
-        schemas, own = Schemas(), _OfNode()
+    def look(node: str, alive: Alive) -> tuple[Schemas, _NodeShards]:
+        schemas, own = Schemas(), _NodeShards()
         if node == shard.node:
             with node_connection(node) as wrapper:
-                own = _OfNode(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
+                own = _NodeShards(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
         schemas.read([one for one in alike if one.shard.node == node], unheard)
         return schemas, own
 
     nodes = {shard.node, *(one.shard.node for one in alike)}
-    schemas, own = Schemas(), _OfNode()
+    schemas, own = Schemas(), _NodeShards()
     for outcome in ask_nodes(nodes, look, patience=left_of(within, began)).values():
         if not isinstance(outcome, Exception):
             schemas.add(outcome[0])
@@ -84,7 +84,7 @@ def left_of(within: float, began: float) -> float:
 
 
 @dataclass(frozen=True)
-class _OfNode:
+class _NodeShards:
     tables: tuple[TableSize, ...] | None = None
     sessions: OpenSessions | None = None
 

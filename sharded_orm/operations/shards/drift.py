@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, connections
 
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import ShardStatus, told_by
@@ -50,7 +50,7 @@ class Schemas:
         """Read the schema of each shard; two round trips each, on MySQL."""
         for one in shards:
             wrapper = connections[one.shard.alias]
-            assert isinstance(wrapper, ShardAliasMixin)
+            assert isinstance(wrapper, ShardConnectionMixin)
             try:
                 snapshot = wrapper.schema_snapshot()
             except DatabaseError as exc:

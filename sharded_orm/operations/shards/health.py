@@ -9,7 +9,7 @@ from sharded_orm.models.text_keys import InexactKey, inexact_keys
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
 from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
 from sharded_orm.operations.shards.drift import Drift, Schemas
-from sharded_orm.operations.shards.misplaced_rows import Misplaced, Rows
+from sharded_orm.operations.shards.misplaced_rows import Misplaced, RowScan
 from sharded_orm.operations.shards.status import (
     PATIENCE,
     FleetStatus,
@@ -25,7 +25,7 @@ SAMPLE = 100
 
 
 @dataclass(frozen=True)
-class Checked:
+class HealthReport:
     """What :func:`check` found.
 
     :param inexact: columns that take two shard keys for one.
@@ -61,11 +61,11 @@ def check(
     timeout: float = PATIENCE,
     sample: int | None = SAMPLE,
     sizes: bool = True,
-) -> Checked:
+) -> HealthReport:
     """Look for everything that is wrong with shards. Changes nothing.
 
     Costs what :func:`status` does, a query per 500 shards of a group with keys of text, two round
-    trips for the schema of each shard, and what :meth:`Rows.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
+    trips for the schema of each shard, and what :meth:`RowScan.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
     each shard, and each distinct schema once.
 
     :param shards: only these; by default all.
@@ -75,9 +75,9 @@ def check(
     found = status(shards, timeout=timeout, sizes=sizes)
     alive_nodes = {node.name: node for node in found.nodes if node.error is None}
 
-    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, Rows]:
+    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
         inexact: list[InexactKey] = []
-        schemas, rows = Schemas(), Rows(sample)
+        schemas, rows = Schemas(), RowScan(sample)
         with node_connection(name) as wrapper:
             for group in alive_nodes[name].groups:
                 existing = list(_existing(group))
@@ -91,7 +91,7 @@ def check(
         return inexact, schemas, rows
 
     inexact: list[InexactKey] = []
-    schemas, rows, errors = Schemas(), Rows(sample), {}
+    schemas, rows, errors = Schemas(), RowScan(sample), {}
     for name, outcome in ask_nodes(alive_nodes, look, patience=timeout).items():
         if isinstance(outcome, Exception):
             errors[name] = told_by(outcome)
@@ -99,7 +99,7 @@ def check(
             inexact += outcome[0]
             schemas.add(outcome[1])
             rows.add(outcome[2])
-    return Checked(
+    return HealthReport(
         found,
         tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),

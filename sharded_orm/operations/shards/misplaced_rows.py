@@ -12,7 +12,7 @@ from django.db import DatabaseError, Error, connections
 from django.db.models import BigIntegerField, Field, IntegerField
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.operations.nodes import Alive
@@ -59,7 +59,7 @@ class Misplaced:
 
 
 @dataclass
-class Rows:
+class RowScan:
     """What was looked at, and found. Belongs to one thread.
 
     :param sample: rows of each table of each shard, from a random place on; None for all.
@@ -95,7 +95,7 @@ class Rows:
             self.misplaced += found.values()
             alive()
 
-    def add(self, other: Rows) -> None:
+    def add(self, other: RowScan) -> None:
         """Take over what was found on another node."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
@@ -249,7 +249,7 @@ class _Table:
                 yield from self._fetched(wrapper.make_cursor(raw), sql, params, shard)
             return
         own: Any = connections[shard.alias]
-        assert isinstance(own, ShardAliasMixin)
+        assert isinstance(own, ShardConnectionMixin)
         try:
             sql, params = self._select(None)
             with own.cursor() as cursor:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from django.db import DatabaseError, connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.member import ShardAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
-from sharded_orm.operations.migrate.planner import Options, Planner
+from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
 from sharded_orm.operations.selection import numbers_text
@@ -171,7 +171,7 @@ def told_by(error: Exception) -> str:
 
 
 def _look(
-    wrapper: ShardAliasMixin,
+    wrapper: ShardConnectionMixin,
     node: str,
     shards: Sequence[Shard],
     alive: Alive,
@@ -208,7 +208,7 @@ def _look(
 
 
 def _digests(
-    wrapper: ShardAliasMixin, shards: Sequence[Shard]
+    wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
     """``applied_digests``, with the error of each shard that cannot be asked."""
     if not shards:
@@ -244,7 +244,7 @@ class _Pending:
     """The migrations that shards lack, found once for each state. Shared by threads."""
 
     def __init__(self) -> None:
-        self._planner = Planner(Options())
+        self._planner = Planner(MigrateOptions())
         self._known: dict[tuple[str, str], tuple[int, str]] = {}
 
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 
 @dataclass(frozen=True)
-class Place:
+class KeyLocation:
     """Where a key is. Everything from ``shard`` on is None while it has no shard.
 
     :param key: as its field makes it of what was asked.
@@ -42,7 +42,7 @@ class Place:
     open: bool | None = None
 
 
-def where(label: str, name: str, text: str) -> Place:
+def where(label: str, name: str, text: str) -> KeyLocation:
     """Where the rows of ``label`` with ``name`` = ``text`` are, by the topology of this process.
 
     Asks no shard; a strategy with a directory reads the key's placement, by one query, and places
@@ -70,7 +70,7 @@ def where(label: str, name: str, text: str) -> Place:
     number = strategy.locate(key)
     if number is None and not strategy.places:
         raise strategy.refusal(key)
-    told = Place(
+    told = KeyLocation(
         options.model._meta.label,
         field.attname,
         key,
@@ -82,7 +82,7 @@ def where(label: str, name: str, text: str) -> Place:
         return told
     shard = runtime.shard(group.name, number)
     within = group.range_of(number)
-    return Place(
+    return KeyLocation(
         told.model, told.field, told.key, told.group, told.strategy, told.why,
         number, shard.alias, shard.node, shard.replica, shard.schema,
         (within.first, within.last), within in group.open_ranges,
@@ -90,14 +90,14 @@ def where(label: str, name: str, text: str) -> Place:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlacementEntry:
     """What the directory itself says of a key; a process may remember something older."""
 
     shard: int
     placed_at: datetime
 
 
-def directory_entry(place: Place) -> Entry | None:
+def directory_entry(place: KeyLocation) -> PlacementEntry | None:
     """The row of the directory for a key that :func:`where` looked for; None if there is none.
 
     One query of the directory; none for a group whose strategy has no directory.
@@ -107,7 +107,7 @@ def directory_entry(place: Place) -> Entry | None:
         return None
     rows = Placement.objects.using(runtime.config().directory)
     row = rows.filter(group=place.group, key=strategy.entry(place.key)).first()
-    return None if row is None else Entry(row.shard, row.placed_at)
+    return None if row is None else PlacementEntry(row.shard, row.placed_at)
 
 
 def sharded_model(label: str) -> ShardOptions:

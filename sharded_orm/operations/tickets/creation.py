@@ -17,12 +17,12 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, Session, session_class
+from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession, session_class
 from sharded_orm.models.fields import TicketField
 from sharded_orm.operations.tickets.largest_ids import declared, largest
 from sharded_orm.operations.tickets.survey import (
     PATIENCE,
-    Standing,
+    SequencePosition,
     all_servers,
     ask_all,
     check_name,
@@ -108,7 +108,7 @@ def create(
     ]
 
 
-def _refuse_other(standing: Standing, start: int | None, form: str | None) -> None:
+def _refuse_other(standing: SequencePosition, start: int | None, form: str | None) -> None:
     """Raise if what is there is not what is asked for."""
     row = standing.row
     if form is not None and form != row.form:
@@ -123,7 +123,7 @@ def _refuse_other(standing: Standing, start: int | None, form: str | None) -> No
         )
 
 
-def _begun(standing: Standing, server: TicketServer, made: bool) -> Begun:
+def _begun(standing: SequencePosition, server: TicketServer, made: bool) -> Begun:
     row, position = standing.row, standing.position
     return Begun(row.name, server.alias, row.form, position, position + row.step, made)
 
@@ -144,7 +144,7 @@ def _check_arguments(names: Sequence[str], start: int | None, check: bool) -> No
 
 def _standings(
     servers: Sequence[TicketServer], names: Sequence[str]
-) -> dict[str, Mapping[str, Standing]]:
+) -> dict[str, Mapping[str, SequencePosition]]:
     answers = ask_all(servers)
     for answer in answers:
         if isinstance(answer.error, FAILURES):
@@ -167,7 +167,7 @@ def _after(
     fields: Sequence[TicketField],
     start: int | None,
     check: bool,
-    there: Sequence[Standing],
+    there: Sequence[SequencePosition],
 ) -> int:
     """What the first id must be above."""
     found = largest(fields) if check else None
@@ -187,7 +187,7 @@ def _after(
     return max(after, *known) + MARGIN
 
 
-def _untouched(standing: Standing, after: int) -> bool:
+def _untouched(standing: SequencePosition, after: int) -> bool:
     """Whether the sequence was begun after the same id and has given none."""
     place = standing.row.place
     begun = place.at_or_below(after)
@@ -197,7 +197,7 @@ def _untouched(standing: Standing, after: int) -> bool:
     )
 
 
-def _form(server: TicketServer, form: str | None, there: Sequence[Standing]) -> str:
+def _form(server: TicketServer, form: str | None, there: Sequence[SequencePosition]) -> str:
     forms = session_class(connections[server.alias].vendor).forms
     if form is None:
         return next((s.row.form for s in there if s.row.form in forms), forms[0])
@@ -218,7 +218,7 @@ def begin(
     """
     deadline = time.monotonic() + PATIENCE
 
-    def make(session: Session) -> list[SequenceRow]:
+    def make(session: TicketSession) -> list[SequenceRow]:
         session.create_catalog(deadline)
         chosen = session.forms[0] if form is None else form
         return [session.create(name, chosen, after, deadline) for name in names]

@@ -12,7 +12,7 @@ from django.db.models import F, Field, Max, Q
 from django.db.models.lookups import Exact
 
 from sharded_orm.exceptions import ScatterError, SequenceNotChecked, ShardDatabaseMissing
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
@@ -46,7 +46,7 @@ def declared() -> dict[str, list[TicketField]]:
 
 
 def largest(
-    fields: Sequence[TicketField], *, above: int = 0, place: Place | None = None
+    fields: Sequence[TicketField], *, above: int = 0, place: SequenceSlot | None = None
 ) -> Largest | None:
     """The largest id above ``above`` in the tables of ``fields``; None when there is none.
 
@@ -62,7 +62,7 @@ def largest(
     return max(found, key=lambda one: one.id, default=None)
 
 
-def _in_tables(field: TicketField, above: int, place: Place | None) -> Iterator[Largest]:
+def _in_tables(field: TicketField, above: int, place: SequenceSlot | None) -> Iterator[Largest]:
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
@@ -77,7 +77,7 @@ def _in_tables(field: TicketField, above: int, place: Place | None) -> Iterator[
         yield Largest(number, f"table {table!r} of {alias!r}")
 
 
-def _on_shards(field: TicketField, above: int, place: Place | None) -> int | None:
+def _on_shards(field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
     # Not by the model's manager, which may leave rows out.
     rows = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
@@ -97,7 +97,7 @@ def _on_shards(field: TicketField, above: int, place: Place | None) -> int | Non
     return None if found is None else int(found)
 
 
-def _on_alias(alias: str, field: TicketField, above: int, place: Place | None) -> int | None:
+def _on_alias(alias: str, field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
     if connection.vendor == "unknown":
         return None  # DATABASES has no default.

@@ -15,7 +15,7 @@ from sharded_orm.operations.tickets.largest_ids import Largest, declared, larges
 from sharded_orm.operations.tickets.survey import (
     PATIENCE,
     TROUBLE,
-    Answer,
+    ServerAnswer,
     all_servers,
     ask,
     ask_all,
@@ -111,7 +111,7 @@ def advance(
     ]
 
 
-def _unmarked(answers: Sequence[Answer], index: int, name: str) -> str:
+def _unmarked(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """How far a server was is known to its partner, which does not tell."""
     server, keeper = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {keeper.error}" if keeper.error else f"has no sequence {name!r}"
@@ -124,7 +124,7 @@ def _unmarked(answers: Sequence[Answer], index: int, name: str) -> str:
 
 def _each(
     names: Iterable[str], servers: Sequence[TicketServer] | None, progress: Progress | None
-) -> Iterator[tuple[list[Answer], str, Sequence[TicketField]]]:
+) -> Iterator[tuple[list[ServerAnswer], str, Sequence[TicketField]]]:
     fields = declared()
     answers = ask_all(all_servers() if servers is None else servers)
     wanted = chosen(names, fields, answers)
@@ -137,7 +137,7 @@ def _each(
 
 
 def _verified(
-    answers: Sequence[Answer], index: int, name: str, fields: Sequence[TicketField]
+    answers: Sequence[ServerAnswer], index: int, name: str, fields: Sequence[TicketField]
 ) -> tuple[Verified, SequenceRow | None]:
     answer = answers[index]
     server, mark = answer.server, mark_of(answers, index, name)
@@ -199,7 +199,7 @@ def _check_arguments(margin: int, to: int | None, check: bool) -> None:
 
 
 def _advanced(
-    answers: Sequence[Answer],
+    answers: Sequence[ServerAnswer],
     index: int,
     name: str,
     fields: Sequence[TicketField] | None,

@@ -9,8 +9,8 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
 from sharded_orm.operations.tickets.largest_ids import declared
 from sharded_orm.operations.tickets.survey import (
-    Answer,
-    Standing,
+    SequencePosition,
+    ServerAnswer,
     all_servers,
     ask,
     ask_all,
@@ -87,7 +87,7 @@ def _not_answering(server: ServerStatus) -> str:
     return f"{server.alias!r} does not answer: {server.error}"
 
 
-def _lacking(answer: Answer, names: Iterable[str], wanted: Container[str]) -> Iterator[str]:
+def _lacking(answer: ServerAnswer, names: Iterable[str], wanted: Container[str]) -> Iterator[str]:
     """What an empty or replaced server should have."""
     lacking = sorted(set(names) - set(answer.standings))
     if answer.error is None and lacking:
@@ -110,7 +110,7 @@ def missing(server: TicketServer) -> list[str]:
     return [name for name in declared() if name not in answer.standings]
 
 
-def _server(answers: Sequence[Answer], index: int) -> ServerStatus:
+def _server(answers: Sequence[ServerAnswer], index: int) -> ServerStatus:
     answer = answers[index]
     return ServerStatus(
         answer.server.alias,
@@ -126,7 +126,7 @@ def _server(answers: Sequence[Answer], index: int) -> ServerStatus:
 
 
 def _sequence(
-    answers: Sequence[Answer], index: int, name: str, standing: Standing
+    answers: Sequence[ServerAnswer], index: int, name: str, standing: SequencePosition
 ) -> SequenceStatus:
     mark, problem = mark_of(answers, index, name), standing.problem
     if problem is None and is_behind(standing.position, mark):
@@ -152,7 +152,7 @@ def _sequence(
     )
 
 
-def _drift(answers: Sequence[Answer]) -> dict[str, int]:
+def _drift(answers: Sequence[ServerAnswer]) -> dict[str, int]:
     positions: dict[str, list[int]] = {}
     for answer in answers:
         for name, standing in answer.standings.items():

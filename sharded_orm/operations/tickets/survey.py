@@ -14,7 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidSequence, TicketError, UnknownSequence
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, Session
+from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
 # Seconds for one server to answer; nobody's page waits for it.
 PATIENCE = 30.0
@@ -24,7 +24,7 @@ TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 
 @dataclass(frozen=True)
-class Standing:
+class SequencePosition:
     """One sequence on one server."""
 
     row: SequenceRow
@@ -35,11 +35,11 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """What one server told; nothing but ``error`` when it did not answer."""
 
     server: TicketServer
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, SequencePosition] = field(default_factory=dict)
     durability: str | None = None
     error: Exception | None = None
 
@@ -57,17 +57,17 @@ def all_servers() -> list[TicketServer]:
     return servers
 
 
-def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[Answer]:
+def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
     """Ask each server for all its sequences; a server that is down costs ``patience`` at most."""
     answers = [ask(server, patience) for server in servers]
     return [_with_places_checked(answer, answers) for answer in answers]
 
 
-def ask(server: TicketServer, patience: float = PATIENCE) -> Answer:
+def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
     """What one server tells. Never raises what the server is to blame for."""
     deadline = time.monotonic() + patience
 
-    def look(session: Session) -> tuple[dict[str, Standing], str | None]:
+    def look(session: TicketSession) -> tuple[dict[str, SequencePosition], str | None]:
         rows = session.read_all(deadline)
         return (
             {row.name: _look(session, row, deadline) for row in rows},
@@ -78,20 +78,20 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> Answer:
         with server.session(deadline) as lent:
             standings, durability = lent.ask(look)
     except TROUBLE as exc:
-        return Answer(server, error=exc)
-    return Answer(server, standings, durability)
+        return ServerAnswer(server, error=exc)
+    return ServerAnswer(server, standings, durability)
 
 
-def _look(session: Session, row: SequenceRow, deadline: float) -> Standing:
+def _look(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
         session.read(row.name, deadline)  # Also checks what belongs to the form.
-        return Standing(row, session.position(row, deadline))
+        return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
-        return Standing(row, row.value, str(exc))
+        return SequencePosition(row, row.value, str(exc))
     except OperationalError as exc:
         if not session.is_missing_table(exc):
             raise
-        return Standing(
+        return SequencePosition(
             row,
             row.value,
             f"Sequence {row.name!r} on {session.alias!r} has lost what it counts with ({exc}): restore"
@@ -99,19 +99,21 @@ def _look(session: Session, row: SequenceRow, deadline: float) -> Standing:
         )
 
 
-def _with_places_checked(answer: Answer, answers: Sequence[Answer]) -> Answer:
+def _with_places_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -> ServerAnswer:
     checked = {
-        name: Standing(
+        name: SequencePosition(
             standing.row,
             standing.position,
             misplaced(answer.server, standing.row, answers) or standing.problem,
         )
         for name, standing in answer.standings.items()
     }
-    return Answer(answer.server, checked, answer.durability, answer.error)
+    return ServerAnswer(answer.server, checked, answer.durability, answer.error)
 
 
-def misplaced(server: TicketServer, row: SequenceRow, answers: Sequence[Answer] = ()) -> str | None:
+def misplaced(
+    server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
+) -> str | None:
     """Why ``row`` cannot be one of ``server``; None when it can."""
     if row.place == server.place:
         return None
@@ -134,7 +136,9 @@ def misplaced(server: TicketServer, row: SequenceRow, answers: Sequence[Answer] 
     )
 
 
-def chosen(names: Iterable[str], declared: Iterable[str], answers: Sequence[Answer]) -> list[str]:
+def chosen(
+    names: Iterable[str], declared: Iterable[str], answers: Sequence[ServerAnswer]
+) -> list[str]:
     """The sequences to work on: those that are named, or all that are known.
 
     :raises UnknownSequence: of one neither models nor servers know.
@@ -166,7 +170,7 @@ def check_name(name: str) -> None:
         )
 
 
-def mark_of(answers: Sequence[Answer], index: int, name: str) -> int | None:
+def mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
     """What its partner, the next of the ring, knows to have left server ``index``; 0 for nothing.
 
     None when there is no partner, or it does not tell.

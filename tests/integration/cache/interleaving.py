@@ -21,8 +21,8 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.cache import guards, markers
-from sharded_orm.cache.process_cache import Memory
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.process_cache import ProcessCache
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.models.cached import queryset
 from sharded_orm.models.cached.cached_model import cached_model
 from tests.cached.models import CachedPhoto
@@ -159,7 +159,7 @@ class Stage:
         assert found is not None
         self.cache = found
         # Each alias has objects of its own, even if it names the same server.
-        self.servers: Sequence[Server] = tuple(
+        self.servers: Sequence[CacheServer] = tuple(
             dict.fromkeys((*found.object_servers, *found.list_servers))
         )
         #: In the process that :meth:`begin_process` has begun, that process.
@@ -175,13 +175,13 @@ class Stage:
             for method in _METHODS:
                 self._wrap(monkeypatch, server, method)
         monkeypatch.setattr(markers, "time", self.clock)
-        announce = markers.TransactionWrites.announce
+        announce = markers.TransactionMarkers.announce
 
         def announced(writes: Any) -> None:
             announce(writes)
             self._meet("announce", "after")
 
-        monkeypatch.setattr(markers.TransactionWrites, "announce", announced)
+        monkeypatch.setattr(markers.TransactionMarkers, "announce", announced)
         self._use_clock()
 
     def _use_clock(self) -> None:
@@ -191,7 +191,7 @@ class Stage:
         reader._now = self.clock.time
         reader.repairer._monotonic = self.clock.monotonic
 
-    def _wrap(self, monkeypatch: Any, server: Server, method: str) -> None:
+    def _wrap(self, monkeypatch: Any, server: CacheServer, method: str) -> None:
         call = getattr(server, method)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +305,7 @@ class Stage:
         """This process remembers nothing that it has read."""
         reader = queryset._current_reader()
         assert reader is not None
-        reader.memory = Memory()
+        reader.memory = ProcessCache()
 
     def guards(self, *isolates: int | None) -> list[str]:
         found = list(self.scope().guards)

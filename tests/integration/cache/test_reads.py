@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from sharded_orm import runtime
 from sharded_orm.cache import guards, reader
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.stores.base import Entry, Server, ServerDown
+from sharded_orm.cache.stores.base import CacheEntry, CacheServer, ServerDown
 from sharded_orm.models.cached import queryset as cached_queryset
 from sharded_orm.models.cached.queryset import fetch_together
 from tests.cached.models import CachedAlbum, CachedNote, CachedPhoto, CachedTag
@@ -72,15 +72,15 @@ def two_stores(memcached: Any, settings: Any) -> None:
     }
 
 
-def objects() -> Server:
+def objects() -> CacheServer:
     return cache().objects(SHARD[ONE])
 
 
-def lists() -> Server:
+def lists() -> CacheServer:
     return cache().lists(SHARD[ONE])
 
 
-def round_trips(run: Callable[[], Any], server: Server | None = None) -> int:
+def round_trips(run: Callable[[], Any], server: CacheServer | None = None) -> int:
     server = server or objects()
     before = server.round_trips
     run()
@@ -297,7 +297,7 @@ class TestForeignEntries:
         expected = rows()
         names, own = self.names()
         for name in (*names, *own):
-            objects().fill([Entry(name, poison)], 60)
+            objects().fill([CacheEntry(name, poison)], 60)
         before = counted()
         forget_memory()
         assert rows() == expected
@@ -311,13 +311,13 @@ class TestForeignEntries:
         names, _ = self.names()
         (values, _, _) = objects().read(names)
         assert values[1] is not None
-        objects().fill([Entry(names[0], values[1])], 60)
+        objects().fill([CacheEntry(names[0], values[1])], 60)
         assert [photo.stars for photo in rows()] == [0, 1, 2, 3]
 
     def test_broken_guards(self, store, photos):
         warm(rows)
         type_name = cache().type_name(NAME)
-        objects().fill([Entry(f"{type_name}-{ONE}-revision", b"nonsense")], 60)
+        objects().fill([CacheEntry(f"{type_name}-{ONE}-revision", b"nonsense")], 60)
         assert [photo.stars for photo in rows()] == [0, 1, 2, 3]
         (raw,), _, _ = objects().read([f"{type_name}-{ONE}-revision"])
         assert raw is not None

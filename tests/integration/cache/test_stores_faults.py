@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from sharded_orm.cache.stores.base import Entry, Server, ServerDown
+from sharded_orm.cache.stores.base import CacheEntry, CacheServer, ServerDown
 from sharded_orm.cache.stores.factory import open_servers
 from sharded_orm.conf import CacheOptions
 from tests.clock import Clock
@@ -45,11 +45,11 @@ def own(kind: str, request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
 
 
 @pytest.fixture
-def opened(kind: str, settings: Any, clock: Clock) -> Iterator[Callable[..., Server]]:
+def opened(kind: str, settings: Any, clock: Clock) -> Iterator[Callable[..., CacheServer]]:
     """Opens a server at a port."""
-    made: list[Server] = []
+    made: list[CacheServer] = []
 
-    def opened(port: int, password: str | None = None) -> Server:
+    def opened(port: int, password: str | None = None) -> CacheServer:
         location = f"{HOST}:{port}"
         options = {}
         if kind == "redis":
@@ -75,14 +75,14 @@ def proxy(own: PrivateServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def server(opened: Any, own: PrivateServer) -> Server:
-    made: Server = opened(own.port, own.password)
+def server(opened: Any, own: PrivateServer) -> CacheServer:
+    made: CacheServer = opened(own.port, own.password)
     return made
 
 
 @pytest.fixture
-def proxied(opened: Any, own: PrivateServer, proxy: Proxy) -> Server:
-    made: Server = opened(proxy.port, own.password)
+def proxied(opened: Any, own: PrivateServer, proxy: Proxy) -> CacheServer:
+    made: CacheServer = opened(proxy.port, own.password)
     return made
 
 
@@ -99,11 +99,11 @@ def fails(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def put(server: Server, name: str, value: bytes) -> None:
-    assert server.fill([Entry(name, value)], 60) == ([True], [])
+def put(server: CacheServer, name: str, value: bytes) -> None:
+    assert server.fill([CacheEntry(name, value)], 60) == ([True], [])
 
 
-def value_of(server: Server, name: str) -> bytes | None:
+def value_of(server: CacheServer, name: str) -> bytes | None:
     return server.read([name])[0][0]
 
 
@@ -116,7 +116,7 @@ def test_a_server_that_is_not_there_fails_at_once_and_rests(opened: Any, clock: 
     assert server.rests
     for call in (
         lambda: server.read(["x"], ["y"]),
-        lambda: server.fill([Entry("x", b"v")], 60),
+        lambda: server.fill([CacheEntry("x", b"v")], 60),
         lambda: server.mark([("x", b"+")], b"=", 60),
         lambda: server.finish(["x"], []),
         lambda: server.add([("x", b"=")], 60),
@@ -135,7 +135,7 @@ def test_a_server_that_is_not_there_fails_at_once_and_rests(opened: Any, clock: 
 
 
 def test_a_stopped_server_costs_one_timeout(
-    server: Server, own: PrivateServer, clock: Clock, name: str
+    server: CacheServer, own: PrivateServer, clock: Clock, name: str
 ) -> None:
     put(server, name, b"value")
     own.pause()
@@ -155,7 +155,7 @@ def test_a_stopped_server_costs_one_timeout(
 
 
 def test_a_server_that_was_started_anew_is_found_without_a_failure(
-    server: Server, own: PrivateServer, name: str
+    server: CacheServer, own: PrivateServer, name: str
 ) -> None:
     put(server, name, b"value")
     own.kill()
@@ -170,7 +170,7 @@ def test_a_server_that_was_started_anew_is_found_without_a_failure(
 
 
 def test_a_server_that_died_is_down_until_it_is_back(
-    server: Server, own: PrivateServer, clock: Clock, name: str
+    server: CacheServer, own: PrivateServer, clock: Clock, name: str
 ) -> None:
     put(server, name, b"value")
     own.kill()
@@ -183,7 +183,7 @@ def test_a_server_that_died_is_down_until_it_is_back(
 
 @pytest.mark.parametrize("how", ["cut", "stall", "drop_answers"])
 def test_a_network_that_fails(
-    proxied: Server, proxy: Proxy, clock: Clock, name: str, how: str
+    proxied: CacheServer, proxy: Proxy, clock: Clock, name: str, how: str
 ) -> None:
     put(proxied, name, b"value")
     getattr(proxy, how)()
@@ -196,7 +196,7 @@ def test_a_network_that_fails(
 
 
 def test_an_answer_that_comes_after_the_time_meets_no_other_question(
-    proxied: Server, proxy: Proxy, clock: Clock, name: str
+    proxied: CacheServer, proxy: Proxy, clock: Clock, name: str
 ) -> None:
     put(proxied, name, b"first")
     put(proxied, name + "2", b"second")
@@ -208,7 +208,7 @@ def test_an_answer_that_comes_after_the_time_meets_no_other_question(
 
 
 def test_an_interrupted_call_leaves_no_connection_behind(
-    proxied: Server, proxy: Proxy, name: str
+    proxied: CacheServer, proxy: Proxy, name: str
 ) -> None:
     """As a task's time limit does, which is raised by a signal's handler."""
 
@@ -235,7 +235,7 @@ def test_an_interrupted_call_leaves_no_connection_behind(
 
 
 def test_a_signal_in_the_middle_of_a_call_disturbs_nothing(
-    proxied: Server, proxy: Proxy, name: str
+    proxied: CacheServer, proxy: Proxy, name: str
 ) -> None:
     put(proxied, name, b"value")
 

@@ -10,7 +10,13 @@ from uuid import uuid4
 import pytest
 from pymemcache.client.base import Client
 
-from sharded_orm.cache.stores.base import LEASE_SECONDS, MAX_VALUE, Entry, Found, ServerDown
+from sharded_orm.cache.stores.base import (
+    LEASE_SECONDS,
+    MAX_VALUE,
+    CacheEntry,
+    FoundEntry,
+    ServerDown,
+)
 from sharded_orm.cache.stores.memcached import MemcachedServer
 from tests.conftest import service_missing
 from tests.services import ServiceMissing
@@ -55,7 +61,7 @@ def test_times_to_live(server: MemcachedServer, client: Client, name: str) -> No
     _, found, _ = server.read([guard], [name], [guard])
     assert seconds_left(client, guard) <= 300
     assert seconds_left(client, name) <= LEASE_SECONDS
-    server.fill([Entry(name, b"value", found[0].lease)], 400, [guard])
+    server.fill([CacheEntry(name, b"value", found[0].lease)], 400, [guard])
     assert 395 < seconds_left(client, name) <= 400
     assert 795 < seconds_left(client, guard) <= 800
     assert server.replace(guard, b"=\n-\n+\n", b"=\n", 100)
@@ -66,7 +72,7 @@ def test_times_to_live(server: MemcachedServer, client: Client, name: str) -> No
 def test_no_time_is_taken_for_ever_or_for_a_date(
     server: MemcachedServer, client: Client, name: str, asked: float, given: int
 ) -> None:
-    server.fill([Entry(name, b"value")], asked)
+    server.fill([CacheEntry(name, b"value")], asked)
     answer = client.raw_command(f"mg {name} t")
     # The second may be over.
     assert answer == b"EN" or given - 5 <= int(answer.split(b"t")[1]) <= given
@@ -79,7 +85,7 @@ def test_an_empty_entry_of_somebody_else_can_be_replaced(
     assert server.read([name])[0] == [None]
     _, (found,), _ = server.read([], [name])
     assert found.value is None
-    assert server.fill([Entry(name, b"value", found.lease)], 60)[0] == [True]
+    assert server.fill([CacheEntry(name, b"value", found.lease)], 60)[0] == [True]
 
 
 def test_a_guard_that_has_become_too_large_is_not_marked(
@@ -95,7 +101,7 @@ def test_a_value_that_is_too_large_for_this_server_is_not_stored() -> None:
     try:
         with service.servers(1, I="512k") as (small,):
             server = MemcachedServer(small.address, timeout=10, backoff=1)
-            entries = [Entry("large", b"x" * MAX_VALUE), Entry("small", b"x" * 400_000)]
+            entries = [CacheEntry("large", b"x" * MAX_VALUE), CacheEntry("small", b"x" * 400_000)]
             assert server.fill(entries, 60) == ([False, True], [])
             assert [value is None for value in server.read(["large", "small"])[0]] == [True, False]
             server.close()
@@ -113,7 +119,7 @@ def test_a_full_server_forgets_and_goes_on() -> None:
                 _, (found,), _ = server.read(["guard"], [name])
                 assert found.value is None
                 if found.lease is not None:
-                    server.fill([Entry(name, os.urandom(50_000), found.lease)], 60)
+                    server.fill([CacheEntry(name, os.urandom(50_000), found.lease)], 60)
             assert int(server.info()["evictions"]) > 0
             assert not server.rests
             server.close()
@@ -126,7 +132,7 @@ def test_flushing_voids_leases(own_memcached: service.MemcachedServer, name: str
     _, (found,), _ = server.read([], [name])
     client = Client(own_memcached.address)
     client.flush_all(noreply=False)
-    assert server.fill([Entry(name, b"value", found.lease)], 60)[0] == [False]
+    assert server.fill([CacheEntry(name, b"value", found.lease)], 60)[0] == [False]
     client.close()
     server.close()
 
@@ -146,4 +152,4 @@ def test_connections_that_one_more_thread_needed_are_kept_for_the_next(
 
 def test_a_reader_of_a_lease_is_told_nothing(server: MemcachedServer, name: str) -> None:
     server.read([], [name])
-    assert server.read([name], [name], [name]) == ([None], [Found(None)], [None])
+    assert server.read([name], [name], [name]) == ([None], [FoundEntry(None)], [None])

@@ -17,7 +17,7 @@ from django.core.cache.backends.memcached import PyMemcacheCache
 from django.core.exceptions import ImproperlyConfigured
 
 from sharded_orm.cache.stores import factory
-from sharded_orm.cache.stores.base import Entry, Server, ServerDown
+from sharded_orm.cache.stores.base import CacheEntry, CacheServer, ServerDown
 from sharded_orm.cache.stores.factory import DJANGO_REDIS, LOCAL, MEMCACHED, REDIS
 from sharded_orm.conf import CacheOptions
 from tests.conftest import service_missing
@@ -33,7 +33,7 @@ class OwnCache(PyMemcacheCache):
     """A project's subclass."""
 
 
-def opened(settings: Any, **entry: Any) -> list[Server]:
+def opened(settings: Any, **entry: Any) -> list[CacheServer]:
     settings.CACHES = {"tested": entry}
     return list(factory.open_servers("tested", OPTIONS))
 
@@ -42,9 +42,9 @@ def names(settings: Any, **entry: Any) -> list[str]:
     return [server.name for server in opened(settings, **entry)]
 
 
-def works(server: Server) -> bool:
+def works(server: CacheServer) -> bool:
     try:
-        return server.fill([Entry("works", b"yes")], 5)[0] == [True]
+        return server.fill([CacheEntry("works", b"yes")], 5)[0] == [True]
     finally:
         server.close()
 
@@ -220,7 +220,7 @@ def test_each_database_of_redis_is_another_one(settings: Any, redis_server: Redi
     url = redis_server.url.removesuffix("/0")
     (one,) = opened(settings, BACKEND=DJANGO_REDIS, LOCATION=f"{url}/1", OPTIONS=options)
     (two,) = opened(settings, BACKEND=DJANGO_REDIS, LOCATION=f"{url}/2", OPTIONS=options)
-    one.fill([Entry("where", b"1")], 60)
+    one.fill([CacheEntry("where", b"1")], 60)
     assert two.read(["where"])[0] == [None]
     assert one.read(["where"])[0] == [b"1"]
     one.close()
@@ -381,13 +381,13 @@ def test_redis_over_tls(settings: Any, secure_redis: str, certificate: Path, tru
     check_secure(server, trusted)
 
 
-def check_secure(server: Server, trusted: bool) -> None:
+def check_secure(server: CacheServer, trusted: bool) -> None:
     value = b"\r\n".join([bytes(range(256))] * 3000)  # of many records
     if trusted:
-        assert server.fill([Entry("secure", value)], 5)[0] == [True]
+        assert server.fill([CacheEntry("secure", value)], 5)[0] == [True]
         assert server.read(["secure", "missing"])[0] == [value, None]
         names = [f"{'long-name-' * 20}{number}" for number in range(300)]
-        entries = [Entry(name, value[: 200 * index]) for index, name in enumerate(names, 1)]
+        entries = [CacheEntry(name, value[: 200 * index]) for index, name in enumerate(names, 1)]
         assert all(server.fill(entries, 5, ["secure"])[0])
         assert server.read(names)[0] == [entry.value for entry in entries]
         server.mark([(name, b"+") for name in names], b"=", 5)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from redis import ConnectionPool, Redis
 
-from sharded_orm.cache.stores.base import LEASE_SECONDS, Entry, Found, ServerDown
+from sharded_orm.cache.stores.base import LEASE_SECONDS, CacheEntry, FoundEntry, ServerDown
 from sharded_orm.cache.stores.redis import RedisServer
 from tests.conftest import service_missing
 from tests.patience import PATIENCE
@@ -64,7 +64,9 @@ def test_times_to_live(server: RedisServer, client: Any, name: str) -> None:
     _, found, _ = server.read([guard], [name], [guard])
     (lease,) = server.lease([name], found)
     assert 0 < ttl(name) <= LEASE_SECONDS
-    server.fill([Entry(name, b"value", lease), Entry(name + "-list", b"list")], 400, [guard])
+    server.fill(
+        [CacheEntry(name, b"value", lease), CacheEntry(name + "-list", b"list")], 400, [guard]
+    )
     assert 395 < ttl(name) <= 400
     assert 395 < ttl(name + "-list") <= 400
     assert 795 < ttl(guard) <= 800
@@ -78,11 +80,11 @@ def test_a_value_that_is_to_be_replaced_makes_room_for_a_placeholder(
     server.read([name])
     client.set(stored(client, name), b"stale")
     _, found, _ = server.read([], [name])
-    assert found == [Found(b"stale")]
+    assert found == [FoundEntry(b"stale")]
     assert server.lease([name], found) != [None]
     assert server.lease([name], found) == [None]
     assert client.ttl(stored(client, name)) <= LEASE_SECONDS
-    assert server.read([], [name])[1] == [Found(None)]
+    assert server.read([], [name])[1] == [FoundEntry(None)]
 
 
 def test_scripts_that_a_server_has_forgotten_are_sent_again(
@@ -110,7 +112,7 @@ def test_what_is_no_text_is_a_miss_and_is_not_filled(
     server.read([name])
     client.rpush(stored(client, name), "a", "b")
     values, found, _ = server.read([name], [name])
-    assert (values, found) == ([None], [Found(None)])
+    assert (values, found) == ([None], [FoundEntry(None)])
     (lease,) = server.lease([name], found)
     assert lease is None
     with pytest.raises(ServerDown, match="WRONGTYPE"):
@@ -122,11 +124,11 @@ def test_a_full_server_refuses_marks_and_still_answers() -> None:
     try:
         with service.servers(1, maxmemory="1mb", maxmemory_policy="noeviction") as (small,):
             server = opened(small)
-            assert server.fill([Entry("large", b"x" * 900_000)], 60)[0] in ([True], [False])
+            assert server.fill([CacheEntry("large", b"x" * 900_000)], 60)[0] in ([True], [False])
             with pytest.raises(ServerDown, match="OOM"):
                 for number in range(100):
                     server.mark([(f"guard-{number}", b"+" * 100_000)], b"=\n", 60)
-            assert server.fill([Entry("more", b"x")], 60) == ([False], [])
+            assert server.fill([CacheEntry("more", b"x")], 60) == ([False], [])
             _, found, _ = server.read(["more"], ["object"])
             assert server.lease(["object"], found) == [None]
             server.finish(["large"], [])
@@ -166,7 +168,10 @@ def change(server: RedisServer) -> None:
 
 def put(server: RedisServer) -> None:
     server.add([("guard", b"=\n")], 60)
-    assert server.fill([Entry("object", b"old"), Entry("list", b"old")], 60)[0] == [True, True]
+    assert server.fill([CacheEntry("object", b"old"), CacheEntry("list", b"old")], 60)[0] == [
+        True,
+        True,
+    ]
 
 
 def all_of(server: RedisServer) -> list[bytes | None]:

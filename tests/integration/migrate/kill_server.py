@@ -113,10 +113,10 @@ def _listen_below(events: Events) -> None:
     """Schemas are made and dropped without cursors, and several tables in one packet."""
     try:
         from sharded_orm.backends.mysql import snapshot
-        from sharded_orm.backends.mysql.session import Session
+        from sharded_orm.backends.mysql.session import NodeSession
     except ImportError:
         return
-    rows_in, make, drop = Session.rows_in, snapshot.make, snapshot.drop
+    rows_in, make, drop = NodeSession.rows_in, snapshot.make, snapshot.drop
 
     def one_by_one(self: Any, schema: str, *statements: str) -> Any:
         if not any("IF NOT EXISTS" in statement for statement in statements):
@@ -138,7 +138,7 @@ def _listen_below(events: Events) -> None:
         events("copy", "DROP")
         drop(*arguments)
 
-    Session.rows_in = one_by_one  # type: ignore[method-assign]
+    NodeSession.rows_in = one_by_one  # type: ignore[method-assign]
     snapshot.make, snapshot.drop = made, dropped
 
 
@@ -148,9 +148,9 @@ def _listen_below(events: Events) -> None:
 def _no_position() -> None:
     """Statements of scripts are run without a word to the journal."""
     from sharded_orm.operations.migrate.checkpoint import What
-    from sharded_orm.operations.migrate.shard_session import Place
+    from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at = Place.at
+    at = ShardSession.at
 
     def silent(self: Any, position: Any, label: str) -> None:
         if position.what is What.STATEMENT:
@@ -158,15 +158,15 @@ def _no_position() -> None:
         else:
             at(self, position, label)
 
-    Place.at = silent  # type: ignore[method-assign]
+    ShardSession.at = silent  # type: ignore[method-assign]
 
 
 def _position_too_late() -> None:
     """The journal hears of a statement when it has been run."""
     from sharded_orm.operations.migrate.checkpoint import What
-    from sharded_orm.operations.migrate.shard_session import Place
+    from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at, doing = Place.at, Place.doing
+    at, doing = ShardSession.at, ShardSession.doing
     kept: dict[int, tuple[Any, str]] = {}
 
     def later(self: Any, position: Any, label: str) -> None:
@@ -183,19 +183,19 @@ def _position_too_late() -> None:
         if told := kept.pop(id(self), None):
             at(self, *told)
 
-    Place.at, Place.doing = later, done  # type: ignore[method-assign]
+    ShardSession.at, ShardSession.doing = later, done  # type: ignore[method-assign]
 
 
 def _whole_stretches() -> None:
     """Of what the journal was told at once all is done, or nothing."""
-    from sharded_orm.operations.migrate.recovery import Judge
+    from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
-    statements = Judge.statements
+    statements = RecoveryCheck.statements
 
     def whole(self: Any, position: Any, script: Any) -> int:
         return position.count if statements(self, position, script) else 0
 
-    Judge.statements = whole  # type: ignore[method-assign]
+    RecoveryCheck.statements = whole  # type: ignore[method-assign]
 
 
 def _no_marker() -> None:
@@ -228,7 +228,7 @@ def _no_lock() -> None:
 def _never_unclear() -> None:
     """What cannot be told is done again."""
     from sharded_orm.exceptions import OperationUnclear
-    from sharded_orm.operations.migrate.recovery import Judge
+    from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
     def guess(judge: Callable[..., bool]) -> Callable[..., bool]:
         def guessed(*arguments: Any) -> bool:
@@ -240,14 +240,14 @@ def _never_unclear() -> None:
         return guessed
 
     for name in ("statements", "raw", "operation"):
-        setattr(Judge, name, guess(getattr(Judge, name)))
+        setattr(RecoveryCheck, name, guess(getattr(RecoveryCheck, name)))
 
 
 def _from_the_beginning() -> None:
     """An interrupted migration is begun again, as a loop over the shards does."""
-    from sharded_orm.operations.migrate.executor import Replay
+    from sharded_orm.operations.migrate.executor import ScriptExecutor
 
-    Replay._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
+    ScriptExecutor._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
 
 
 ABLATIONS: dict[str, Callable[[], None]] = {

@@ -26,7 +26,7 @@ from sharded_orm.operations.runs.journal import (
     RUNNING,
     STOPPED,
     UNCLEAR,
-    Run,
+    JournalRun,
     Scripts,
     last_run,
     left_over,
@@ -41,7 +41,7 @@ def migrating(**arguments: Any) -> Any:
     return running("migrate", "photos", arguments)
 
 
-def row(run: Run) -> OperationRun:
+def row(run: JournalRun) -> OperationRun:
     return OperationRun.objects.get(pk=run.id)
 
 

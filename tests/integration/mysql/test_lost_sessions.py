@@ -14,7 +14,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from sharded_orm.backends.mysql.session import Session
+from sharded_orm.backends.mysql.session import NodeSession
 from tests.integration.mysql.conftest import COUNT, Node
 from tests.services.mariadb import MariaDBServer
 
@@ -348,7 +348,7 @@ def test_server_restart(own_node: Node, own_mariadb: MariaDBServer, how: str) ->
 
 
 def test_a_session_whose_prefix_is_cut_stays_out_of_the_pool(node: Node) -> None:
-    session: Session = node.pool.lease()
+    session: NodeSession = node.pool.lease()
     node.pool.release(session)
     node.run(0, "SELECT 1")
     next_result = session.next_result

@@ -25,7 +25,7 @@ from django.db import DatabaseError, InterfaceError, connections, models
 from django.db.backends.mysql.introspection import FieldInfo
 from django.db.models import Index, Q, Value
 
-from sharded_orm.backends.group.alias import GroupMixin
+from sharded_orm.backends.group.alias import GroupAliasMixin
 
 #: Parts of a connection object that ask it; the first is the object itself.
 PARTS = ("", "features", "ops", "introspection", "creation", "client", "validation", "schema")
@@ -139,7 +139,7 @@ class Walk:
 
     def _one_used(self, how: str) -> Any:
         connection = self._new()
-        if isinstance(connection, GroupMixin):
+        if isinstance(connection, GroupAliasMixin):
             connection.connect()  # It has no cursors.
             return connection
         connection.set_autocommit(how == "idle")
@@ -248,7 +248,7 @@ def main() -> None:
     if how != "fresh":
         for alias in aliases:
             connection: Any = connections[alias]
-            if not isinstance(connection, GroupMixin):
+            if not isinstance(connection, GroupAliasMixin):
                 connection.create_shard_database()
     walks = [Walk(alias, how) for alias in aliases]
     if how != "fresh":

@@ -68,11 +68,11 @@ def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
 
 
 def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
-    from sharded_orm.operations.runs.journal import Run
+    from sharded_orm.operations.runs.journal import JournalRun
 
-    note = Run.note
+    note = JournalRun.note
 
-    def noting(run: Run, **arguments: Any) -> None:
+    def noting(run: JournalRun, **arguments: Any) -> None:
         before, after = run.arguments.get("phase"), arguments.get("phase")
         if side == "end" and before == phase and after != phase:
             os.kill(os.getpid(), how)
@@ -80,7 +80,7 @@ def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
         if side == "begin" and after == phase:
             os.kill(os.getpid(), how)
 
-    Run.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
+    JournalRun.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
 
 
 def write(folder: Path, number: int, users: int) -> None:

@@ -22,7 +22,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import Session
+from sharded_orm.ids.tickets.session import TicketSession
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR, in_order
 from tests.patience import PATIENCE
@@ -54,14 +54,14 @@ def counted(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
 
 
 def _noted(method: Callable[..., Any], name: str, asked: list[str]) -> Callable[..., Any]:
-    def noted(self: Session, *args: Any) -> Any:
+    def noted(self: TicketSession, *args: Any) -> Any:
         asked.append(f"{self.alias}.{name}")
         return method(self, *args)
 
     return noted
 
 
-def _session_of(server: TicketServer) -> Session:
+def _session_of(server: TicketServer) -> TicketSession:
     with server.session(time.monotonic() + PATIENCE) as lent:
         return lent.ask(lambda session: session)
 
@@ -175,7 +175,7 @@ def test_one_server_serves_while_the_other_is_down(
     kind = type(_session_of(generator.servers[0]))
     take = kind.take
 
-    def gone(self: Session, *args: Any) -> Any:
+    def gone(self: TicketSession, *args: Any) -> Any:
         if self.alias in down:
             raise OperationalError("the server is gone")
         return take(self, *args)

@@ -17,9 +17,9 @@ from sharded_orm.conf import TicketOptions
 from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
 from sharded_orm.ids.tickets import server as server_module
 from sharded_orm.ids.tickets.generator import TicketGenerator
-from sharded_orm.ids.tickets.pool import SessionPool
+from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import Session
+from sharded_orm.ids.tickets.session import TicketSession
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR, in_order
 from tests.integration.tickets.test_marks import down, put_back
@@ -46,14 +46,14 @@ def patient(sequence: str) -> Iterator[TicketGenerator]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The aliases to which connections are opened."""
     aliases: list[str] = []
-    opens = SessionPool.open
+    opens = TicketSessionPool.open
 
-    def note(self: SessionPool, deadline: float) -> Session:
+    def note(self: TicketSessionPool, deadline: float) -> TicketSession:
         aliases.append(self.alias)
         return opens(self, deadline)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SessionPool, "open", note)
+        patch.setattr(TicketSessionPool, "open", note)
         yield aliases
 
 
@@ -89,11 +89,11 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     asked: list[str] = []
     failed: list[Exception] = []
 
-    def refuse(self: SessionPool, deadline: float) -> Session:
+    def refuse(self: TicketSessionPool, deadline: float) -> TicketSession:
         asked.append(self.alias)
         raise OperationalError("it is down")
 
-    monkeypatch.setattr(SessionPool, "open", refuse)
+    monkeypatch.setattr(TicketSessionPool, "open", refuse)
     with pytest.raises(TicketServersUnavailable):
         patient.next(sequence)
     assert sorted(asked) == sorted(PAIR)
@@ -190,19 +190,19 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     server = generator.servers[0]
     generator.next(sequence), generator.next(sequence)
     left: list[float] = []
-    opens, learn, take = SessionPool.open, TicketServer._learn_mark, Session.read
+    opens, learn, take = TicketSessionPool.open, TicketServer._learn_mark, TicketSession.read
 
     def slowly(self: TicketServer, state: Any, name: str, *, anew: bool) -> bool:
         # As if the partner had been silent for its whole share.
         clock.append(self.patience)
         return learn(self, state, name, anew=anew)
 
-    def note(self: SessionPool, deadline: float) -> Session:
+    def note(self: TicketSessionPool, deadline: float) -> TicketSession:
         left.append(deadline - now())
         return opens(self, deadline)
 
-    def dead(self: Session, *args: Any) -> Any:
-        monkeypatch.setattr(Session, "read", take)
+    def dead(self: TicketSession, *args: Any) -> Any:
+        monkeypatch.setattr(TicketSession, "read", take)
         raise OperationalError("the connection is dead")
 
     clock: list[float] = []
@@ -215,10 +215,10 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
         lent.ask(lambda session: session.checked.clear())
     monkeypatch.setattr(time, "monotonic", now)
     monkeypatch.setattr(TicketServer, "_learn_mark", slowly)
-    monkeypatch.setattr(SessionPool, "open", note)
+    monkeypatch.setattr(TicketSessionPool, "open", note)
     generator.servers[1].close()
     monkeypatch.setattr(server, "partner", None)
-    monkeypatch.setattr(Session, "read", dead)
+    monkeypatch.setattr(TicketSession, "read", dead)
     assert server.take(sequence, 1)[0] == 3
     assert left and left[-1] > server.patience / 2
     generator.close()
@@ -261,13 +261,13 @@ def test_a_partner_that_connects_slowly_is_waited_for(
 ) -> None:
     """Its share of the time is its own."""
     generator = TicketGenerator(PAIR, turns=in_order)
-    opens, left = SessionPool.open, []
+    opens, left = TicketSessionPool.open, []
 
-    def note(self: SessionPool, deadline: float) -> Session:
+    def note(self: TicketSessionPool, deadline: float) -> TicketSession:
         left.append(deadline - time.monotonic())
         return opens(self, deadline)
 
-    monkeypatch.setattr(SessionPool, "open", note)
+    monkeypatch.setattr(TicketSessionPool, "open", note)
     generator.next(sequence)
     patience = generator.servers[0].patience
     assert [round(seconds, 1) for seconds in left] == [patience, patience]

@@ -12,9 +12,9 @@ from django.db import OperationalError
 from sharded_orm.conf import TicketOptions
 from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
 from sharded_orm.ids.tickets.generator import TicketGenerator
-from sharded_orm.ids.tickets.pool import SessionPool
+from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import SequenceRow, Session
+from sharded_orm.ids.tickets.session import SequenceRow, TicketSession
 from tests.integration.tickets.conftest import PAIR, in_order
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
@@ -43,14 +43,14 @@ def put_back(server: TicketServer, sequence: str, value: int) -> None:
 
 def down(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection to ``server`` can be opened."""
-    opens = SessionPool.open
+    opens = TicketSessionPool.open
 
-    def refuse(self: SessionPool, deadline: float) -> Session:
+    def refuse(self: TicketSessionPool, deadline: float) -> TicketSession:
         if self.alias == server.alias:
             raise OperationalError("it is down")
         return opens(self, deadline)
 
-    monkeypatch.setattr(SessionPool, "open", refuse)
+    monkeypatch.setattr(TicketSessionPool, "open", refuse)
 
 
 def test_each_request_leaves_the_partner_s_mark(generator: TicketGenerator, sequence: str) -> None:
@@ -135,7 +135,7 @@ def test_answers_out_of_order_are_no_alarm(
     kind = type(_a_session(server))
     take, drawn, overtaken = kind.take, threading.Event(), threading.Event()
 
-    def late(self: Session, *args: Any) -> Any:
+    def late(self: TicketSession, *args: Any) -> Any:
         ids = take(self, *args)
         if threading.current_thread() is slow:
             drawn.set()
@@ -155,6 +155,6 @@ def test_answers_out_of_order_are_no_alarm(
     assert server.mark(sequence) == later[0]
 
 
-def _a_session(server: TicketServer) -> Session:
+def _a_session(server: TicketServer) -> TicketSession:
     with server.session(time.monotonic() + PATIENCE) as lent:
         return lent.ask(lambda session: session)

@@ -10,9 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from sharded_orm import runtime
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.keys import node_index
-from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.stores.base import CacheServer
 from sharded_orm.cache.stores.local import LocalServer
 from sharded_orm.conf import CacheOptions
 
@@ -21,9 +21,9 @@ PLACES = [f"photos_{number:05d}" for number in range(64)]
 
 
 def servers(count: int) -> Any:
-    made: dict[str, list[Server]] = {}
+    made: dict[str, list[CacheServer]] = {}
 
-    def open_servers(alias: str, options: CacheOptions) -> Sequence[Server]:
+    def open_servers(alias: str, options: CacheOptions) -> Sequence[CacheServer]:
         return made.setdefault(alias, [LocalServer(f"{alias}{n}") for n in range(count)])
 
     return open_servers
@@ -41,25 +41,25 @@ def _two_aliases() -> Iterator[None]:
 
 
 def test_a_place_has_one_server_for_ever() -> None:
-    cache = Cache(options(), servers(3))
+    cache = CacheClient(options(), servers(3))
     used = {cache.objects(place).name for place in PLACES}
     assert used == {"memory default0", "memory default1", "memory default2"}
     for place in PLACES:
         expected = f"memory default{node_index(place, 3)}"
         assert cache.objects(place).name == cache.objects(place).name == expected
         # Of another process, and of one that asked for other places before.
-        assert Cache(options(), servers(3)).objects(place).name == expected
+        assert CacheClient(options(), servers(3)).objects(place).name == expected
 
 
 def test_objects_and_lists_on_one_store_share_their_servers() -> None:
-    cache = Cache(options(), servers(2))
+    cache = CacheClient(options(), servers(2))
     assert cache.shares_store
     assert all(cache.objects(place) is cache.lists(place) for place in PLACES)
     assert [server.name for server in cache.servers] == ["memory default0", "memory default1"]
 
 
 def test_objects_and_lists_on_two_stores() -> None:
-    cache = Cache(options("lists"), servers(1))
+    cache = CacheClient(options("lists"), servers(1))
     assert not cache.shares_store
     assert cache.objects("photos_00001").name == "memory default0"
     assert cache.lists("photos_00001").name == "memory lists0"
@@ -68,30 +68,32 @@ def test_objects_and_lists_on_two_stores() -> None:
 
 
 def test_two_aliases_of_the_same_servers_share_them() -> None:
-    def open_servers(alias: str, options: CacheOptions) -> Sequence[Server]:
+    def open_servers(alias: str, options: CacheOptions) -> Sequence[CacheServer]:
         return [LocalServer("a"), LocalServer("b")]
 
-    cache = Cache(options("lists"), open_servers)
+    cache = CacheClient(options("lists"), open_servers)
     assert cache.shares_store
     assert all(cache.objects(place) is cache.lists(place) for place in PLACES)
 
 
 def test_the_same_servers_in_another_order_are_two_stores() -> None:
-    def open_servers(alias: str, options: CacheOptions) -> Sequence[Server]:
+    def open_servers(alias: str, options: CacheOptions) -> Sequence[CacheServer]:
         return [LocalServer(name) for name in ("ab" if alias == "default" else "ba")]
 
-    cache = Cache(options("lists"), open_servers)
+    cache = CacheClient(options("lists"), open_servers)
     assert not cache.shares_store
     assert all(cache.objects(place).name != cache.lists(place).name for place in PLACES)
 
 
 def test_names_begin_with_the_prefixes() -> None:
-    assert Cache(options(), servers(1)).type_name("photos.Photo") == "photos.Photo"
-    assert Cache(options(prefix="a"), servers(1)).type_name("photos.Photo") == "a:photos.Photo"
+    assert CacheClient(options(), servers(1)).type_name("photos.Photo") == "photos.Photo"
+    assert (
+        CacheClient(options(prefix="a"), servers(1)).type_name("photos.Photo") == "a:photos.Photo"
+    )
     # Two projects that share a server under Django's cache do so here.
     entry = {"BACKEND": LOCAL, "KEY_PREFIX": "shop", "VERSION": 2}
     with override_settings(CACHES={"default": entry}):
-        found = Cache(options(prefix="a"), servers(1)).type_name("photos.Photo")
+        found = CacheClient(options(prefix="a"), servers(1)).type_name("photos.Photo")
     assert found.endswith("a:photos.Photo")
     assert "shop" in found
 

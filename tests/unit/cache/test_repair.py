@@ -12,7 +12,7 @@ from sharded_orm.cache import guards
 from sharded_orm.cache.guards import Guard, Marker, Writer, closing, header, opening, parse
 from sharded_orm.cache.keys import CachedType, Scope
 from sharded_orm.cache.repair import REPAIR_AFTER, Repairer, compact, compact_marked
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 QUARANTINE = 10.0
 NOW = 1_700_000_000.0
@@ -22,7 +22,7 @@ ALBUM = Scope(PHOTO, "s", "1", "20")
 TABLE, HOME, ISOLATED = ALBUM.guards
 
 
-class Store(Server):
+class Store(CacheServer):
     """Only what is used here, with the promised order; what was finished is kept."""
 
     name = "store"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.cache.statistics import FIELDS, Statistics, counter, counting
+from sharded_orm.cache.statistics import FIELDS, CacheStatistics, counter, counting
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.cache.stores.local import LocalServer
 from sharded_orm.signals import cache_counted
@@ -40,8 +40,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def statistics(store: Store, clock: Clock) -> Statistics:
-    return Statistics("test:", lambda place: store, clock)
+def statistics(store: Store, clock: Clock) -> CacheStatistics:
+    return CacheStatistics("test:", lambda place: store, clock)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def shown(counts: Mapping[str, int]) -> dict[str, int]:
     return {field: count for field, count in counts.items() if count}
 
 
-def test_counts_of_a_process(statistics: Statistics) -> None:
+def test_counts_of_a_process(statistics: CacheStatistics) -> None:
     statistics.add(PHOTO, object_hits=1)
     statistics.add(PHOTO, object_hits=2, object_misses=1)
     statistics.add(ALBUM, fills=1)
@@ -71,8 +71,8 @@ def test_counts_of_a_process(statistics: Statistics) -> None:
     assert shown(statistics.counted(PHOTO)) == {"object_hits": 4, "object_misses": 1}
 
 
-def test_counts_of_several_processes_add_up(statistics: Statistics, store: Store) -> None:
-    another = Statistics("test:", lambda place: store)
+def test_counts_of_several_processes_add_up(statistics: CacheStatistics, store: Store) -> None:
+    another = CacheStatistics("test:", lambda place: store)
     statistics.add(PHOTO, object_hits=1)
     another.add(PHOTO, object_hits=5, fills=1)
     assert shown(statistics.overall(PHOTO)) == {}
@@ -87,7 +87,7 @@ def test_counts_of_several_processes_add_up(statistics: Statistics, store: Store
 
 
 def test_sent_now_and_then_without_being_asked(
-    statistics: Statistics, store: Store, clock: Clock
+    statistics: CacheStatistics, store: Store, clock: Clock
 ) -> None:
     statistics.add(PHOTO, fills=1)
     clock.now += 9.9
@@ -103,7 +103,7 @@ def test_sent_now_and_then_without_being_asked(
 
 
 def test_the_end_of_a_request_sends_once_a_second(
-    statistics: Statistics, store: Store, clock: Clock
+    statistics: CacheStatistics, store: Store, clock: Clock
 ) -> None:
     statistics.add(PHOTO, fills=1)
     statistics.request_finished()
@@ -117,7 +117,7 @@ def test_the_end_of_a_request_sends_once_a_second(
 
 
 def test_a_server_that_is_down_gets_the_counts_later(
-    statistics: Statistics, store: Store, heard: list[Any]
+    statistics: CacheStatistics, store: Store, heard: list[Any]
 ) -> None:
     store.is_down = True
     statistics.add(PHOTO, fills=1)
@@ -132,7 +132,7 @@ def test_a_server_that_is_down_gets_the_counts_later(
 
 
 def test_the_signal_names_models_without_the_prefix(
-    statistics: Statistics, heard: list[Any]
+    statistics: CacheStatistics, heard: list[Any]
 ) -> None:
     statistics.add(PHOTO, list_hits=2)
     statistics.add(ALBUM, bypasses=1)
@@ -141,7 +141,7 @@ def test_the_signal_names_models_without_the_prefix(
     assert heard == [{"photos.Photo": {"list_hits": 2}, "photos.Album": {"bypasses": 1}}]
 
 
-def test_a_receiver_that_raises_breaks_nothing(statistics: Statistics, store: Store) -> None:
+def test_a_receiver_that_raises_breaks_nothing(statistics: CacheStatistics, store: Store) -> None:
     def fail(**kwargs: Any) -> None:
         raise RuntimeError("broken receiver")
 
@@ -154,7 +154,7 @@ def test_a_receiver_that_raises_breaks_nothing(statistics: Statistics, store: St
     assert shown(statistics.overall(PHOTO)) == {"fills": 1}
 
 
-def test_threads_lose_nothing(statistics: Statistics) -> None:
+def test_threads_lose_nothing(statistics: CacheStatistics) -> None:
     barrier = threading.Barrier(4)
 
     def work() -> None:
@@ -175,7 +175,7 @@ def test_threads_lose_nothing(statistics: Statistics) -> None:
     assert shown(statistics.overall(PHOTO)) == expected
 
 
-def test_a_forked_child_does_not_send_what_its_parent_counted(statistics: Statistics) -> None:
+def test_a_forked_child_does_not_send_what_its_parent_counted(statistics: CacheStatistics) -> None:
     statistics.add(PHOTO, fills=1)
     with statistics._lock:  # As if another thread was counting.
         pid = os.fork()
@@ -191,7 +191,7 @@ def test_the_name_of_a_counter_is_no_name_of_an_object() -> None:
     assert counter(PHOTO, "fills") == "test:photos.Photo-@count-fills"
 
 
-def test_what_a_block_does_is_counted_apart(statistics: Statistics) -> None:
+def test_what_a_block_does_is_counted_apart(statistics: CacheStatistics) -> None:
     statistics.add(PHOTO, object_hits=1)
     with counting() as outer:
         statistics.add(PHOTO, object_hits=2, fills=1)

@@ -12,7 +12,7 @@ from sharded_orm.routing.kinds import keys_of
 from sharded_orm.routing.modulo import ModuloStrategy
 from sharded_orm.routing.range import RangeStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
-from sharded_orm.topology.transitions import BUILT_IN, Keys, built_in_keys, problems
+from sharded_orm.topology.transitions import BUILT_IN, KeyRouting, built_in_keys, problems
 
 NODES = {
     "a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one"},
@@ -150,19 +150,19 @@ class Other(ModuloStrategy):
 @pytest.mark.parametrize(
     ("cls", "keys"),
     [
-        (Letters, Keys.COMPUTED),
-        (Placed, Keys.PLACED),
-        (Embedded, Keys.EMBEDDED),
-        (Wider, Keys.RANGES),
-        (Other, Keys.COMPUTED),
+        (Letters, KeyRouting.COMPUTED),
+        (Placed, KeyRouting.PLACED),
+        (Embedded, KeyRouting.EMBEDDED),
+        (Wider, KeyRouting.RANGES),
+        (Other, KeyRouting.COMPUTED),
     ],
 )
-def test_a_strategy_of_ones_own(cls: type[Strategy], keys: Keys) -> None:
+def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
     options = {"SIZE": 10} if cls is Wider else {}
     own = group(f"{__name__}.{cls.__name__}", **options)
     assert keys_of(own) is keys
     grown = replace(own, ranges=(ShardRange(0, 7, "a"),))
-    assert bool(found(own, grown)) is (keys is Keys.COMPUTED)
+    assert bool(found(own, grown)) is (keys is KeyRouting.COMPUTED)
     if cls is Letters:
         salted = replace(own, strategy_options={"SALT": 1})
         assert any("STRATEGY_OPTIONS change" in one for one in found(own, salted))

@@ -34,13 +34,13 @@ class Part:
 
 def _send_commit() -> None:
     """Have COMMIT sent as by a process that dies before it has the answer."""
-    from sharded_orm.backends.mysql.session import Session
+    from sharded_orm.backends.mysql.session import NodeSession
 
     def run(session: Any, *statements: bytes) -> None:
         session.raw.send_query(b"; ".join(statements))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Session.run = run  # type: ignore[method-assign]
+    NodeSession.run = run  # type: ignore[method-assign]
 
 
 def act(world: World, orders: Any) -> None:

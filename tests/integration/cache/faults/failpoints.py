@@ -37,7 +37,7 @@ def servers() -> list[Any]:
 
     assert memcached
     assert redis
-    found, todo = [], [base.Server]
+    found, todo = [], [base.CacheServer]
     while todo:
         kind = todo.pop()
         todo += kind.__subclasses__()

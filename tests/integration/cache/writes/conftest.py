@@ -11,9 +11,9 @@ import pytest
 from django.test import override_settings
 
 from sharded_orm import runtime
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.markers import unfinished
-from sharded_orm.cache.stores.base import Server
+from sharded_orm.cache.stores.base import CacheServer
 from sharded_orm.cache.stores.factory import open_servers
 from sharded_orm.models.cached import cached_model
 
@@ -51,14 +51,14 @@ def make(
 ) -> Iterator[Recorded]:
     events: list[tuple[str, str, tuple[str, ...]]] = []
 
-    def opener(alias: str, given: Any) -> Sequence[Server]:
+    def opener(alias: str, given: Any) -> Sequence[CacheServer]:
         return [Recorder(server, events) for server in open_servers(alias, given)]
 
     with override_settings(CACHES=caches):
         configured = runtime.config().cache
         assert configured is not None
         given = {"objects": "default", "lists": "default", "prefix": uuid.uuid4().hex[:8]}
-        cache = Cache(replace(configured, **{**given, **options}), opener)
+        cache = CacheClient(replace(configured, **{**given, **options}), opener)
         monkeypatch.setattr(runtime, "_cache", cache)
         cached_model.forget()
         unfinished._renew()

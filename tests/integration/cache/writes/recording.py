@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sharded_orm.cache.client import Cache
+from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.guards import Guard, parse
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.stores.base import Server, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 
-class Recorder(Server):
+class Recorder(CacheServer):
     """Passes everything on to a real server.
 
     :param fail: names of methods that fail, before (``mark``) or after (``mark+``) they have
@@ -19,7 +19,7 @@ class Recorder(Server):
     :param events: what happened, shared by all servers of a test: (what, server, names).
     """
 
-    def __init__(self, inner: Server, events: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    def __init__(self, inner: CacheServer, events: list[tuple[str, str, tuple[str, ...]]]) -> None:
         self.inner = inner
         self.name = inner.name
         self.events = events
@@ -81,7 +81,7 @@ class Recorder(Server):
 class Recorded:
     """The cache of one test."""
 
-    def __init__(self, cache: Cache, events: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    def __init__(self, cache: CacheClient, events: list[tuple[str, str, tuple[str, ...]]]) -> None:
         self.cache = cache
         self.events = events
 

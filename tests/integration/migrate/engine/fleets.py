@@ -20,7 +20,7 @@ from django.test import modify_settings, override_settings
 
 from sharded_orm import runtime
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.operations.migrate import Migrator, Options
+from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange
@@ -67,7 +67,7 @@ class Fleet:
     ) -> None:
         """As the engine does; raises the first error. Goes on with what was left."""
         with self.run() as run:
-            migrator = Migrator(self.group, Options(target, **options), journal.Scripts())
+            migrator = Migrator(self.group, MigrateOptions(target, **options), journal.Scripts())
             run.steps(self.shard(number).alias for number in numbers)
             for number in numbers:
                 step = run.step(self.shard(number).alias)
@@ -76,7 +76,7 @@ class Fleet:
             run.finish()
 
     @contextmanager
-    def run(self) -> Iterator[journal.Run]:
+    def run(self) -> Iterator[journal.JournalRun]:
         with journal.running("migrate", GROUP, {}) as run:
             yield run
 
@@ -84,7 +84,7 @@ class Fleet:
         """Tell what was found on a shard."""
         with self.run() as run:
             run.steps([self.shard(number).alias])
-            migrator = Migrator(self.group, Options(), journal.Scripts())
+            migrator = Migrator(self.group, MigrateOptions(), journal.Scripts())
             migrator.settle(run.step(self.shard(number).alias), done)
 
     def schema(self, number: int) -> SchemaSnapshot:

@@ -17,9 +17,9 @@ from sharded_orm.exceptions import (
     SchemaDiffers,
 )
 from sharded_orm.models import OperationStep
-from sharded_orm.operations.migrate import Migrator, Options
-from sharded_orm.operations.migrate.executor import Replay
-from sharded_orm.operations.migrate.per_shard_operation import OwnOperation
+from sharded_orm.operations.migrate import MigrateOptions, Migrator
+from sharded_orm.operations.migrate.executor import ScriptExecutor
+from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine import failing
@@ -43,15 +43,15 @@ def test_a_difference_in_the_middle_of_a_migration_is_mended(
     """What was done of the migration is not done again."""
     first(fleet)
     migrations.add("0002_rows", INSERT.format(atomic=True), COLUMN, 'migrations.RunSQL("SELECT 1")')
-    execute = Replay._execute
+    execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: Replay, statement: Any) -> None:
+    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
         execute(replay, statement)
         if "place" in statement.sql:
             execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", with_a_guest)
+        patch.setattr(ScriptExecutor, "_execute", with_a_guest)
         for _ in range(2):
             with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):
                 fleet.migrate(1)
@@ -98,13 +98,13 @@ def test_it_stops_right_after_what_nothing_tells(
     first(fleet)
     migrations.add("0002_rows", INSERT.format(atomic=False), COLUMN)
     run: list[object] = []
-    own = OwnOperation.run
+    own = PerShardOperation.run
 
-    def counted(operation: OwnOperation) -> None:
+    def counted(operation: PerShardOperation) -> None:
         own(operation)
         run.append(operation)
 
-    monkeypatch.setattr(OwnOperation, "run", counted)
+    monkeypatch.setattr(PerShardOperation, "run", counted)
     with pytest.raises(OperationStopped):
         fleet.migrate(1, stopping=lambda: bool(run))
     fleet.migrate(1)
@@ -125,14 +125,14 @@ def test_statements_in_a_statement(
 ) -> None:
     first(fleet)
     migrations.add("0002_rows", f"migrations.RunSQL([{sql!r}])")
-    execute = OwnOperation._execute
+    execute = PerShardOperation._execute
 
-    def broken(operation: OwnOperation, sql: str, params: Any) -> None:
+    def broken(operation: PerShardOperation, sql: str, params: Any) -> None:
         execute(operation, sql, params)
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(OwnOperation, "_execute", broken)
+        patch.setattr(PerShardOperation, "_execute", broken)
         with pytest.raises(Broken):
             fleet.migrate(1)
     with pytest.raises(OperationUnclear):
@@ -193,7 +193,7 @@ def test_a_shard_whose_records_contradict_each_other_keeps_nobody_back(
     for number in (0, 1):
         fleet.slowly(number, "fleet")
     fleet.execute(0, "DELETE FROM django_migrations WHERE app = 'fleet' AND name = '0001_first'")
-    found = Migrator(fleet.group, Options(("fleet", None)), journal.Scripts()).survey(shards)
+    found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).survey(shards)
     assert found.current == 1
     (why,) = found.unreachable.values()
     assert "fleet_00000: Migration fleet.0002_place is applied before" in str(why)
@@ -239,7 +239,7 @@ def attempt(fleet: Fleet, stopping: Any = NEVER) -> str:
     with fleet.run() as run:
         run.steps([fleet.shard(1).alias])
         step = run.step(fleet.shard(1).alias)
-        migrator = Migrator(fleet.group, Options(("fleet", None)), journal.Scripts())
+        migrator = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts())
         try:
             migrator.migrate(fleet.shard(1), step, stopping=stopping)
         except OperationStopped:
@@ -272,22 +272,22 @@ def test_nothing_is_recorded_that_was_not_compared(
     first(fleet)
     migrations.add("0002_place", PLACE)
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
-    execute = Replay._execute
+    execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: Replay, statement: Any) -> None:
+    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
         execute(replay, statement)
         if "more" in statement.sql:
             fleet.execute(1, "CREATE TABLE guest (id int)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", with_a_guest)
+        patch.setattr(ScriptExecutor, "_execute", with_a_guest)
         for _ in range(3):
             assert "table 'guest' is not expected" in attempt(fleet)
     assert ("fleet", "0002_place") in fleet.applied(1)
     assert ("fleet", "0003_more") not in fleet.applied(1)
     fleet.execute(1, "DROP TABLE guest")
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", None)
+        patch.setattr(ScriptExecutor, "_execute", None)
         assert attempt(fleet) == "done"
     assert fleet.applied(1).count(("fleet", "0003_more")) == 1
 
@@ -361,11 +361,11 @@ def test_what_a_person_has_recorded_is_not_compared(
     first(fleet)
     migrations.add("0002_place", PLACE)
 
-    def broken(replay: Replay, statement: Any) -> None:
+    def broken(replay: ScriptExecutor, statement: Any) -> None:
         raise ValueError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", broken)
+        patch.setattr(ScriptExecutor, "_execute", broken)
         assert attempt(fleet) == "failed ValueError: no"
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN place varchar(99) NULL")
     fleet.slowly(1, "fleet", fake=True)
@@ -394,6 +394,6 @@ def test_a_receiver_of_the_end_fails(
             fleet.migrate(1)
         failing = False
         with monkeypatch.context() as patch:
-            patch.setattr(Replay, "_execute", None)
+            patch.setattr(ScriptExecutor, "_execute", None)
             fleet.migrate(1)
     assert fleet.applied(1).count(("fleet", "0002_place")) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.operations.runs.journal import Step
+from sharded_orm.operations.runs.journal import JournalStep
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet
 
@@ -28,9 +28,9 @@ class Breaking:
         self.told: list[str] = []
 
     def on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        at = Step.at
+        at = JournalStep.at
 
-        def broken_at(step: Step, **changes: Any) -> None:
+        def broken_at(step: JournalStep, **changes: Any) -> None:
             self.left -= 1
             if self.left == 0 and self.before:
                 raise Broken
@@ -39,7 +39,7 @@ class Breaking:
             if self.left == 0:
                 raise Broken
 
-        monkeypatch.setattr(Step, "at", broken_at)
+        monkeypatch.setattr(JournalStep, "at", broken_at)
 
 
 @pytest.fixture

@@ -127,13 +127,15 @@ def test_raw_sql_goes_on_with_the_statement_that_was_interrupted(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrations.add("0002_rows", COLUMN, RAW, INSERT.format(atomic=True))
-    place = "sharded_orm.operations.migrate.per_shard_operation.OwnOperation"
-    from sharded_orm.operations.migrate.per_shard_operation import OwnOperation
+    place = "sharded_orm.operations.migrate.per_shard_operation.PerShardOperation"
+    from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
 
-    execute = OwnOperation._execute
+    execute = PerShardOperation._execute
     for before in (True, False, True, False, True, False, True, False):
 
-        def broken(self: OwnOperation, sql: str, params: object, before: bool = before) -> None:
+        def broken(
+            self: PerShardOperation, sql: str, params: object, before: bool = before
+        ) -> None:
             if before:
                 raise Broken
             execute(self, sql, params)
@@ -160,7 +162,7 @@ def test_raw_sql_that_leaves_no_trace(
     migrations.add("0002_rows", f"migrations.RunSQL({sql!r})")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "sharded_orm.operations.migrate.per_shard_operation.OwnOperation._execute", _break
+            "sharded_orm.operations.migrate.per_shard_operation.PerShardOperation._execute", _break
         )
         with pytest.raises(Broken):
             fleet.migrate(1)
@@ -179,7 +181,7 @@ def test_rows_of_a_table_without_transactions(
     migrations.add("0002_rows", "migrations.RunSQL('UPDATE fleet_album SET user_id = user_id + 1')")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "sharded_orm.operations.migrate.per_shard_operation.OwnOperation._execute", _break
+            "sharded_orm.operations.migrate.per_shard_operation.PerShardOperation._execute", _break
         )
         with pytest.raises(Broken):
             fleet.migrate(1)

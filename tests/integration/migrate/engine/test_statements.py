@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sharded_orm.exceptions import OperationUnclear, SchemaDiffers
-from sharded_orm.operations.migrate.executor import Replay
+from sharded_orm.operations.migrate.executor import ScriptExecutor
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet, Migrations
 
@@ -32,9 +32,9 @@ class BreaksAt:
         self.run: list[str] = []
 
     def within(self, patch: pytest.MonkeyPatch) -> BreaksAt:
-        execute = Replay._execute
+        execute = ScriptExecutor._execute
 
-        def broken(replay: Replay, statement: Any) -> None:
+        def broken(replay: ScriptExecutor, statement: Any) -> None:
             is_it = len(self.run) == self.number
             if is_it and self.before:
                 raise Broken
@@ -43,7 +43,7 @@ class BreaksAt:
             if is_it:
                 raise Broken
 
-        patch.setattr(Replay, "_execute", broken)
+        patch.setattr(ScriptExecutor, "_execute", broken)
         return self
 
 
@@ -109,15 +109,15 @@ def test_a_shard_that_is_changed_meanwhile(
     migrations.add("0002_several", *SEVERAL)
     fleet.create(1)
     fleet.slowly(1, "fleet", "0001")
-    execute = Replay._execute
+    execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: Replay, statement: Any) -> None:
+    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
         execute(replay, statement)
         if "by_place" in statement.sql:
             execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", with_a_guest)
+        patch.setattr(ScriptExecutor, "_execute", with_a_guest)
         with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):
             fleet.migrate(1)
     with pytest.raises(SchemaDiffers, match="table 'guest' is not expected"):

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import InvalidMigrationTarget, OperationStopped
 from sharded_orm.models import OperationScript
-from sharded_orm.operations.migrate import Migrator, Options
+from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 from tests.patience import PATIENCE
@@ -40,7 +40,7 @@ def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
     fleet.create(3, *numbers)
     fleet.slowly(3)
     with fleet.run() as run:
-        migrator = Migrator(fleet.group, Options(), journal.Scripts())
+        migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
         run.steps(fleet.shard(number).alias for number in numbers)
 
         def work(number: int) -> None:
@@ -59,7 +59,7 @@ def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
     for number in (0, 4, 5):
         fleet.slowly(number)
     fleet.slowly(5, "fleet", "0027")
-    migrator = Migrator(fleet.group, Options(), journal.Scripts())
+    migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     shards = list(fleet.group.shards())
     survey = migrator.survey(shards)
     assert survey.current == 2
@@ -104,7 +104,7 @@ def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
         fleet.slowly(number)
-    migrator = Migrator(fleet.group, Options(), journal.Scripts())
+    migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     asked = [connections[fleet.shard(number).alias] for number in (0, 1, 2)]
     with CaptureQueriesContext(asked[0]), CaptureQueriesContext(asked[1]) as one:
         with CaptureQueriesContext(asked[2]) as two:
@@ -230,6 +230,6 @@ def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> N
 
 
 def test_a_target_that_does_not_exist_is_told_before_a_shard_is_made(fleet: Fleet) -> None:
-    migrator = Migrator(fleet.group, Options(("fleet", "0099")), journal.Scripts())
+    migrator = Migrator(fleet.group, MigrateOptions(("fleet", "0099")), journal.Scripts())
     with pytest.raises(InvalidMigrationTarget):
         migrator.survey(list(fleet.group.shards()))

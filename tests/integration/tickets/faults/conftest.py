@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from tests.conftest import service_missing
 from tests.integration.tickets.faults.servers import (
     MariaDBTickets,
@@ -21,8 +21,8 @@ def _pair(servers: Any, kind: type[ServerTickets], django_db_blocker: Any) -> It
     try:
         with (
             servers as (one, two),
-            kind(one, Place(1, 2)) as first,
-            kind(two, Place(2, 2)) as second,
+            kind(one, SequenceSlot(1, 2)) as first,
+            kind(two, SequenceSlot(2, 2)) as second,
             django_db_blocker.unblock(),
         ):
             yield [first, second]

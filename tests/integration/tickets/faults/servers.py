@@ -14,7 +14,13 @@ from typing import Any, ClassVar, Self
 
 from django.db.utils import ConnectionHandler
 
-from sharded_orm.ids.tickets.session import CATALOG, Place, SequenceRow, Session, session_class
+from sharded_orm.ids.tickets.session import (
+    CATALOG,
+    SequenceRow,
+    SequenceSlot,
+    TicketSession,
+    session_class,
+)
 from tests.integration.tickets.faults.drawing import Crowd
 from tests.patience import PATIENCE
 from tests.services.mariadb import MariaDBServer
@@ -27,14 +33,14 @@ DATABASE = "tickets"
 class TicketDatabase:
     """A ticket server as its administrator sees it, who needs no generator to reach it."""
 
-    def __init__(self, vendor: str, settings: dict[str, Any], place: Place) -> None:
+    def __init__(self, vendor: str, settings: dict[str, Any], place: SequenceSlot) -> None:
         self.alias = f"tickets_{place.position}"
         self._class, self._place = session_class(vendor), place
         # Completes the settings as Django does.
         self._settings = ConnectionHandler({"default": {}, self.alias: settings}).settings
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[TicketSession]:
         session = self._class(self.alias, self._settings[self.alias], self._place, PATIENCE)
         try:
             yield session
@@ -60,7 +66,7 @@ def _deadline() -> float:
     return time.monotonic() + PATIENCE
 
 
-def _row(session: Session, sequence: str) -> SequenceRow:
+def _row(session: TicketSession, sequence: str) -> SequenceRow:
     row = session.read(sequence, _deadline())
     assert row is not None
     return row
@@ -72,7 +78,7 @@ class ServerTickets(TicketDatabase):
     vendor: ClassVar[str]
     faults = ("killed", "paused", "cut", "stalled", "silenced", "locked")
 
-    def __init__(self, server: MariaDBServer | PostgreSQLServer, place: Place) -> None:
+    def __init__(self, server: MariaDBServer | PostgreSQLServer, place: SequenceSlot) -> None:
         self.server = server
         self.proxy = Proxy(server.address.host, server.address.port)
         settings = {
@@ -204,7 +210,7 @@ class PostgreSQLTickets(ServerTickets):
 class SQLiteTickets(TicketDatabase):
     """In a file."""
 
-    def __init__(self, path: Path, place: Place) -> None:
+    def __init__(self, path: Path, place: SequenceSlot) -> None:
         self.path = path
         #: An entry of ``DATABASES``.
         self.for_clients = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from tests.integration.tickets.faults import forking
 from tests.integration.tickets.faults.project import Project
 from tests.integration.tickets.faults.servers import (
@@ -82,5 +82,5 @@ def test_on_postgresql(
 @ENDS
 def test_on_sqlite(tmp_path: Path, busy: str, end: str, django_db_blocker: Any) -> None:
     with django_db_blocker.unblock():
-        pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", Place(n, 2)) for n in (1, 2)]
+        pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", SequenceSlot(n, 2)) for n in (1, 2)]
         prove(fork(pair, tmp_path, 1, busy, end), busy)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from tests.integration.tickets.faults.clerk import Clerk
 from tests.integration.tickets.faults.drawing import Crowd
 from tests.integration.tickets.faults.project import Project
@@ -23,7 +23,7 @@ PROCESSES, SEQUENCE = 4, "photos"
 def test_no_id_twice_and_no_error(
     tmp_path: Path, block_size: int, rounds: int, wanted: int, django_db_blocker: Any
 ) -> None:
-    pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", Place(n, 2)) for n in (1, 2)]
+    pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", SequenceSlot(n, 2)) for n in (1, 2)]
     options = {"TIMEOUT": 2.0, "BACKOFF": 0.2, "BLOCK_SIZE": block_size}
     project = Project({server.alias: server.for_clients for server in pair}, options)
     with django_db_blocker.unblock():
@@ -49,7 +49,7 @@ def test_no_id_twice_and_no_error(
 def test_threads_that_wait_for_one_file_keep_nobody_from_the_other(
     tmp_path: Path, django_db_blocker: Any
 ) -> None:
-    first, second = (SQLiteTickets(tmp_path / f"{n}.sqlite3", Place(n, 2)) for n in (1, 2))
+    first, second = (SQLiteTickets(tmp_path / f"{n}.sqlite3", SequenceSlot(n, 2)) for n in (1, 2))
     project = Project({first.alias: first.for_clients, second.alias: second.for_clients})
     with django_db_blocker.unblock(), Clerk(project) as clerk:
         first.create(SEQUENCE), second.create(SEQUENCE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.ids.tickets.session import Place
+from sharded_orm.ids.tickets.session import SequenceSlot
 from tests.integration.tickets.faults.project import CONTEXT, Project
 from tests.integration.tickets.faults.servers import SQLiteTickets
 from tests.patience import PATIENCE
@@ -25,7 +25,7 @@ AT_LEAST = 4
 @pytest.fixture
 def project(tmp_path: Path, django_db_blocker: Any) -> Iterator[Project]:
     """A pair of servers with both sequences."""
-    pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", Place(n, 2)) for n in (1, 2)]
+    pair = [SQLiteTickets(tmp_path / f"{n}.sqlite3", SequenceSlot(n, 2)) for n in (1, 2)]
     with django_db_blocker.unblock():
         for server in pair:
             for sequence in SEQUENCES:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from django.db.utils import ConnectionHandler
 
-from sharded_orm.ids.tickets.pool import SessionPool
-from sharded_orm.ids.tickets.session import Place, SequenceRow, session_class
+from sharded_orm.ids.tickets.pool import TicketSessionPool
+from sharded_orm.ids.tickets.session import SequenceRow, SequenceSlot, session_class
 from tests.services.postgresql import Address
 
-ONE, TWO = Place(1, 2), Place(2, 2)
+ONE, TWO = SequenceSlot(1, 2), SequenceSlot(2, 2)
 numbers = itertools.count(1)
 Opener = Callable[..., Any]
 
@@ -26,7 +26,7 @@ def soon(seconds: float = 30.0) -> float:
 @pytest.fixture(autouse=True)
 def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle sessions stay open, though this is a test run: no runner drops these databases."""
-    monkeypatch.setattr(SessionPool, "_is_to_be_dropped", lambda self: False)
+    monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self: False)
 
 
 @pytest.fixture
@@ -34,7 +34,9 @@ def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
     """Opens sessions that are closed after the test."""
     opened = []
 
-    def open_session(place: Place = ONE, address: Address = postgresql, **options: Any) -> Any:
+    def open_session(
+        place: SequenceSlot = ONE, address: Address = postgresql, **options: Any
+    ) -> Any:
         settings = {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": "postgres",

@@ -25,7 +25,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
-from sharded_orm.ids.tickets.session import LAST_ID, Session
+from sharded_orm.ids.tickets.session import LAST_ID, TicketSession
 from sharded_orm.operations.tickets.creation import begin, create
 from sharded_orm.operations.tickets.repair import advance
 from sharded_orm.operations.tickets.survey import ask
@@ -137,7 +137,7 @@ def test_a_million_ids_are_one_request(
     asked: list[str] = []
     ask = kind._ask  # type: ignore[attr-defined]
 
-    def noted(self: Session, *args: Any) -> Any:
+    def noted(self: TicketSession, *args: Any) -> Any:
         asked.append(self.alias)
         return ask(self, *args)
 

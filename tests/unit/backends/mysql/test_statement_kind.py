@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.backends.mysql.statement_kind import Kind, classify, reason, savepoint_name
+from sharded_orm.backends.mysql.statement_kind import (
+    StatementKind,
+    classify,
+    reason,
+    savepoint_name,
+)
 
 CASES = {
-    Kind.READ: [
+    StatementKind.READ: [
         "SELECT 1",
         "select `a`, %s from `t` where `b` = %s",
         "  (SELECT 1) UNION (SELECT 2)",
@@ -25,7 +30,7 @@ CASES = {
         "SELECT SLEEP(1)",
         b"SELECT 1",
     ],
-    Kind.WRITE: [
+    StatementKind.WRITE: [
         "INSERT INTO t (a) VALUES (%s) RETURNING id",
         "UPDATE t SET a = '@@x' WHERE b = 1",
         "DELETE FROM t",
@@ -40,7 +45,7 @@ CASES = {
         "DO SLEEP(0)",
         "KILL 5",
     ],
-    Kind.IMPLICIT: [
+    StatementKind.IMPLICIT: [
         "CREATE TABLE t (a int COMMENT 'x@y')",
         "create database d",
         "DROP DATABASE d",
@@ -59,7 +64,7 @@ CASES = {
         "rollback work to savepoint mine",
         "RELEASE SAVEPOINT mine",
     ],
-    Kind.AFFINE: [
+    StatementKind.AFFINE: [
         "SELECT LAST_INSERT_ID()",
         "INSERT INTO t (a) VALUES (last_insert_id( ))",
         "SELECT FOUND_ROWS()",
@@ -70,12 +75,12 @@ CASES = {
         "SELECT @@SESSION.identity",
         "SELECT LASTVAL(s)",
     ],
-    Kind.SAVEPOINT: ["SAVEPOINT `s1_x1`", "SAVEPOINT `s1_x1`  "],
-    Kind.ROLLBACK_TO: ["ROLLBACK TO SAVEPOINT `s1_x1`"],
-    Kind.RELEASE: ["RELEASE SAVEPOINT `s1_x1`"],
-    Kind.CHECKS_OFF: ["SET foreign_key_checks=0", "SET FOREIGN_KEY_CHECKS = 0;"],
-    Kind.CHECKS_ON: ["SET foreign_key_checks=1", "set session foreign_key_checks = ON"],
-    Kind.STATE: [
+    StatementKind.SAVEPOINT: ["SAVEPOINT `s1_x1`", "SAVEPOINT `s1_x1`  "],
+    StatementKind.ROLLBACK_TO: ["ROLLBACK TO SAVEPOINT `s1_x1`"],
+    StatementKind.RELEASE: ["RELEASE SAVEPOINT `s1_x1`"],
+    StatementKind.CHECKS_OFF: ["SET foreign_key_checks=0", "SET FOREIGN_KEY_CHECKS = 0;"],
+    StatementKind.CHECKS_ON: ["SET foreign_key_checks=1", "set session foreign_key_checks = ON"],
+    StatementKind.STATE: [
         "SET sql_mode = ''",
         "SET autocommit=1",
         "SET GLOBAL foreign_key_checks=0",
@@ -130,22 +135,24 @@ CASES = {
 @pytest.mark.parametrize(
     ("sql", "kind"), [(sql, kind) for kind, cases in CASES.items() for sql in cases]
 )
-def test_kinds(sql: str | bytes, kind: Kind) -> None:
+def test_kinds(sql: str | bytes, kind: StatementKind) -> None:
     assert classify(sql) is kind
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_long_statements_are_read_the_same_way(kind: Kind) -> None:
+def test_long_statements_are_read_the_same_way(kind: StatementKind) -> None:
     for sql in CASES[kind]:
-        if kind in (Kind.READ, Kind.WRITE, Kind.STATE) and isinstance(sql, str):
+        if kind in (StatementKind.READ, StatementKind.WRITE, StatementKind.STATE) and isinstance(
+            sql, str
+        ):
             padded = f"{sql}{' ' * 5000}"
             assert classify(padded) is kind, sql
 
 
 def test_a_bulk_insert_is_a_plain_write() -> None:
     sql = "INSERT INTO `t` (`a`, `b`) VALUES " + ", ".join(["(%s, %s)"] * 5000)
-    assert classify(sql) is Kind.WRITE
-    assert classify(bytearray(sql.encode())) is Kind.WRITE
+    assert classify(sql) is StatementKind.WRITE
+    assert classify(bytearray(sql.encode())) is StatementKind.WRITE
 
 
 @pytest.mark.parametrize(

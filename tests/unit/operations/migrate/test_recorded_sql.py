@@ -9,13 +9,13 @@ import pytest
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
-from sharded_orm.operations.migrate.recorded_sql import Script, Statement
+from sharded_orm.operations.migrate.recorded_sql import RecordedScript, RecordedStatement
 
 ROWS = {"effect": Effect.ROWS}
 TABLE = "CREATE TABLE `t` (\n  `a` int(11)\n) ENGINE=InnoDB"
 
 
-def script(*statements: tuple[str, dict[str, Any]]) -> Script:
+def script(*statements: tuple[str, dict[str, Any]]) -> RecordedScript:
     """Statements by their operation, such as "a1" for the second operation of migration a; "a" for its record.
 
     Each leaves a schema of its own, unless told otherwise.
@@ -24,11 +24,13 @@ def script(*statements: tuple[str, dict[str, Any]]) -> Script:
     for number, (name, details) in enumerate(statements):
         key = ("app", name[0])
         if len(name) == 1:
-            made.append(Statement(key, 9, "", records=[key], **{**ROWS, **details}))
+            made.append(RecordedStatement(key, 9, "", records=[key], **{**ROWS, **details}))
         else:
             after = None if details.get("effect") is Effect.ROWS else f"after {number}"
-            made.append(Statement(key, int(name[1]), "", **{"sql": "x", "after": after, **details}))
-    return Script("before", SchemaSnapshot({"t": TABLE}), made, units=1)
+            made.append(
+                RecordedStatement(key, int(name[1]), "", **{"sql": "x", "after": after, **details})
+            )
+    return RecordedScript("before", SchemaSnapshot({"t": TABLE}), made, units=1)
 
 
 def stretches(*statements: Any) -> list[list[int]]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from sharded_orm.operations.promotion.pause import Pause
-from sharded_orm.operations.runs.journal import Run
+from sharded_orm.operations.runs.journal import JournalRun
 
 
 class Journal:
@@ -18,7 +18,7 @@ class Journal:
 
 
 def pause(journal: Journal, earliest: str, latest: str) -> Pause | None:
-    run = cast("Run", journal)
+    run = cast("JournalRun", journal)
     at = "2026-01-01T12:00:{}+00:00".format
     return Pause.of(run, earliest=at(earliest), latest=at(latest))
 

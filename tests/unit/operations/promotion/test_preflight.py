@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sharded_orm.backends.mysql.replication import Link
+from sharded_orm.backends.mysql.replication import ReplicationLink
 from sharded_orm.operations.promotion.preflight import no_link
 
 
-def link(**told: object) -> Link:
+def link(**told: object) -> ReplicationLink:
     known = {
         "name": "", "host": "10.0.0.7", "port": 3306, "source_id": 7, "receives": True,
         "connecting": False, "executes": True, "uses_gtid": True, "received": "", "executed": "",
         "seconds_behind": 0, "delay": 0, "filters": {}, "error": "",
     }  # fmt: skip
-    return Link(**{**known, **told})  # type: ignore[arg-type]  # of the types above
+    return ReplicationLink(**{**known, **told})  # type: ignore[arg-type]  # of the types above
 
 
 def test_it_replicates_from_another_server() -> None:

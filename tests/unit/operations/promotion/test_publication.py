@@ -6,10 +6,10 @@ import pytest
 
 from sharded_orm.exceptions import PromotionFailed, TopologyUnavailable
 from sharded_orm.operations.promotion import publication, switchover
-from sharded_orm.operations.promotion.plan import Move, Plan
+from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from tests.clock import Clock
 
-PLAN = Plan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
+PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
 
 
 class Source:
@@ -19,7 +19,7 @@ class Source:
         self.clock, self.seconds, self.up = clock, seconds, up
         self.lines: list[str] = []
 
-    def was_switched(self, plan: Plan) -> bool:
+    def was_switched(self, plan: PromotionPlan) -> bool:
         if self.clock.now >= self.up:
             return True
         self.clock.now += self.seconds

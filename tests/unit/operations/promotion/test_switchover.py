@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sharded_orm.operations.promotion.plan import Move, Plan
+from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from sharded_orm.operations.promotion.switchover import switched
 from sharded_orm.topology.document import Document
 
-PLAN = Plan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
+PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
 
 
 def published(*ranges: tuple[int, int, str]) -> bool:
