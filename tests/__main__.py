@@ -30,7 +30,7 @@ NO_TESTS_COLLECTED = 5
 # In a pytest of their own, with servers of their own.
 BESIDE = {
     "tests of operations and tickets": [
-        "migrate", "shards", "topology", "growing", "promotion", "tickets"
+        "migrate", "shards", "topology", "growth", "promotion", "tickets"
     ]
 }  # fmt: skip
 

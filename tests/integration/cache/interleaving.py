@@ -1,6 +1,6 @@
-"""A stage for interleavings: actors that stop at given points, a clock, and a judge.
+"""A harness for interleavings: workers that stop at given points, a clock, and checks of what is read.
 
-An actor is a thread with connections of its own, or a forked process that can be killed.
+A worker is a thread with connections of its own, or a forked process that can be killed.
 It stops before or after it calls a method of a cache server, or after all were told that
 COMMIT comes next ("announce").
 """
@@ -60,16 +60,16 @@ class Point:
 
     def __call__(self) -> None:
         self._reached.set()
-        assert self._go.wait(PATIENCE), "nobody let the actor go on"
+        assert self._go.wait(PATIENCE), "nobody let the worker go on"
 
     def wait(self) -> None:
-        assert self._reached.wait(PATIENCE), "the actor did not come here"
+        assert self._reached.wait(PATIENCE), "the worker did not come here"
 
     def release(self) -> None:
         self._go.set()
 
 
-class Actor:
+class WorkerThread:
     """A thread with connections of its own."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -88,16 +88,16 @@ class Actor:
 
     def join(self) -> Any:
         self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "the actor does not end"
+        assert not self.thread.is_alive(), "the worker does not end"
         if self._error is not None:
             raise self._error
         return self._result
 
 
-class Process:
+class WorkerProcess:
     """A forked process. It dies by SIGKILL, at a point or after its work."""
 
-    def __init__(self, work: Callable[[Process], Any]) -> None:
+    def __init__(self, work: Callable[[WorkerProcess], Any]) -> None:
         hears, tells = os.pipe(), os.pipe()
         connections.close_all()
         self._pid = os.fork()
@@ -148,7 +148,7 @@ class Process:
         os.close(self._out)
 
 
-class Stage:
+class InterleavingHarness:
     """Servers whose calls can be stopped, and the rows of one user."""
 
     def __init__(self, alias: str) -> None:
@@ -163,7 +163,7 @@ class Stage:
             dict.fromkeys((*found.object_servers, *found.list_servers))
         )
         #: In the process that :meth:`begin_process` has begun, that process.
-        self.process: Process | None = None
+        self.process: WorkerProcess | None = None
         self._pks: list[int] = []
         #: Methods that were called, and lines that were sent to guards.
         self.calls: list[str] = []
@@ -221,16 +221,16 @@ class Stage:
                 return None
         return None
 
-    # Actors
+    # Workers
 
     def begin(self, work: Callable[[], Any], *stops: tuple[str, str]) -> tuple[Any, ...]:
         """Start a thread; it and the points where it will stop."""
-        actor = Actor(work)
+        worker = WorkerThread(work)
         points = [Point() for _ in stops]
         for (when, method), point in zip(stops, points, strict=True):
-            self._rules.append((actor.thread, method, when, point))
-        actor.thread.start()
-        return actor, *points
+            self._rules.append((worker.thread, method, when, point))
+        worker.thread.start()
+        return worker, *points
 
     def begin_process(
         self,
@@ -238,10 +238,10 @@ class Stage:
         *,
         die: tuple[str, str] | None = None,
         stop: tuple[str, str] | None = None,
-    ) -> Process:
+    ) -> WorkerProcess:
         """Start a process that dies at a point, or after its work; it may stop at one."""
 
-        def run(process: Process) -> None:
+        def run(process: WorkerProcess) -> None:
             self.process = process
             self._use_clock()
             if stop is not None:
@@ -250,7 +250,7 @@ class Stage:
                 self.at(*die, process.die)
             work()
 
-        return Process(run)
+        return WorkerProcess(run)
 
     def at(self, when: str, method: str, action: Callable[[], Any]) -> None:
         """Call ``action`` when this thread comes to a point."""
@@ -329,7 +329,7 @@ class Stage:
                     found += guards.parse(raw).open
         return found
 
-    # The judge
+    # Checks
 
     def asked(self, read: Callable[[], Any]) -> tuple[Any, bool]:
         """What was read, and whether the database was asked for it."""

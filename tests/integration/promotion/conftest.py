@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.site import Site
 from tests.services import ServiceMissing
 from tests.services.replication import Pair, replicated_pair
 
@@ -22,8 +22,8 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def scene(pair: Pair, tmp_path: Path) -> Scene:
+def site(pair: Pair, tmp_path: Path) -> Site:
     """The second server follows the first; nobody has written anything."""
-    scene = Scene(pair, tmp_path)
-    scene.begin()
-    return scene
+    site = Site(pair, tmp_path)
+    site.begin()
+    return site

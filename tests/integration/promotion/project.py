@@ -1,6 +1,6 @@
-"""A process of the site that these tests promote and grow: ``python -m …project SCENE COMMAND…``.
+"""A process of the site that these tests promote and grow: ``python -m …project FILE COMMAND…``.
 
-SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
+FILE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
 USERS``, or ``scatter FOLDER``.
 
 ``KILL_AT`` in the environment of a ``manage.py`` command names a place where the process kills
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 
-def configure(scene: dict[str, Any]) -> None:
+def configure(content: dict[str, Any]) -> None:
     import django
     from django.conf import settings
 
@@ -32,11 +32,11 @@ def configure(scene: dict[str, Any]) -> None:
             "sharded_orm",
             "tests.integration.promotion.entries",
         ],
-        DATABASES=sharded_databases(scene["databases"]),
+        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        SHARDED_ORM=scene["sharded_orm"],
-        **({"CACHES": scene["caches"]} if scene["caches"] else {}),
+        SHARDED_ORM=content["sharded_orm"],
+        **({"CACHES": content["caches"]} if content["caches"] else {}),
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
@@ -133,8 +133,8 @@ def scatter(folder: Path) -> None:
 
 
 def main() -> None:
-    scene_file, command, *arguments = sys.argv[1:]
-    configure(json.loads(Path(scene_file).read_text()))
+    settings_file, command, *arguments = sys.argv[1:]
+    configure(json.loads(Path(settings_file).read_text()))
     if command == "write":
         write(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.docs.markdown import DOCS, blocks
-from tests.integration.promotion.scene import ALL_MOVES, Scene
+from tests.integration.promotion.site import ALL_MOVES, Site
 from tests.services.replication import wait_until_equal
 
 
@@ -24,18 +24,18 @@ def normal(text: str) -> list[str]:
     return re.sub(r"\b\d+(\.\d+)? s\b", "SECONDS", text).splitlines()
 
 
-def test_a_check_and_a_switch(scene: Scene) -> None:
-    scene.write_a_row(1)
-    wait_until_equal(scene.pair)
-    assert normal(scene.promote("--check").out) == shown("db1 --check")
-    done = scene.promote("--to", "db2")
+def test_a_check_and_a_switch(site: Site) -> None:
+    site.write_a_row(1)
+    wait_until_equal(site.pair)
+    assert normal(site.promote("--check").out) == shown("db1 --check")
+    done = site.promote("--to", "db2")
     assert normal(done.err + done.out) == shown("db1 --to db2")
 
 
-def test_a_dead_primary(scene: Scene) -> None:
-    scene.write_a_row(1)
-    wait_until_equal(scene.pair)
-    scene.pair.first.kill()
-    done = scene.promote("--force", answer="no\n", code=1)
+def test_a_dead_primary(site: Site) -> None:
+    site.write_a_row(1)
+    wait_until_equal(site.pair)
+    site.pair.first.kill()
+    done = site.promote("--force", answer="no\n", code=1)
     told = [*normal(done.err)[:2], *normal(done.out)]
     assert [line.strip() for line in told] == shown("db1 --force")

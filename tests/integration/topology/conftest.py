@@ -1,4 +1,4 @@
-"""Scenes with each source, and nodes of each backend."""
+"""Sites with each topology source, and nodes of each backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.topology.scene import SHARDS, Scene, document
+from tests.integration.topology.site import SHARDS, Site, document
 from tests.services import ServiceMissing
 from tests.services.mariadb import Address
 from tests.services.zookeeper import ZooKeeperServer
@@ -82,29 +82,29 @@ def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, An
 
 
 @pytest.fixture
-def file_scene(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Scene:
+def file_site(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Site:
     """A site with its topology in a file, at version 1."""
-    return scene_with_file(tmp_path, sqlite_nodes)
+    return site_with_file(tmp_path, sqlite_nodes)
 
 
-def scene_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) -> Scene:
+def site_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) -> Site:
     path = folder / "topology.json"
     path.write_text(json.dumps(document(1)))
     options = {"PATH": str(path), "INTERVAL": 0.02, "LAST_GOOD": str(folder / "last_good/topology.json")}  # fmt: skip
-    return Scene(folder, nodes, {"SOURCE": "file", "OPTIONS": options}, **more)
+    return Site(folder, nodes, {"SOURCE": "file", "OPTIONS": options}, **more)
 
 
 @pytest.fixture
-def zk_scene(
+def zk_site(
     tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]], zookeeper: ZooKeeperServer
-) -> Scene:
+) -> Site:
     """A site with its topology in ZooKeeper, where nothing is yet."""
-    return scene_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
+    return site_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
 
 
-def scene_with_zookeeper(
+def site_with_zookeeper(
     folder: Path, nodes: dict[str, dict[str, Any]], hosts: str, **options: Any
-) -> Scene:
+) -> Site:
     given = {
         "HOSTS": hosts,
         # Each test has a tree of its own.
@@ -114,4 +114,4 @@ def scene_with_zookeeper(
         "WAIT": 20.0,
         **options,
     }
-    return Scene(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": given})
+    return Site(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": given})

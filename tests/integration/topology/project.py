@@ -1,6 +1,6 @@
-"""A process of the site whose topology changes: ``python -m …project SCENE COMMAND…``.
+"""A process of the site whose topology changes: ``python -m …project FILE COMMAND…``.
 
-SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, or ``serve``: then each
+FILE is a JSON file with the settings. COMMAND is one of ``manage.py``, or ``serve``: then each
 line of standard input is code in JSON, and the answer is what the name ``answer`` holds after it.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def configure(scene: dict[str, Any]) -> None:
+def configure(content: dict[str, Any]) -> None:
     import django
     from django.conf import settings
 
@@ -31,10 +31,10 @@ def configure(scene: dict[str, Any]) -> None:
             "sharded_orm",
             "tests.integration.topology.places",
         ],
-        DATABASES=sharded_databases(scene["databases"]),
+        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        SHARDED_ORM=scene["sharded_orm"],
+        SHARDED_ORM=content["sharded_orm"],
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
@@ -276,12 +276,11 @@ def serve() -> None:
 
 
 def main() -> None:
-    scene_file, command, *arguments = sys.argv[1:]
+    settings_file, command, *arguments = sys.argv[1:]
     # As manage.py: the app looks which command it is.
     sys.argv = ["manage.py", command, *arguments]
-    scene = json.loads(Path(scene_file).read_text())
-    os.environ["SCENE"] = scene_file
-    configure(scene)
+    content = json.loads(Path(settings_file).read_text())
+    configure(content)
     if command == "serve":
         serve()
         return

@@ -10,9 +10,9 @@ import MySQLdb
 import pytest
 
 from tests.conftest import service_missing
+from tests.integration.cache.faults.harness import FaultHarness
+from tests.integration.cache.faults.process_setup import GLOBAL_SCHEMA, ProcessSetup, create_tables
 from tests.integration.cache.faults.servers import CacheServer, Memcached, Redis
-from tests.integration.cache.faults.stage import Stage
-from tests.integration.cache.faults.world import GLOBAL_SCHEMA, World, create_tables
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
 
@@ -39,7 +39,7 @@ def database() -> Iterator[MariaDBServer]:
                 cursor.execute(f"CREATE USER {account} IDENTIFIED BY '{password}'")
                 cursor.execute(f"GRANT ALL PRIVILEGES ON *.* TO {account}")
                 cursor.execute(f"CREATE DATABASE {GLOBAL_SCHEMA}")
-            create_tables(World(server.address, server.address, {}, {}))
+            create_tables(ProcessSetup(server.address, server.address, {}, {}))
             yield server
     except ServiceMissing as exc:
         service_missing(exc)
@@ -62,12 +62,12 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture
-def make_stage(database: MariaDBServer) -> Iterator[Callable[..., Stage]]:
-    """Make a stage on stores, which have room for little if they are ``small``; all of it
+def make_harness(database: MariaDBServer) -> Iterator[Callable[..., FaultHarness]]:
+    """Make a harness on stores, which have room for little if they are ``small``; all of it
     ends with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(stores: str, *, small: bool = False, **options: Any) -> Stage:
+        def make(stores: str, *, small: bool = False, **options: Any) -> FaultHarness:
             caches = {}
             for alias, kind in STORES[stores].items():
                 try:
@@ -75,6 +75,6 @@ def make_stage(database: MariaDBServer) -> Iterator[Callable[..., Stage]]:
                 except ServiceMissing as exc:
                     service_missing(exc)
                 stack.callback(caches[alias].close)
-            return stack.enter_context(Stage(database, WRITERS, caches, **options))
+            return stack.enter_context(FaultHarness(database, WRITERS, caches, **options))
 
         yield make

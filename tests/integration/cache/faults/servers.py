@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import redis
 from pymemcache.client.base import Client
 
-from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.integration.cache.faults.process_setup import ALBUMS, ALL_LANES, ITEMS, schema_of
 from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.redis import RedisServer
@@ -194,8 +194,8 @@ class Redis(CacheServer):
 
     def evict(self, names: Iterable[str], prefix: str) -> int:
         # There may be more in a name, about this server.
-        wanted = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
-        found = [name for name in self.names() if any(each.search(name) for each in wanted)]
+        patterns = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
+        found = [name for name in self.names() if any(each.search(name) for each in patterns)]
         self.delete(found)
         return len(found)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.cache.faults import troubles
 from tests.integration.cache.faults.ablations import ABLATIONS
-from tests.integration.cache.faults.stage import Stage
+from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.troubles import Trouble
 
 #: By what each of them is caught.
@@ -35,15 +35,18 @@ _ROUNDS = 30
 @pytest.mark.parametrize("stores", ["memcached", pytest.param("redis", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_it_is_caught(
-    make_stage: Callable[..., Stage], say: Callable[[str], None], ablation: str, stores: str
+    make_harness: Callable[..., FaultHarness],
+    say: Callable[[str], None],
+    ablation: str,
+    stores: str,
 ) -> None:
     # Others' writes could hide what is missing.
-    stage = make_stage(stores, ablation=ablation, writers=0)
-    stage.warm_up()
+    harness = make_harness(stores, ablation=ablation, writers=0)
+    harness.warm_up()
     began, rounds = time.monotonic(), 0
-    while not stage.stale and rounds < _ROUNDS:
-        CATCHERS[ablation](stage)
+    while not harness.stale and rounds < _ROUNDS:
+        CATCHERS[ablation](harness)
         rounds += 1
     seconds = time.monotonic() - began
-    assert stage.stale, f"{ablation} was not noticed in {rounds} rounds, {seconds:.1f} s"
+    assert harness.stale, f"{ablation} was not noticed in {rounds} rounds, {seconds:.1f} s"
     say(f"{ablation} on {stores}: caught in round {rounds}, after {seconds:.2f} s")

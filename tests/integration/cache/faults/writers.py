@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
-from tests.integration.cache.faults.world import LANES, OWNERS, World
+from tests.integration.cache.faults.process_setup import LANES, OWNERS, ProcessSetup
 
 #: Seconds between two transactions of a writer, on average.
 PACE = 0.04
@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_REPORTS = 0.05
 POINTS = ("marking", "committing", "closing", "half")
 
 
-class Suicide:
+class SelfKill:
     """Kills its process at one in so many points, in the middle of whatever it does."""
 
     def __init__(self, dice: random.Random, one_in: int) -> None:
@@ -60,23 +60,25 @@ def outcome(write: Callable[[], None]) -> str:
     return "commits"
 
 
-def write(world: World, seed: str, one_in: int, stop: Any, focus: Any, reports: Any) -> None:
+def write(
+    setup: ProcessSetup, seed: str, one_in: int, stop: Any, preferred_owner: Any, reports: Any
+) -> None:
     """The life of a writer.
 
     :param one_in: it kills itself at one of so many points; 0 for never.
     """
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "commits": 0, "rollbacks": 0, "refused": 0, "lost": 0, "errors": {}, "failure": "", "ended": False,
     }  # fmt: skip
     try:
-        world.begin(writes=True)
-        _write(random.Random(seed), one_in, stop, reports, told)
+        setup.begin(writes=True)
+        _write(random.Random(seed), one_in, stop, reports, report)
     except (BrokenPipeError, ConnectionError):
         return
     except Exception:  # whatever it is, the test is told
-        told["failure"] = traceback.format_exc()
-    told["ended"] = True
-    reports.send(told)
+        report["failure"] = traceback.format_exc()
+    report["ended"] = True
+    reports.send(report)
 
 
 def _any_write(owners: list[Any], dice: random.Random) -> Callable[[], None]:
@@ -107,17 +109,19 @@ def _any_write(owners: list[Any], dice: random.Random) -> Callable[[], None]:
     return lambda: transact((owner,), lanes, work, keep=keep)
 
 
-def _write(dice: random.Random, one_in: int, stop: Any, reports: Any, told: dict[str, Any]) -> None:
+def _write(
+    dice: random.Random, one_in: int, stop: Any, reports: Any, report: dict[str, Any]
+) -> None:
     from tests.integration.cache.faults.rows import Owner
 
     owners = [Owner(number) for number in OWNERS]
-    failpoints.set_handler(Suicide(dice, one_in))
+    failpoints.set_handler(SelfKill(dice, one_in))
     reported = 0.0
     while not stop.is_set():
-        told[outcome(_any_write(owners, dice))] += 1
+        report[outcome(_any_write(owners, dice))] += 1
         now = time.monotonic()
         if now - reported > _SECONDS_BETWEEN_REPORTS:
-            reports.send({**told, "errors": dict(errors)})
+            reports.send({**report, "errors": dict(errors)})
             reported = now
         # The pace of a site that reads more than it writes.
         time.sleep(dice.random() * 2 * PACE)

@@ -21,7 +21,7 @@ from sharded_orm.ids.tickets.session import (
     TicketSession,
     session_class,
 )
-from tests.integration.tickets.faults.drawing import Crowd
+from tests.integration.tickets.faults.workload import Workload
 from tests.patience import PATIENCE
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
@@ -224,14 +224,14 @@ class SQLiteTickets(TicketDatabase):
             yield
 
 
-def all_serve(crowd: Crowd, servers: Sequence[TicketDatabase], sequence: str) -> None:
+def all_serve(workload: Workload, servers: Sequence[TicketDatabase], sequence: str) -> None:
     """Wait until each process has an id of each server that it has not had."""
     for place, server in enumerate(servers):
-        crowd.go_past(place, server.position(sequence), all)
+        workload.go_past(place, server.position(sequence), all)
 
 
 def suffer(
-    crowd: Crowd, servers: Sequence[TicketDatabase], place: int, fault: str, sequence: str
+    workload: Workload, servers: Sequence[TicketDatabase], place: int, fault: str, sequence: str
 ) -> None:
     """One fault of one server, from its beginning to the use of what has recovered."""
     server, partner = servers[place], servers[1 - place]
@@ -239,6 +239,6 @@ def suffer(
         # Between two requests to the partner each process has asked the server, or has
         # given up on it before.
         for _ in range(2):
-            crowd.go_past(1 - place, partner.position(sequence), all)
+            workload.go_past(1 - place, partner.position(sequence), all)
     # Not by all of them: the next fault may come while some still leave this one alone.
-    crowd.go_past(place, server.position(sequence), any)
+    workload.go_past(place, server.position(sequence), any)

@@ -30,7 +30,7 @@ from sharded_orm.operations.tickets.creation import begin, create
 from sharded_orm.operations.tickets.repair import advance
 from sharded_orm.operations.tickets.survey import ask
 from tests.integration.tickets.conftest import in_order
-from tests.integration.tickets.faults.drawing import Crowd, Project
+from tests.integration.tickets.faults.workload import Project, Workload
 from tests.patience import PATIENCE
 from tests.services.mariadb import Address as MariaDBAddress
 from tests.services.postgresql import Address, PostgreSQLServer
@@ -172,7 +172,7 @@ def test_threads_share_a_generator(generator: TicketGenerator, sequence: str) ->
 
 FORKING = """
 import os, sys
-from tests.integration.tickets.faults.drawing import Project
+from tests.integration.tickets.faults.workload import Project
 project = Project({databases!r})
 project.configure()
 generator = project.generator()
@@ -200,11 +200,11 @@ def test_processes_never_get_the_same_id(
     pair: dict[str, Any], generator: TicketGenerator, sequence: str, block_size: int, tmp_path: Path
 ) -> None:
     project = Project(pair, {"TIMEOUT": 20.0, "BLOCK_SIZE": block_size})
-    with Crowd(project, sequence, tmp_path, processes=4, wanted=1000) as crowd:
-        crowd.wait_for(
-            "that all have drawn", lambda: all(m.last.count >= 1000 for m in crowd.members)
+    with Workload(project, sequence, tmp_path, processes=4, minimum=1000) as workload:
+        workload.wait_for(
+            "that all have drawn", lambda: all(m.last.count >= 1000 for m in workload.members)
         )
-        drawn = crowd.finish()
+        drawn = workload.finish()
     assert drawn.count >= 4000
     assert drawn.duplicates() == []
 

@@ -1,4 +1,4 @@
-"""Everything that takes part in one run: servers, a crowd, actors."""
+"""Everything that takes part in one run: servers, a workload, clients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import MySQLdb
 
-from tests.integration.cache.faults.actors import Actor
-from tests.integration.cache.faults.crowd import Crowd
-from tests.integration.cache.faults.judge import Judge, Question, state
+from tests.integration.cache.faults.process_setup import ALBUMS, ITEMS, LANES, OWNERS, ProcessSetup
 from tests.integration.cache.faults.readers import COUNTED, HITS
 from tests.integration.cache.faults.servers import CacheServer
-from tests.integration.cache.faults.world import ALBUMS, ITEMS, LANES, OWNERS, World
+from tests.integration.cache.faults.staleness import Question, StalenessChecker, state
+from tests.integration.cache.faults.stepped_client import SteppedClient
+from tests.integration.cache.faults.workload import Workload
 from tests.services.mariadb import MariaDBServer
 from tests.services.proxy import Proxy
 
@@ -27,7 +27,7 @@ COMMIT_WITHIN, QUARANTINE = 0.2, 0.8
 _SETTLES_IN = 30.0  # seconds
 
 
-class Stage(contextlib.ExitStack):
+class FaultHarness(contextlib.ExitStack):
     """:param caches: by alias; objects are in the first one, lists in the last one.
 
     :param ablation: what is missing from the protocol.
@@ -41,19 +41,19 @@ class Stage(contextlib.ExitStack):
         *,
         readers: int = 2,
         writers: int = 2,
-        suicide: int = 0,
+        self_kill: int = 0,
         ablation: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.mariadb, self.caches = mariadb, list(caches.values())
         self.dice = random.Random(secrets.randbits(64))
-        #: Actors reach the database through it.
+        #: Clients reach the database through it.
         self.proxy = self.enter_context(Proxy(mariadb.address.host, mariadb.address.port))
         user, password = writers_account
         account = replace(mariadb.address, user=user, password=password)
         aliases = list(caches)
-        self.world = World(
+        self.setup = ProcessSetup(
             mariadb.address,
             account,
             {alias: server.entry for alias, server in caches.items()},
@@ -64,62 +64,62 @@ class Stage(contextlib.ExitStack):
             },
             ablation,
         )  # fmt: skip
-        self._for_actors = replace(
-            self.world, writers=replace(account, host=self.proxy.host, port=self.proxy.port)
+        self._client_setup = replace(
+            self.setup, writers=replace(account, host=self.proxy.host, port=self.proxy.port)
         )
-        self.crowd = Crowd(self.world, readers, writers, suicide)
-        self.callback(self.crowd.close)
-        self._actors: list[Actor] = []
-        self.callback(self._close_actors)
-        self._prepare_actors()
-        self._judge = Judge(mariadb.address)
-        self.callback(self._judge.close)
+        self.workload = Workload(self.setup, readers, writers, self_kill)
+        self.callback(self.workload.close)
+        self._clients: list[SteppedClient] = []
+        self.callback(self._close_clients)
+        self._prepare_clients()
+        self._checker = StalenessChecker(mariadb.address)
+        self.callback(self._checker.close)
         self._began = time.monotonic()
         #: Reads and hits while the cache was still cold.
         self._cold = (0, 0)
-        #: What actors have read that was wrong.
-        self.found: list[str] = []
+        #: What clients have read that was wrong.
+        self.stale_answers: list[str] = []
         #: What troubles were there, and how many processes they killed.
         self.troubles: Counter[str] = Counter()
         self.kills = 0
 
-    # ##### Actors #####
+    # ##### Clients #####
 
-    def _prepare_actors(self, count: int = 3) -> None:
-        while len(self._actors) < count:
-            self._actors.append(Actor(self._for_actors))
+    def _prepare_clients(self, count: int = 3) -> None:
+        while len(self._clients) < count:
+            self._clients.append(SteppedClient(self._client_setup))
 
-    def actor(self) -> Actor:
+    def client(self) -> SteppedClient:
         """One that waits for an order. It is given back by :meth:`give_back`, or it was killed."""
         while True:
-            self._prepare_actors()
-            actor = self._actors.pop(0)
-            if actor.lives:
-                return actor
-            actor.close()
+            self._prepare_clients()
+            client = self._clients.pop(0)
+            if client.lives:
+                return client
+            client.close()
 
-    def new_actor(self) -> Actor:
+    def new_client(self) -> SteppedClient:
         """The same, of those that have done least: it remembers little."""
-        self._actors.reverse()
-        return self.actor()
+        self._clients.reverse()
+        return self.client()
 
-    def give_back(self, actor: Actor) -> None:
-        self._actors.insert(0, actor)
+    def give_back(self, client: SteppedClient) -> None:
+        self._clients.insert(0, client)
 
-    def kill(self, actor: Actor) -> None:
-        actor.close()
+    def kill(self, client: SteppedClient) -> None:
+        client.close()
         self.kills += 1
-        self._prepare_actors()
+        self._prepare_clients()
 
-    def _close_actors(self) -> None:
-        for actor in self._actors:
-            actor.close()
+    def _close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
 
     # ##### Where something happens #####
 
     def items(self, owner: int, lane: int) -> list[int]:
         """The rows that are there."""
-        _, text = self._judge.truth(owner)[lane]
+        _, text = self._checker.truth(owner)[lane]
         return [line[0] for line in state(text)]
 
     def place(self) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class Stage(contextlib.ExitStack):
 
     def evict(self, names: list[str]) -> None:
         """Delete these from all cache servers; at least one was there."""
-        prefix = f"{self.world.cache['PREFIX']}:faults."
+        prefix = f"{self.setup.cache['PREFIX']}:faults."
         assert sum([cache.evict(names, prefix) for cache in self.caches]), names
 
     def kill_session(self, number: int) -> None:
@@ -155,60 +155,60 @@ class Stage(contextlib.ExitStack):
 
     def warm(self, owner: int) -> None:
         """Return when the cache answers all readers who ask for rows of ``owner``."""
-        self.crowd.pass_by(owner, "hit_rounds", patience=_SETTLES_IN)
+        self.workload.pass_by(owner, "hit_rounds", patience=_SETTLES_IN)
 
     def warm_up(self) -> None:
         """The same for all owners, at the beginning."""
         for owner in OWNERS:
             self.warm(owner)
-        self._cold = (self.crowd.reads, self._hits)
+        self._cold = (self.workload.reads, self._hits)
 
     @property
     def _hits(self) -> int:
-        return sum(map(self.crowd.counted, HITS))
+        return sum(map(self.workload.counted, HITS))
 
     @property
     def hit_ratio(self) -> float:
         """Of all reads since the cache was warm."""
         reads, hits = self._cold
-        return (self._hits - hits) / max(self.crowd.reads - reads, 1)
+        return (self._hits - hits) / max(self.workload.reads - reads, 1)
 
     def settle(self) -> None:
         """All is well: without writes, the cache is used again for all rows.
 
         So no marker and no quarantine is left for ever.
         """
-        self.crowd.stop_writers()
+        self.workload.stop_writers()
         for owner in OWNERS:
             self.warm(owner)
 
     @property
     def stale(self) -> list[str]:
         """What was read and was wrong, by whomever."""
-        return [*self.crowd.stale, *self.found]
+        return [*self.workload.stale, *self.stale_answers]
 
     def report(self) -> dict[str, Any]:
-        crowd = self.crowd
+        workload = self.workload
         seconds = time.monotonic() - self._began
-        counted = {field: crowd.counted(field) for field in COUNTED}
+        counted = {field: workload.counted(field) for field in COUNTED}
         return {
-            "reads": crowd.reads,
-            "reads/s": round(crowd.reads / seconds),
+            "reads": workload.reads,
+            "reads/s": round(workload.reads / seconds),
             "hits": self._hits,
             "hits/reads": round(self.hit_ratio, 3),
             "bypasses": counted["bypasses"],
-            "concurrent": crowd.sum("reader", "changed"),
-            "commits": crowd.sum("writer", "commits"),
-            "rollbacks": crowd.sum("writer", "rollbacks"),
-            "refused": crowd.sum("writer", "refused"),
-            "lost": crowd.sum("writer", "lost"),
-            "kills": self.kills + crowd.kills,
+            "concurrent": workload.sum("reader", "changed"),
+            "commits": workload.sum("writer", "commits"),
+            "rollbacks": workload.sum("writer", "rollbacks"),
+            "refused": workload.sum("writer", "refused"),
+            "lost": workload.sum("writer", "lost"),
+            "kills": self.kills + workload.kills,
             "repairs": counted["repairs"],
             "fills lost": counted["fills_lost"],
             "l1 hits": counted["l1_hits"],
             "broken": counted["broken"],
             "longest read (ms)": round(
-                1000 * max(m.last.get("longest", 0.0) for m in crowd.of("reader"))
+                1000 * max(m.last.get("longest", 0.0) for m in workload.of("reader"))
             ),
             "stale": len(self.stale),
             "seconds": round(seconds, 1),

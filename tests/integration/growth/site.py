@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.integration.promotion.scene import PREAMBLE, ROOT, SOURCE, Done
+from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
 from tests.services.zookeeper import ZooKeeperServer
@@ -20,7 +20,7 @@ from tests.services.zookeeper import ZooKeeperServer
 _made_once: dict[str, bytes] = {}
 
 
-class Scene:
+class Site:
     """Group ``photos`` has two shards on node ``one``; there is a node ``two``."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Scene:
             self.manage("migrate_shards", "--create")
 
     def _make_databases(self) -> None:
-        """Made by commands once in a test run, and copied: they are the same for all scenes."""
+        """Made by commands once in a test run, and copied: they are the same for all sites."""
         made = _made_once
         if not made:
             for alias in ("default", "directory"):
@@ -92,15 +92,15 @@ class Scene:
             }
             for alias in ("default", "directory")
         }
-        scene = {"databases": databases, "sharded_orm": self.setting, "caches": {}}
-        (self.folder / "scene.json").write_text(json.dumps(scene))
+        content = {"databases": databases, "sharded_orm": self.setting, "caches": {}}
+        (self.folder / "site.json").write_text(json.dumps(content))
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))}
         return subprocess.Popen(
             [
                 sys.executable, "-m", "tests.integration.promotion.project",
-                str(self.folder / "scene.json"), *arguments,
+                str(self.folder / "site.json"), *arguments,
             ],
             cwd=ROOT,
             env={**inherited, **environment},

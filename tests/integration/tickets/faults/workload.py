@@ -35,9 +35,9 @@ class Report:
 
 
 def _draw(
-    project: Project, sequence: str, path: Path, wanted: int, stop: Any, reports: Any
+    project: Project, sequence: str, path: Path, minimum: int, stop: Any, reports: Any
 ) -> None:
-    """Draw ids into a file until ``stop``, and at least as many as are wanted."""
+    """Draw ids into a file until ``stop``, and at least as many as are minimum."""
     drawn = array("q")
     count = calls = 0
     longest = 0.0
@@ -74,7 +74,7 @@ def _draw(
                 calls += 1
                 longest = max(longest, now - began)
                 if now - reported >= _SECONDS_BETWEEN_REPORTS:
-                    if count >= wanted and stop.is_set():
+                    if count >= minimum and stop.is_set():
                         break
                     report()
                     reported = now
@@ -85,7 +85,7 @@ def _draw(
 
 @dataclass(eq=False)
 class Member:
-    """One process of a crowd, as seen from outside."""
+    """One process of a workload, as seen from outside."""
 
     process: Any
     reports: Any
@@ -93,36 +93,36 @@ class Member:
     last: Report = field(default_factory=Report)
 
 
-class Crowd:
+class Workload:
     """Processes that draw ids of one sequence at the same time, each into a file of its own.
 
-    :param wanted: how many ids each of them draws at least; they go on until
+    :param minimum: how many ids each of them draws at least; they go on until
         :meth:`finish`.
     """
 
     def __init__(
-        self, project: Project, sequence: str, folder: Path, processes: int, wanted: int
+        self, project: Project, sequence: str, folder: Path, processes: int, minimum: int
     ) -> None:
         self._project, self._sequence, self._folder = project, sequence, folder
-        self._wanted = wanted
+        self._minimum = minimum
         self._stop = CONTEXT.Event()
         self._changed = threading.Condition()
         #: Also those that were killed.
-        self.everyone: list[Member] = []
+        self.all_members: list[Member] = []
         self.members = [self._start() for _ in range(processes)]
 
     def _start(self) -> Member:
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        path = self._folder / f"{self._sequence}-{len(self.everyone)}.ids"
+        path = self._folder / f"{self._sequence}-{len(self.all_members)}.ids"
         process = CONTEXT.Process(
             target=_draw,
-            args=(self._project, self._sequence, path, self._wanted, self._stop, theirs),
+            args=(self._project, self._sequence, path, self._minimum, self._stop, theirs),
             daemon=True,
         )
         process.start()
         theirs.close()
         member = Member(process, ours, path)
-        self.everyone.append(member)
+        self.all_members.append(member)
         # Reads all the time, so that nobody has to wait to report.
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
         return member
@@ -166,22 +166,22 @@ class Crowd:
         self.members[number].process.kill()
         self.members[number] = self._start()
 
-    def finish(self) -> Drawn:
+    def finish(self) -> DrawnIds:
         """What all have drawn when each has as many as it wants."""
         self._stop.set()
         self.wait_for("the end", lambda: all(member.last.ended for member in self.members))
-        for member in self.everyone:
+        for member in self.all_members:
             member.process.join(PATIENCE)
-        return Drawn(
-            {member.path.stem: _read(member.path) for member in self.everyone},
+        return DrawnIds(
+            {member.path.stem: _read(member.path) for member in self.all_members},
             {member.path.stem: member.last for member in self.members},
         )
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> Workload:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for member in self.everyone:
+        for member in self.all_members:
             member.process.kill()
             member.process.join(PATIENCE)
 
@@ -193,8 +193,8 @@ def _read(path: Path) -> array[int]:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The ids of a crowd."""
+class DrawnIds:
+    """The ids of a workload."""
 
     ids: dict[str, array[int]]
     #: Of those that were not killed.

@@ -96,7 +96,7 @@ class Done:
 
 
 @dataclass
-class Scene:
+class Site:
     """A group ``photos`` of four shards by modulo, and the nodes ``one`` and ``two``."""
 
     folder: Path
@@ -111,7 +111,7 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        return self.folder / "scene.json"
+        return self.folder / "site.json"
 
     @property
     def last_good(self) -> Path:
@@ -169,30 +169,30 @@ class Scene:
         return next((one["version"] for one in told if one["pid"] == pid), None)
 
     @contextlib.contextmanager
-    def sites(self, count: int = 1) -> Iterator[list[Site]]:
+    def processes(self, count: int = 1) -> Iterator[list[SiteProcess]]:
         """Processes of the site, ready; ended with the block."""
         with contextlib.ExitStack() as stack:
             started = []
             for number in range(count):
-                started.append(Site(self, f"{number}"))
+                started.append(SiteProcess(self, f"{number}"))
                 stack.callback(started[-1].close)
-            for site in started:
-                site.ask("1")
+            for process in started:
+                process.ask("1")
             yield started
 
     @contextlib.contextmanager
-    def site(self) -> Iterator[Site]:
-        with self.sites() as (site,):
-            yield site
+    def process(self) -> Iterator[SiteProcess]:
+        with self.processes() as (process,):
+            yield process
 
 
-class Site:
+class SiteProcess:
     """A process of the site. It does what it is told, and logs."""
 
-    def __init__(self, scene: Scene, name: str) -> None:
-        self.log_file = scene.folder / f"site-{name}-{time.monotonic_ns()}.log"
+    def __init__(self, site: Site, name: str) -> None:
+        self.log_file = site.folder / f"process-{name}-{time.monotonic_ns()}.log"
         self._log = open(self.log_file, "w")  # noqa: SIM115  # for the life of the process
-        self.process = scene.start("serve", stderr=self._log)
+        self.popen = site.start("serve", stderr=self._log)
 
     @property
     def log(self) -> str:
@@ -204,13 +204,13 @@ class Site:
         return self.receive()
 
     def send(self, code: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(code) + "\n")
-        self.process.stdin.flush()
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(code) + "\n")
+        self.popen.stdin.flush()
 
     def receive(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
         assert line, f"the process ended:\n{self.log}"
         told = json.loads(line)
         assert "error" not in told, f"{told['error']}\n{self.log}"
@@ -227,11 +227,11 @@ class Site:
 
     def end(self) -> None:
         """Let it end by itself."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(PATIENCE)
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.popen.wait(PATIENCE)
 
     def close(self) -> None:
-        self.process.kill()
-        with self.process:
+        self.popen.kill()
+        with self.popen:
             self._log.close()

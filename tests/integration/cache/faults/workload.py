@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integration.cache.faults import readers, writers
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
 from tests.patience import PATIENCE
 
 
 class Member:
     """One process."""
 
-    def __init__(self, crowd: Crowd, kind: str, name: str, target: Any, arguments: tuple[Any, ...]):
+    def __init__(self, kind: str, name: str, target: Any, arguments: tuple[Any, ...]):
         self.kind, self.name = kind, name
         self.reports, theirs = CONTEXT.Pipe(duplex=False)
         self.process = CONTEXT.Process(target=target, args=(*arguments, theirs), daemon=True)
@@ -26,17 +26,19 @@ class Member:
         self.ended = False
 
 
-class Crowd:
+class Workload:
     """Starts readers and writers; starts a writer again that has died.
 
-    :param suicide: a writer kills itself at one of so many points; 0 for never.
+    :param self_kill: a writer kills itself at one of so many points; 0 for never.
     """
 
-    def __init__(self, world: World, readers_: int, writers_: int, suicide: int = 0) -> None:
-        self._world, self._suicide = world, suicide
+    def __init__(
+        self, setup: ProcessSetup, readers_: int, writers_: int, self_kill: int = 0
+    ) -> None:
+        self._setup, self._self_kill = setup, self_kill
         self._stop_readers, self._stop_writers = CONTEXT.Event(), CONTEXT.Event()
-        #: Whose rows are read most, see readers._whose().
-        self.focus = CONTEXT.Value("i", -1)
+        #: Whose rows are read most, see readers._choose_owner().
+        self.preferred_owner = CONTEXT.Value("i", -1)
         self._changed = threading.Condition()
         #: All that there ever were.
         self.members: list[Member] = []
@@ -50,13 +52,13 @@ class Crowd:
 
     def _start_reader(self) -> None:
         name = f"reader {len(self.members)} {time.time_ns()}"
-        arguments = (self._world, name, self._stop_readers, self.focus)
-        self._listen_to(Member(self, "reader", name, readers.read, arguments))
+        arguments = (self._setup, name, self._stop_readers, self.preferred_owner)
+        self._listen_to(Member("reader", name, readers.read, arguments))
 
     def _start_writer(self) -> None:
         name = f"writer {len(self.members)} {time.time_ns()}"
-        arguments = (self._world, name, self._suicide, self._stop_writers, self.focus)
-        self._listen_to(Member(self, "writer", name, writers.write, arguments))
+        arguments = (self._setup, name, self._self_kill, self._stop_writers, self.preferred_owner)
+        self._listen_to(Member("writer", name, writers.write, arguments))
 
     def _listen_to(self, member: Member) -> None:
         with self._changed:
@@ -140,18 +142,18 @@ class Crowd:
         # One more may have begun before.
         rounds += 1
         goal = {m: m.last.get(field, [0] * len(OWNERS))[owner] + rounds for m in self.of("reader")}
-        self.focus.value = owner
+        self.preferred_owner.value = owner
         self.wait_for(
             f"that all readers read owner {owner} ({field})",
             lambda: all(m.last.get(field, [0] * len(OWNERS))[owner] >= n for m, n in goal.items()),
             patience,
         )
-        self.focus.value = -1
+        self.preferred_owner.value = -1
 
     @contextlib.contextmanager
     def away_from(self, owner: int) -> Iterator[None]:
         """For the length of the block no reader reads rows of ``owner``."""
-        self.focus.value = -2 - owner
+        self.preferred_owner.value = -2 - owner
         # Rounds that have begun end.
         counts = {m: sum(m.last.get("rounds", ())) + 2 for m in self.of("reader")}
         self.wait_for(
@@ -161,7 +163,7 @@ class Crowd:
         try:
             yield
         finally:
-            self.focus.value = -1
+            self.preferred_owner.value = -1
 
     def stop_writers(self) -> None:
         self._stop_writers.set()

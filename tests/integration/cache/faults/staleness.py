@@ -1,4 +1,4 @@
-"""Who knows what may be read: the judge of staleness.
+"""Who knows what may be read: the checker of staleness.
 
 *Stale* is an answer that is older than what the database showed before the read began.
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.integration.cache.faults.process_setup import ALBUMS, ALL_LANES, ITEMS, schema_of
 from tests.services.mariadb import Address
 
 #: Identity, album, whether it is shown, stamp.
@@ -41,7 +41,7 @@ _SLICE = 4
 _MEMORY = 40  # epochs
 
 
-def written(lines: Iterable[Line]) -> str:
+def state_text(lines: Iterable[Line]) -> str:
     """A state as text."""
     return json.dumps([list(line) for line in lines])
 
@@ -103,7 +103,7 @@ class Question:
     def _shelf(self, rows: Any) -> Any:
         return rows.filter(album_id=self.album, lane=self.lane, shown=True)
 
-    def right(self, lane: State) -> Any:
+    def expected(self, lane: State) -> Any:
         """The answer as far as a lane in this state gives it."""
         match self.kind:
             case "get":
@@ -127,7 +127,7 @@ def any_question(dice: random.Random, owner: int) -> Question:
     return Question(kind, owner, lane, dice.choice(ALBUMS), dice.choice(ITEMS[owner, lane]))
 
 
-class Judge:
+class StalenessChecker:
     """Reads the truth, and compares. Belongs to one process."""
 
     def __init__(self, address: Address) -> None:
@@ -145,7 +145,7 @@ class Judge:
         )
         return {lane: (epoch, text) for lane, epoch, text in self._cursor.fetchall()}
 
-    def verdict(
+    def problem(
         self, question: Question, answer: Any, before: dict[int, tuple[int, str]]
     ) -> str | None:
         """What is wrong with an answer; None if nothing is.
@@ -165,7 +165,9 @@ class Judge:
                     return f"{question}: a row of nobody: {row.__dict__!r}"
                 parts[row.lane] += ((row.item_id, row.album_id, row.shown, row.stamp),)
         differ = [
-            lane for lane in question.lanes if parts[lane] != question.right(state(before[lane][1]))
+            lane
+            for lane in question.lanes
+            if parts[lane] != question.expected(state(before[lane][1]))
         ]
         if not differ:
             return None
@@ -174,9 +176,9 @@ class Judge:
             allowed = range(before[lane][0], after[lane][0] + 1)
             # Some that are too old, to tell how old the answer is.
             known = self._history(question.owner, lane, since=allowed.start - _MEMORY)
-            if not any(parts[lane] == question.right(state(known[epoch])) for epoch in allowed):
+            if not any(parts[lane] == question.expected(state(known[epoch])) for epoch in allowed):
                 fits = [
-                    e for e, text in known.items() if parts[lane] == question.right(state(text))
+                    e for e, text in known.items() if parts[lane] == question.expected(state(text))
                 ]
                 return (
                     f"{question}: {parts[lane]!r} in lane {lane} is none of epochs"

@@ -51,10 +51,10 @@ def schema_of(owner: int) -> str:
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessSetup:
     """What the settings of a process say.
 
-    :param mariadb: of readers and of the judge, who reads without the library.
+    :param mariadb: of readers and of the checker, who reads without the library.
     :param writers: of writers, who have an account of their own.
     :param caches: entries of ``CACHES``.
     :param cache: ``SHARDED_ORM["CACHE"]``.
@@ -144,9 +144,9 @@ END IF
 """
 
 
-def create_tables(world: World) -> None:
+def create_tables(setup: ProcessSetup) -> None:
     """Run in a process of its own: make all schemas, tables and the first rows."""
-    process = CONTEXT.Process(target=_create_tables, args=(world,), daemon=True)
+    process = CONTEXT.Process(target=_create_tables, args=(setup,), daemon=True)
     process.start()
     process.join(PATIENCE)
     exitcode = process.exitcode
@@ -154,8 +154,8 @@ def create_tables(world: World) -> None:
     assert exitcode == 0, "tables could not be created"
 
 
-def _create_tables(world: World) -> None:
-    world.begin(writes=False)
+def _create_tables(setup: ProcessSetup) -> None:
+    setup.begin(writes=False)
     from tests.integration.cache.faults.rows import Owner, transact
 
     for owner in map(Owner, OWNERS):

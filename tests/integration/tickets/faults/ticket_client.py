@@ -90,7 +90,7 @@ class Refused(Exception):
     message: str
 
 
-class Clerk:
+class TicketClient:
     """A process of its own that draws ids when it is told to, with a memory of its own."""
 
     def __init__(self, project: Project) -> None:
@@ -142,7 +142,7 @@ class Clerk:
         self._orders.close()
         self._process.join(PATIENCE)
 
-    def __enter__(self) -> Clerk:
+    def __enter__(self) -> TicketClient:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
-from tests.integration.cache.faults.judge import Judge, Question
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
+from tests.integration.cache.faults.staleness import Question, StalenessChecker
 from tests.patience import PATIENCE
 
 
-class Part:
+class Stopper:
     """Stops at the points of the last order until it is told to go on."""
 
     def __init__(self, orders: Any) -> None:
@@ -43,47 +43,47 @@ def _send_commit() -> None:
     NodeSession.run = run  # type: ignore[method-assign]
 
 
-def act(world: World, orders: Any) -> None:
-    """The life of an actor."""
+def run_client(setup: ProcessSetup, orders: Any) -> None:
+    """The life of a client."""
     try:
-        world.begin(writes=True)
-        _act(world, orders)
+        setup.begin(writes=True)
+        _obey(setup, orders)
     except (EOFError, BrokenPipeError, ConnectionError):
         return  # nobody tells anything any more
     except Exception:  # whatever it is, the test is told
         orders.send(("failure", traceback.format_exc()))
 
 
-def _act(world: World, orders: Any) -> None:
+def _obey(setup: ProcessSetup, orders: Any) -> None:
     from tests.integration.cache.faults.rows import ALIASES, Owner, transact
     from tests.integration.cache.faults.writers import outcome
 
-    part = Part(orders)
-    failpoints.set_handler(part)
+    stopper = Stopper(orders)
+    failpoints.set_handler(stopper)
     failpoints.watch_queries(ALIASES)
-    judge = Judge(world.mariadb)
+    checker = StalenessChecker(setup.mariadb)
     owners = [Owner(number) for number in OWNERS]
     dice = random.Random(os.getpid())
     orders.send(("ready", None))
     while True:
         kind, what, stops = orders.recv()
-        part.stops = []
+        stopper.stops = []
         if kind == "write":
             number, lane, name, keep = what
             owner = owners[number]
-            work = _work(orders, part, owner, lane, name, dice, stops)
+            work = _work(orders, stopper, owner, lane, name, dice, stops)
             write = functools.partial(transact, (owner,), (lane,), work, keep=keep)
             orders.send(("done", outcome(write)))
         else:
-            before = judge.truth(what.owner)
-            part.stops = list(stops)
+            before = checker.truth(what.owner)
+            stopper.stops = list(stops)
             answer = what.ask(owners[what.owner].rows())
-            part.stops = []
-            orders.send(("done", judge.verdict(what, answer, before)))
+            stopper.stops = []
+            orders.send(("done", checker.problem(what, answer, before)))
 
 
 def _work(
-    orders: Any, part: Part, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
+    orders: Any, stopper: Stopper, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
 ) -> Callable[[], None]:
     from django.db import connections
 
@@ -93,17 +93,17 @@ def _work(
             ((session,),) = cursor.fetchall()
         orders.send(("session", session))
         getattr(owner, name)(lane, dice)
-        part.stops = list(stops)
+        stopper.stops = list(stops)
 
     return work
 
 
-class Actor:
+class SteppedClient:
     """One such process, as seen from outside."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self._orders, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=act, args=(world, theirs), daemon=True)
+        self.process = CONTEXT.Process(target=run_client, args=(setup, theirs), daemon=True)
         self.process.start()
         theirs.close()
         self._ready = False
@@ -172,7 +172,7 @@ class Actor:
         return what
 
     def _receive(self) -> Any:
-        assert self._orders.poll(PATIENCE), "an actor does not answer"
+        assert self._orders.poll(PATIENCE), "a client does not answer"
         kind, what = self._orders.recv()
         assert kind != "failure", what
         return kind, what

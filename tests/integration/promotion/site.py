@@ -69,7 +69,7 @@ class Done:
 
 
 @dataclass
-class Scene:
+class Site:
     """``db1`` is the first server, ``db2`` the second; all ranges are on db1 at first."""
 
     pair: Pair
@@ -109,7 +109,7 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        return self.folder / "scene.json"
+        return self.folder / "site.json"
 
     @property
     def document_file(self) -> Path:
@@ -355,11 +355,11 @@ class Scene:
 class Writers:
     """Processes of the application that write and keep what was acknowledged."""
 
-    def __init__(self, scene: Scene, count: int) -> None:
-        self._scene = scene
-        self._folder = scene.folder
+    def __init__(self, site: Site, count: int) -> None:
+        self._site = site
+        self._folder = site.folder
         self._processes = [
-            scene.start("write", str(self._folder), str(number), str(USERS))
+            site.start("write", str(self._folder), str(number), str(USERS))
             for number in range(count)
         ]
         self.numbers = range(count)
