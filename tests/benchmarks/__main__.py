@@ -1,7 +1,7 @@
-"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
+"""Runs the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
 
 Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
-COMMAND``) or starts a private one. The exit code tells whether it ran, not how fast.
+COMMAND``) or starts a private one. The exit code says whether it ran, not how fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 
 
 def subjects() -> dict[str, Subject]:
-    """All subjects in the order of the table. Imports the models, so Django must be set up."""
+    """Return all subjects in the order of the table. Imports the models, so Django must be set
+    up."""
     from tests.benchmarks import (
         connecting,
         following,

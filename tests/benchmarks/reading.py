@@ -1,4 +1,4 @@
-"""Reads of one shard: the same one again, and always another one."""
+"""Reads from one shard: always the same shard, and another shard each time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = 60
 
 
 def get_staying(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """``get()`` on a session that stands on the shard already."""
+    """Time ``get()`` on a session that is already on the shard."""
     user, pk = site.photo(7)
     alias = site.stock("photos_00007")
     ours, stock = Photo.objects, Plain.objects
@@ -58,7 +58,8 @@ def _by_directory(site: Site, rounds: Rounds) -> Line:
 
 
 def get_alternating(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """``get()`` on another shard each time: ours with one connection, stock with one each."""
+    """Time ``get()`` on another shard each time: ours with one connection, stock with one per
+    shard."""
     photos = [site.photo(number) for number in range(site.shards)]
     stock = [(site.stock(f"photos_{n:05d}"), pk) for n, pk in photos]
     for alias, _ in stock:
@@ -86,7 +87,7 @@ def get_alternating(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 def filter_page(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """A page of a user's rows."""
+    """Time a page of a user's rows."""
     user, _ = site.photo(7)
     alias = site.stock("photos_00007")
     found = compare(

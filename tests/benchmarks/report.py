@@ -10,7 +10,7 @@ from tests.benchmarks.timing import Measured
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table. ``reached`` is None for a line that is told for comparison only."""
+    """One line of the table. ``reached`` is None for a line that is for comparison only."""
 
     what: str
     against: str

@@ -1,4 +1,4 @@
-"""One question to all shards of a node."""
+"""One query on all shards of a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP = 20
 
 
 def top_rows(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """The newest rows of all shards; stock asks each over a connection that is open."""
+    """Time the newest rows of all shards; stock queries each shard over an open connection."""
     aliases = [site.stock(f"photos_{number:05d}") for number in range(site.shards)]
 
     photos: Any = Photo.objects

@@ -1,7 +1,7 @@
-"""Compare: ``python -m tests.django_suite [--all] [LABEL…]``; see the package.
+"""Compares the two runs: ``python -m tests.django_suite [--all] [LABEL…]``; see the package.
 
 Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
-COMMAND``) or starts a private one. Exit code 1 if a test passes on stock and not on ours
+COMMAND``) or starts a private one. The exit code is 1 if a test passes on stock and not on ours
 without being documented, or if our run did not come to its end.
 """
 
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def compare(plan: Plan) -> int:
-    """Run on both, print the report; the exit code."""
+    """Run the suite on both backends, print the report and return the exit code."""
     allowed = read_allowed(_HERE / "exceptions.toml", _DECISIONS)
     began = time.monotonic()
 

@@ -15,7 +15,8 @@ _DETAIL_LINES = 12
 def show(
     stock: Run, ours: Run, found: list[Difference], allowed: dict[str, Allowed]
 ) -> Iterator[str]:
-    """Lines: numbers per label, then each difference, then the trouble, then the sum."""
+    """Return the lines: numbers per label, then each difference, then errors of the runs, then the
+    sum."""
     yield from _table(stock, ours)
     losses = [each for each in found if each.is_loss and each.test not in allowed]
     yield from _section("Pass on stock and not on ours:", losses, details=True)

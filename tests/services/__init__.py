@@ -12,16 +12,15 @@ class ServiceMissing(RuntimeError):
 
 
 def required() -> bool:
-    """True where a missing service is a failure (CI), not a reason to skip."""
+    """Whether a missing service is a failure (in CI), not a reason to skip."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def find_program(service: str, *names: str, folders: Sequence[str] = ()) -> str:
-    """Path of the first of ``names`` that is installed.
+    """Return the path of the first of ``names`` that is installed.
 
-    :param folders: where to look beside the ``PATH``.
-
-    :raises ServiceMissing: none is.
+    :param folders: folders to search beside the ``PATH``.
+    :raises ServiceMissing: none is installed.
     """
     # Servers are often installed where only root looks.
     path = os.pathsep.join(

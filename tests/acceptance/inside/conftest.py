@@ -42,7 +42,7 @@ def lake(bela: Any) -> Photo:
 
 @pytest.fixture
 def apart(dunes: Photo) -> Any:
-    """A user on another shard than ada."""
+    """A user whose shard is not ada's."""
     for number in range(200):
         user = User.objects.create_user(f"user{number}")
         if runtime.place("photos", user.pk).alias != dunes.shard_alias:

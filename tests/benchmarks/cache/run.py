@@ -1,8 +1,9 @@
-"""The sides as processes, next to each other on one database server, in turns.
+"""Runs the sides as processes next to each other on one database server, in turns.
 
-An exchange with memcached takes 7 or 70 microseconds, as the kernel happens to run both ends
-on one processor, or on two of which one sleeps. So what one process does is timed twice: as the
-kernel likes it, and with the servers on a processor of their own, as if they were elsewhere.
+An exchange with memcached takes 7 or 70 microseconds, depending on whether the kernel runs
+both ends on one processor, or on two of which one sleeps. So the work of one process is timed
+twice: as the kernel schedules it, and with the servers on a processor of their own, as if they
+ran on another machine.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tests.services.memcached import MemcachedServer
 from tests.services.redis import RedisServer
 from tests.services.server import HOST
 
-READERS, WRITES = 4, 60  # processes; a second
+READERS, WRITES = 4, 60  # processes; writes per second
 _CACHEOPS = ["Django>=5.2,<5.3", "django-cacheops==7.2", "mysqlclient>=2.3"]
 _ROOT = Path(__file__).parents[3]
 _TURNS = 4  # of each side in a round
 _CALLS = 100  # in a turn
 
-#: All that we have (none: not Linux), and that of the servers while they are apart.
+#: All processors that we may use (none: not Linux), and those of the servers while they are apart.
 _PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
 _APART = {max(_PROCESSORS)} if len(_PROCESSORS) > 1 else _PROCESSORS
 
@@ -47,7 +48,8 @@ TWIN, MEMCACHED, REDIS = "ours, not cached", "ours, memcached", "ours, Redis"
 
 
 def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Objects, lists and writes, by one process; then four that read beside one that writes."""
+    """Time objects, lists and writes of one process; then four processes that read beside one that
+    writes."""
     with contextlib.ExitStack() as stack:
         try:
             bench = stack.enter_context(_bench(site.prefix))
@@ -69,13 +71,13 @@ def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 class Process:
-    """A side that runs; a context manager.
+    """A process of one side; a context manager.
 
-    :raises NotAvailable: it does not run, also from the methods.
+    :raises NotAvailable: the side does not run; its methods raise this as well.
     """
 
     def __init__(self, python: str, side: Side) -> None:
-        # Not a pipe, which nobody would empty.
+        # A file, as nobody would empty a pipe.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__()
         self._process = subprocess.Popen(
             [python, "-W", "ignore", "-m", "tests.benchmarks.cache.project", json.dumps(asdict(side))],
@@ -84,18 +86,18 @@ class Process:
         )  # fmt: skip
 
     def place(self, processors: set[int]) -> None:
-        """Let it run there only."""
+        """Bind the process to these processors."""
         os.sched_setaffinity(self._process.pid, processors)
 
     def order(self, *words: object) -> None:
-        """Have it begin."""
+        """Send an order; :meth:`answer` waits for the result."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # answer() tells why
+        with contextlib.suppress(BrokenPipeError):  # answer() raises with the reason
             self._process.stdin.write(" ".join(map(str, words)) + "\n")
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """What came of the order; the first answer is None, when it is ready."""
+        """Return the result of the order. The first answer is None: the process is ready."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -124,7 +126,7 @@ class Process:
 
 
 class Bench:
-    """The servers, and a process of each side that runs."""
+    """The servers, and the running processes of each side."""
 
     def __init__(
         self, folder: Path, prefix: str, database: MariaDBServer, memcached: MemcachedServer,
@@ -153,7 +155,7 @@ class Bench:
         self.stack = contextlib.ExitStack()
 
     def place_servers_apart(self) -> None:
-        """Let the servers run on one processor, and who asks them on the others."""
+        """Run the servers on one processor, and their clients on the others."""
         for server in self._servers:
             for thread in Path(f"/proc/{server.pid}/task").iterdir():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
@@ -162,8 +164,10 @@ class Bench:
             process.place(_PROCESSORS - _APART)
 
     def start_all(self) -> Iterator[Line]:
-        """Make the databases, start a process of each side and warm the caches; tells of the
-        sides that do not run."""
+        """Create the databases, start a process of each side and warm the caches.
+
+        Print the sides that do not run.
+        """
         self.cursor.execute(f"CREATE DATABASE `{self._prefix}_one`")
         for name in self._sides:
             try:
@@ -176,9 +180,9 @@ class Bench:
         yield from self.warm()
 
     def start(self, name: str) -> Process:
-        """One more process of a side."""
+        """Start one more process of a side."""
         if name not in self._pythons:
-            # A peer that patches Django must not do it to anybody else.
+            # In an environment of its own, as this peer patches Django.
             requirements = {CACHEOPS: _CACHEOPS}.get(name)
             self._pythons[name] = (
                 environment(self._folder / "cacheops", requirements)
@@ -219,7 +223,7 @@ class Bench:
                 )
 
     def selects(self) -> int:
-        """How many the server has been asked."""
+        """The number of SELECT statements that the server has run."""
         self.cursor.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")
         return int(self.cursor.fetchone()[1])
 
@@ -228,7 +232,7 @@ class Bench:
 def _bench(prefix: str) -> Iterator[Bench]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cache-"))
-        # It syncs each commit, as a database must.
+        # Sync each commit, as a production database does.
         durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
         database = stack.enter_context(MariaDBServer(**durable))
         memcached = stack.enter_context(MemcachedServer())
@@ -243,7 +247,7 @@ def _bench(prefix: str) -> Iterator[Bench]:
 
 @dataclass(frozen=True)
 class Column:
-    """A side that does something; ``limit`` is what it has to reach, if anything."""
+    """The figures of one side for one kind of work. ``limit`` is the ratio to reach, or None."""
 
     name: str
     process: Process
@@ -318,7 +322,8 @@ def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
 
 
 def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
-    """Objects and lists of all users, half and half; the rows that are written are any."""
+    """Let four processes read objects and lists of all users, half and half, while one writes
+    random rows."""
     yield from bench.warm()
     seconds = max(0.5, 2 * rounds.scale)
     crews = {
@@ -336,7 +341,7 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
                 reader.order("read", seconds)
             done = sum(reader.answer() for reader in readers)
             writes = writer.answer()
-            if number:  # the first round warms what a process remembers
+            if number:  # the first round fills the caches of the process
                 reads[name].append(done / seconds)
                 asked[name].append((bench.selects() - before) / done)
                 written[name].append(writes / seconds)

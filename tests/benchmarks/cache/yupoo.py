@@ -1,8 +1,8 @@
-"""Yupoo's cache as published (Y13-Y15), in the ways of Django: what an application would write.
+"""Yupoo's cache as published (Y13-Y15), written with Django's API as an application would.
 
-An object stands under its key; a list of ids under the digest of its query and the user's
-revision, which every write changes; then the objects come by one ``get_many``. It is here
-to be timed: it has none of the precautions that would keep it from serving old rows.
+An object is stored under its key. A list of ids is stored under the digest of its query and
+the user's revision, which every write changes; one ``get_many`` then reads the objects. This
+cache is here to be timed only: it may serve old rows, as it lacks every precaution against it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def revision_key(user: int) -> str:
 
 
 def get(user: int, pk: int) -> Photo:
-    """The photo ``pk`` of ``user``."""
+    """Return the photo ``pk`` of ``user``."""
     key = object_key(user, pk)
     found: Photo | None = cache.get(key)
     if found is None:
@@ -37,7 +37,7 @@ def get(user: int, pk: int) -> Photo:
 
 
 def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
-    """What ``query`` gives; all its rows are photos of ``user``."""
+    """Return the photos of ``query``; all of them belong to ``user``."""
     revision = cache.get(revision_key(user))
     if revision is None:
         revision = change_revision(user)
@@ -67,7 +67,7 @@ def change_revision(user: int) -> str:
 
 
 def forget(instance: Photo, **signal: Any) -> None:
-    """After every write of a photo."""
+    """Invalidate the cache after a write of a photo."""
     cache.delete(object_key(instance.user_id, instance.pk))
     change_revision(instance.user_id)
 
