@@ -93,7 +93,8 @@ def _changed(rows: list[Any], **values: Any) -> list[Any]:
 
 
 def _names(rows: Any, *path: str) -> Any:
-    """Return the names of the attributes that prefetching has set on the rows."""
+    """Return the primary key of each row with the related rows that prefetching has put under
+    ``path``."""
 
     def follow(row: Any, names: tuple[str, ...]) -> Any:
         if not names:

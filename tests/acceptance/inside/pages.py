@@ -13,7 +13,7 @@ NODES = 2
 
 
 def token(client: Client, path: str) -> str:
-    """The CSRF token in the form of the page ``path`` that posts to the given view."""
+    """The CSRF token of the form on the page ``path``."""
     return str(client.get(path).context["csrf_token"])
 
 

@@ -282,11 +282,11 @@ class Program:
 
     @contextlib.contextmanager
     def _prepared(self, what: str) -> Iterator[Callable[[], Any]]:
-        """Return the function for WORK and its model.
+        """Return the function for WORK.
 
-        WORK is ``object``, ``page``, ``save`` or ``transact``. The prefix ``twin-`` selects the
-        model
-        that is not cached, ``again-`` a request that has done the same work before.
+        WORK is ``object``, ``page``, ``save`` or ``transact``. After ``twin-`` it uses the model
+        that is not cached; after ``again-`` it runs in a request that has done the same work
+        before.
         """
         *how, what = what.split("-")
         works = Ours("Twin") if "twin" in how else self._works

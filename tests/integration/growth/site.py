@@ -1,4 +1,4 @@
-"""A site on SQLite whose groups grow, and its operator."""
+"""A site on SQLite whose groups grow, and the commands of its operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _made_once: dict[str, bytes] = {}
 
 
 class Site:
-    """Group ``photos`` has two shards on node ``one``; there is a node ``two``."""
+    """Group ``photos`` has two shards on node ``one``; node ``two`` is empty."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Site:
             self.manage("migrate_shards", "--create")
 
     def _make_databases(self) -> None:
-        """Made by commands once in a test run, and copied: they are the same for all sites."""
+        """Create the databases. Commands do so once in a test run; after that, their files are
+        copied."""
         made = _made_once
         if not made:
             for alias in ("default", "directory"):
@@ -73,13 +74,13 @@ class Site:
             (self.folder / name).write_bytes(content)
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
-        """Let the site have its topology there from now on."""
+        """Have processes that start from now on read the topology from ZooKeeper."""
         self.setting["TOPOLOGY"] = {
             "SOURCE": "zookeeper",
             "OPTIONS": {"HOSTS": zookeeper.hosts, "LAST_GOOD": str(self.folder / "last_good")},
         }
         self.save()
-        # What a process starts with while nothing is there.
+        # A process starts with this copy while ZooKeeper has no document.
         (self.folder / "last_good").write_text(self.document_file.read_text())
         self.manage("topology", "push", str(self.document_file))
 
@@ -111,7 +112,7 @@ class Site:
         )  # fmt: skip
 
     def manage(self, *arguments: str, code: int = 0, **environment: str) -> Done:
-        """Run a command of ``manage.py``; it must end with the status ``code``."""
+        """Run a command of ``manage.py``; it must exit with the status ``code``."""
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
@@ -129,7 +130,8 @@ class Site:
         self.grow(*arguments, code=-signal.SIGKILL, KILL_AT=where)
 
     def run(self, code: str) -> Any:
-        """Run Python in a process of the site; ``answer`` in it, by JSON."""
+        """Run Python in a process of the site and return the value of ``answer``, passed as
+        JSON."""
         text = f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         return json.loads(self.manage("shell", "-v", "0", "-c", text).out)
 
@@ -146,11 +148,12 @@ class Site:
         return found
 
     def files(self) -> list[str]:
-        """The shards that exist on node ``two``."""
+        """Return the names of the shards that exist on node ``two``."""
         return sorted(path.stem for path in (self.folder / "two").glob("*.sqlite3"))
 
     def migrations(self, number: int) -> list[str]:
-        """Of the app of these tests, on a shard of node ``two``; each as often as it ran."""
+        """Return the applied migrations of the app ``entries`` on a shard of node ``two``, one
+        entry per run."""
         path = self.folder / "two" / f"photos_{number:05d}.sqlite3"
         connection = sqlite3.connect(path)
         rows = connection.execute(
@@ -160,7 +163,7 @@ class Site:
         return [name for (name,) in rows]
 
     def wait_for_scatter(self, shards: int) -> None:
-        """Until the scattering process has asked so many shards."""
+        """Return when the scattering process has queried that many shards."""
         end = time.monotonic() + PATIENCE
         while str(shards) not in self.scattered():
             assert time.monotonic() < end

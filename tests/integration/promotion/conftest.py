@@ -13,7 +13,7 @@ from tests.services.replication import Pair, replicated_pair
 
 @pytest.fixture(scope="session")
 def pair() -> Iterator[Pair]:
-    """Two servers for all tests of this folder, which kill and promote them as they like."""
+    """Two servers for all tests of this folder, which kill and promote them at will."""
     try:
         with replicated_pair() as pair:
             yield pair
@@ -23,7 +23,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def site(pair: Pair, tmp_path: Path) -> Site:
-    """The second server follows the first; nobody has written anything."""
+    """A site whose second server replicates from the first; no rows are written yet."""
     site = Site(pair, tmp_path)
     site.begin()
     return site

@@ -3,10 +3,10 @@
 FILE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
 USERS``, or ``scatter FOLDER``.
 
-``KILL_AT`` in the environment of a ``manage.py`` command names a place where the process kills
-itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion, ``end:waiting``
-when it is about to enter the next; ``before:migrate:1`` before the first shard is migrated,
-``after:change:2`` after the topology was changed for the second time.
+``KILL_AT`` in the environment of a ``manage.py`` command names a point where the process kills
+itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion,
+``end:waiting`` when it is about to enter the next; ``before:migrate:1`` before the first shard is
+migrated, ``after:change:2`` after the topology was changed for the second time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def configure(content: dict[str, Any]) -> None:
 
 
 def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
-    """Have this process kill itself there, or stop."""
+    """Have this process send itself a signal at that point."""
     side, what, *number = where.split(":")
     if side in ("begin", "end"):
         die_in_phase(side, what, how)
@@ -80,11 +80,11 @@ def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
         if side == "begin" and after == phase:
             os.kill(os.getpid(), how)
 
-    JournalRun.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
+    JournalRun.note = noting  # type: ignore[method-assign]  # defines the point of a kill, in this process only
 
 
 def write(folder: Path, number: int, users: int) -> None:
-    """Write until there is a file ``stop``; keep what was acknowledged, and each error."""
+    """Write until the file ``stop`` exists; record the acknowledged rows, and each error."""
     from django.db import Error, connections, transaction
 
     from tests.integration.promotion.entries.models import Entry
@@ -117,7 +117,7 @@ def write(folder: Path, number: int, users: int) -> None:
 
 
 def scatter(folder: Path) -> None:
-    """Ask all shards all the time, until there is a file ``stop``; keep how many there were."""
+    """Query all shards again and again, until the file ``stop`` exists; record their number."""
     from django.db import connections
 
     from sharded_orm import runtime

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.samples.models import Part, Sample
 
-# Letters that collations take for equal or not, blanks, and characters below the blank.
+# Letters that some collations treat as equal, blanks, and characters that sort before the blank.
 TEXTS = st.text(alphabet="aAáÁbBßsS é\t\x01-_%😀😁中ſÅåzZ", max_size=5)
 
 
@@ -33,7 +33,7 @@ def samples(draw: st.DrawFn) -> list[Sample]:
             label=draw(TEXTS),
             text=draw(_optional(TEXTS)),
             number=draw(_optional(st.integers(-3, 3))),
-            # SQLite sums floats: of quarters and eighths every sum is exact, in any order.
+            # SQLite sums floats; sums of quarters and eighths are exact in any order.
             price=draw(_optional(st.integers(-36, 36).map(lambda n: Decimal(n) / 4))),
             ratio=draw(_optional(st.integers(-20, 20).map(lambda n: n / 8))),
             flag=draw(_optional(st.booleans())),
@@ -184,7 +184,7 @@ Query = Callable[[QuerySet[Any]], QuerySet[Any]]
 
 @st.composite
 def row_queries(draw: st.DrawFn) -> Query:
-    """Filters, annotations, an order and a slice; instances, dicts or tuples."""
+    """Queries with filters, annotations, an order and a slice; of instances, dicts or tuples."""
     where = draw(_optional(conditions))
     made = draw(_optional(st.sampled_from(EXPRESSIONS)))
     names = FIELDS if made is None else [*FIELDS, "made"]
@@ -213,7 +213,7 @@ def row_queries(draw: st.DrawFn) -> Query:
 
 @st.composite
 def distinct_queries(draw: st.DrawFn) -> Query:
-    """Distinct values, ordered by all of them."""
+    """Queries of distinct values, ordered by all of them."""
     where = draw(_optional(conditions))
     names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
     part = draw(slices())

@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 
 from tests.integration.subqueries.conftest import OWNERS, Models, Trunks, Twigs, alias_of
 
-#: Makes an expression or a queryset for one of the twins.
+#: Makes an expression or a queryset for one of the two sets of models.
 Make = Callable[[Models], Any]
-#: Runs on one of the twins; its result is compared.
+#: Runs on one of the two sets; its result is compared.
 Program = Callable[[Models], Any]
 
 #: Columns whose equal values are on one shard.
@@ -55,7 +55,8 @@ def forests(draw: st.DrawFn) -> tuple[Trunks, Twigs]:
     twigs: Twigs = []
     for number in range(1, draw(st.integers(0, 6)) + 1):
         owner = draw(st.sampled_from(OWNERS))
-        # A foreign key of the group: its row is on the same shard, under this key or another.
+        # A foreign key inside the group: its row is on the same shard, under this shard key or
+        # another.
         near = [trunk[0] for trunk in trunks if alias_of(trunk[1]) == alias_of(owner)]
         parent = draw(st.sampled_from([None, *near]))
         ref = draw(st.none() | st.integers(0, 6))
@@ -68,7 +69,7 @@ def forests(draw: st.DrawFn) -> tuple[Trunks, Twigs]:
 
 @st.composite
 def conditions(draw: st.DrawFn, inner: str, outer: str | None) -> Make:
-    """Conditions of a subquery; ``outer`` is what its references are to, None for none."""
+    """Conditions of a subquery; ``outer`` is the model that its outer references use, or None."""
     found: list[Make] = []
     owner = draw(st.sampled_from(OWNERS))
     own = OWN[inner]
@@ -198,7 +199,7 @@ def booleans(draw: st.DrawFn, outer: str, depth: int = 1) -> Make:
 
 @st.composite
 def bases(draw: st.DrawFn) -> tuple[str, Make]:
-    """All rows, those of a key, or those of several keys."""
+    """All rows, the rows of one shard key, or those of several."""
     name = draw(st.sampled_from(["trunk", "twig"]))
     kind = draw(st.sampled_from(["key", "keys", "everywhere", "everywhere"]))
     owner = draw(st.sampled_from(OWNERS))
@@ -316,7 +317,7 @@ def writes(draw: st.DrawFn) -> Program:
             made = [model(id=70 + key, owner=key, n=new(models)) for key in (owner, 1, 2)]
             model.objects.bulk_create({row.id: row for row in made}.values())
         elif kind in ("get_or_create", "update_or_create"):
-            # The id of a row is unique on its shard only.
+            # The id of a row is unique only on its shard.
             first = models.everywhere(model.objects.filter(id=1)).first()
             key = {"id": 1, "owner": first.owner if first is not None else owner}
             if kind == "get_or_create":

@@ -23,7 +23,7 @@ PROJECT = "tests.integration.testing_support.project"
 
 @dataclass
 class Run:
-    """How a test run of the project ended."""
+    """The result of a test run of the project."""
 
     code: int
     output: str
@@ -74,14 +74,14 @@ class Project:
         return self.run("-m", f"{PROJECT}.manage", *arguments, **environment)
 
     def test(self, *arguments: str, **environment: str) -> Run:
-        """``manage.py test`` with all cases but those that fail on purpose."""
+        """Run ``manage.py test`` with all cases but those that fail on purpose."""
         chosen = [] if "-k" in arguments else ["--exclude-tag", "fails"]
         folder = str(Path(*PROJECT.split(".")))
         command = ["test", "--noinput", "--pattern", "cases.py", *chosen, *arguments, folder]
         return self.manage(*command, **environment)
 
     def schemas(self) -> set[str]:
-        """The test schemas that exist, of shards and templates."""
+        """Return the existing test schemas of shards and templates."""
         return {path.stem for path in self.folder.glob("*/test_*.sqlite3")}
 
     def pytest(self, *arguments: str, **environment: str) -> Run:

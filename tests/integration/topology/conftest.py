@@ -21,7 +21,7 @@ TABLE = "CREATE TABLE places_place (place_id BIGINT PRIMARY KEY, user_id BIGINT,
 
 @pytest.fixture(scope="module")
 def zookeeper() -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper of the module's own; who kills it starts it again."""
+    """A ZooKeeper for the module. A test that kills it starts it again."""
     try:
         with ZooKeeperServer() as server:
             yield server
@@ -30,7 +30,7 @@ def zookeeper() -> Iterator[ZooKeeperServer]:
 
 
 def make_file(path: Path, node: str, number: int) -> None:
-    """The shard ``number`` as a file of SQLite."""
+    """Create the shard ``number`` as an SQLite file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path)
     connection.execute(TABLE)
@@ -41,7 +41,7 @@ def make_file(path: Path, node: str, number: int) -> None:
 
 @pytest.fixture
 def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """``one`` and ``two``, each with all the shards; rows tell where they are."""
+    """Nodes ``one`` and ``two``, each with all the shards; the rows name their node."""
     nodes = {}
     for node in ("one", "two"):
         for number in range(SHARDS):
@@ -52,7 +52,7 @@ def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, Any]]]:
-    """The same on two servers."""
+    """Nodes ``one`` and ``two`` on two servers."""
     MySQLdb = pytest.importorskip("MySQLdb")
     nodes = {}
     schemas = [f"moved_{number:05d}" for number in range(SHARDS)]
@@ -98,7 +98,7 @@ def site_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) 
 def zk_site(
     tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]], zookeeper: ZooKeeperServer
 ) -> Site:
-    """A site with its topology in ZooKeeper, where nothing is yet."""
+    """A site with its topology in ZooKeeper, where no document exists yet."""
     return site_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
 
 

@@ -1,4 +1,4 @@
-"""A site with a topology source, its processes and its operator."""
+"""A site with a topology source, its processes and the commands of its operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = PATIENCE) -> T:
-    """The first answer that is not false. Asks a process or a server: there is no event."""
+    """Call ``look`` until it returns something true, and return that. It polls, as there is no
+    event."""
     end = time.monotonic() + patience
     while not (found := look()):
         assert time.monotonic() < end, f"{what} did not happen within {patience:g} s"
@@ -32,7 +33,7 @@ def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = P
 def document(
     version: int, primary: str = "one", *, shards: int = SHARDS, **groups: Any
 ) -> dict[str, Any]:
-    """A document with all shards of ``photos`` on ``primary``."""
+    """Return a document with all shards of ``photos`` on ``primary``."""
     photos = {"RANGES": [{"range": [0, shards - 1], "primary": primary}]}
     return {"format": 1, "version": version, "nodes": {}, "groups": {"photos": photos, **groups}}
 
@@ -45,7 +46,7 @@ def nested(depth: int) -> Any:
 
 
 def untakeable(version: int) -> dict[str, str]:
-    """Documents as text, each by what is said of it."""
+    """Return documents as text that cannot be used, each under a part of its error message."""
 
     def text(**changes: Any) -> str:
         return json.dumps({**document(version), **changes})
@@ -75,7 +76,7 @@ def untakeable(version: int) -> dict[str, str]:
     }
 
 
-#: For the code of a site: what is under way when it begins to use a document fails.
+#: Code for a process: using a new document fails in the middle.
 BREAK = """
 from django.conf import settings
 def fail(): raise ZeroDivisionError("a mistake of ours")
@@ -118,7 +119,7 @@ class Site:
         return self.folder / "last_good" / "topology.json"
 
     def save(self) -> None:
-        """Let processes that start from now on have the settings as they are."""
+        """Write the settings for processes that start from now on."""
         setting = {
             "NODES": self.nodes,
             "GROUPS": {"photos": {"STRATEGY": self.strategy, **self.group}},
@@ -148,7 +149,7 @@ class Site:
         )  # fmt: skip
 
     def topology(self, *arguments: str, code: int = 0) -> Done:
-        """``manage.py topology …``, which must end with the status ``code``."""
+        """Run ``manage.py topology …``, which must exit with the status ``code``."""
         process = self.start("topology", *arguments)
         out, err = process.communicate(timeout=PATIENCE * 2)
         assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
@@ -164,13 +165,15 @@ class Site:
         return self.topology("push", self.write(content), *arguments, code=code)
 
     def told_version(self, pid: int) -> int | None:
-        """The version that a process has told the source; None while it is not connected."""
+        """Return the version that a process has reported to the source; None while it is not
+        connected."""
         told = self.topology("show", "--json").json["processes"]
         return next((one["version"] for one in told if one["pid"] == pid), None)
 
     @contextlib.contextmanager
     def processes(self, count: int = 1) -> Iterator[list[SiteProcess]]:
-        """Processes of the site, ready; ended with the block."""
+        """Start processes of the site and yield them when they are ready; they end with the
+        block."""
         with contextlib.ExitStack() as stack:
             started = []
             for number in range(count):
@@ -187,11 +190,11 @@ class Site:
 
 
 class SiteProcess:
-    """A process of the site. It does what it is told, and logs."""
+    """A process of the site. It runs code that a test sends, and logs."""
 
     def __init__(self, site: Site, name: str) -> None:
         self.log_file = site.folder / f"process-{name}-{time.monotonic_ns()}.log"
-        self._log = open(self.log_file, "w")  # noqa: SIM115  # for the life of the process
+        self._log = open(self.log_file, "w")  # noqa: SIM115  # open as long as the process
         self.popen = site.start("serve", stderr=self._log)
 
     @property
@@ -199,7 +202,7 @@ class SiteProcess:
         return self.log_file.read_text()
 
     def run(self, code: str) -> Any:
-        """Run ``code``; what it puts into ``answer``."""
+        """Run ``code`` and return the value that it puts into ``answer``."""
         self.send(code)
         return self.receive()
 
@@ -226,7 +229,7 @@ class SiteProcess:
         wait_for(lambda: text in self.log, f"{text!r} in the log")
 
     def end(self) -> None:
-        """Let it end by itself."""
+        """Let the process end by itself."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
         self.popen.wait(PATIENCE)

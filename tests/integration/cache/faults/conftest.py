@@ -1,4 +1,4 @@
-"""A database of the module's own, and the cache servers of each test."""
+"""A database for the package, and the cache servers of each test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.cache.faults.servers import CacheServer, Memcached, Redis
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
 
-#: Which servers hold objects, and which lists.
+#: The servers that hold objects, and those that hold lists.
 STORES: dict[str, dict[str, type[CacheServer]]] = {
     "memcached": {"one": Memcached},
     "redis": {"one": Redis},
@@ -31,7 +31,7 @@ WRITERS = ("writer", "secret")
 def database() -> Iterator[MariaDBServer]:
     """A MariaDB server with the tables of these tests, shared by them."""
     try:
-        # A transaction that waits for one which a test has stopped gives up soon.
+        # A transaction soon stops waiting for one that a test has stopped.
         with MariaDBServer(innodb_lock_wait_timeout="2") as server:
             account, password = WRITERS
             with contextlib.closing(MySQLdb.connect(**server.address.mysqldb())) as connection:
@@ -47,7 +47,7 @@ def database() -> Iterator[MariaDBServer]:
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Tell something that is worth reading in the end of the run, failed or not."""
+    """Print a line at the end of the run, whether the test fails or not."""
     return request.config.stash.setdefault(_said, []).append
 
 
@@ -63,8 +63,10 @@ def pytest_terminal_summary(
 
 @pytest.fixture
 def make_harness(database: MariaDBServer) -> Iterator[Callable[..., FaultHarness]]:
-    """Make a harness on stores, which have room for little if they are ``small``; all of it
-    ends with the test."""
+    """Return a function that starts a harness on the given stores.
+
+    The servers have little memory if they are ``small``. Everything ends with the test.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(stores: str, *, small: bool = False, **options: Any) -> FaultHarness:

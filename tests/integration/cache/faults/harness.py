@@ -1,4 +1,4 @@
-"""Everything that takes part in one run: servers, a workload, clients."""
+"""Starts all parts of one run: servers, a workload, and clients that stop at given points."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from tests.integration.cache.faults.workload import Workload
 from tests.services.mariadb import MariaDBServer
 from tests.services.proxy import Proxy
 
-#: What a process waits for a cache server at most, and how long it leaves it alone then.
+#: Seconds to wait for a cache server at most, and seconds to leave it alone afterwards.
 TIMEOUT, BACKOFF = 0.1, 0.15
 COMMIT_WITHIN, QUARANTINE = 0.2, 0.8
 _SETTLES_IN = 30.0  # seconds
 
 
 class FaultHarness(contextlib.ExitStack):
-    """:param caches: by alias; objects are in the first one, lists in the last one.
+    """All parts of one run; ends them when it is closed.
 
-    :param ablation: what is missing from the protocol.
+    :param caches: cache servers by alias; objects are in the first one, lists in the last one.
+    :param ablation: name of the part that is missing from the protocol.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class FaultHarness(contextlib.ExitStack):
         super().__init__()
         self.mariadb, self.caches = mariadb, list(caches.values())
         self.dice = random.Random(secrets.randbits(64))
-        #: Clients reach the database through it.
+        #: Clients reach the database through this proxy.
         self.proxy = self.enter_context(Proxy(mariadb.address.host, mariadb.address.port))
         user, password = writers_account
         account = replace(mariadb.address, user=user, password=password)
@@ -75,11 +76,11 @@ class FaultHarness(contextlib.ExitStack):
         self._checker = StalenessChecker(mariadb.address)
         self.callback(self._checker.close)
         self._began = time.monotonic()
-        #: Reads and hits while the cache was still cold.
+        #: Reads and hits before the cache was warm.
         self._cold = (0, 0)
-        #: What clients have read that was wrong.
+        #: Wrong answers that clients have got.
         self.stale_answers: list[str] = []
-        #: What troubles were there, and how many processes they killed.
+        #: Number of runs of each trouble, and number of processes that they killed.
         self.troubles: Counter[str] = Counter()
         self.kills = 0
 
@@ -90,7 +91,8 @@ class FaultHarness(contextlib.ExitStack):
             self._clients.append(SteppedClient(self._client_setup))
 
     def client(self) -> SteppedClient:
-        """One that waits for an order. It is given back by :meth:`give_back`, or it was killed."""
+        """Return a client that waits for an order. The caller gives it back by :meth:`give_back` or
+        kills it."""
         while True:
             self._prepare_clients()
             client = self._clients.pop(0)
@@ -99,7 +101,7 @@ class FaultHarness(contextlib.ExitStack):
             client.close()
 
     def new_client(self) -> SteppedClient:
-        """The same, of those that have done least: it remembers little."""
+        """Return the client that has done least, because it remembers little."""
         self._clients.reverse()
         return self.client()
 
@@ -118,16 +120,17 @@ class FaultHarness(contextlib.ExitStack):
     # ##### Where something happens #####
 
     def items(self, owner: int, lane: int) -> list[int]:
-        """The rows that are there."""
+        """Return the ids of the rows in a lane."""
         _, text = self._checker.truth(owner)[lane]
         return [line[0] for line in state(text)]
 
     def place(self) -> tuple[int, int]:
-        """An owner and a lane."""
+        """Return a random owner and a random lane."""
         return self.dice.choice(OWNERS), self.dice.choice(LANES)
 
     def work(self) -> str:
-        """Work that surely changes each kind of answer about a lane."""
+        """Return the name of a kind of work that surely changes each kind of answer about a
+        lane."""
         return self.dice.choice(["save", "update_lane", "bulk_update", "save"])
 
     def question(self, kind: str, owner: int, lane: int, item: int | None = None) -> Question:
@@ -140,25 +143,25 @@ class FaultHarness(contextlib.ExitStack):
         )
 
     def evict(self, names: list[str]) -> None:
-        """Delete these from all cache servers; at least one was there."""
+        """Delete these names from all cache servers; at least one must exist."""
         prefix = f"{self.setup.cache['PREFIX']}:faults."
         assert sum([cache.evict(names, prefix) for cache in self.caches]), names
 
     def kill_session(self, number: int) -> None:
         """Have the database close a connection."""
         with contextlib.closing(MySQLdb.connect(**self.mariadb.address.mysqldb())) as connection:
-            # It may be gone already.
+            # The connection may be gone already.
             with contextlib.suppress(MySQLdb.OperationalError):
                 connection.cursor().execute(f"KILL {number}")
 
     # ##### From the beginning to the end #####
 
     def warm(self, owner: int) -> None:
-        """Return when the cache answers all readers who ask for rows of ``owner``."""
+        """Return when the cache answers all readers that ask for rows of ``owner``."""
         self.workload.pass_by(owner, "hit_rounds", patience=_SETTLES_IN)
 
     def warm_up(self) -> None:
-        """The same for all owners, at the beginning."""
+        """Return when the cache answers readers for all owners; called at the beginning."""
         for owner in OWNERS:
             self.warm(owner)
         self._cold = (self.workload.reads, self._hits)
@@ -169,14 +172,14 @@ class FaultHarness(contextlib.ExitStack):
 
     @property
     def hit_ratio(self) -> float:
-        """Of all reads since the cache was warm."""
+        """The share of hits in all reads since the cache was warm."""
         reads, hits = self._cold
         return (self._hits - hits) / max(self.workload.reads - reads, 1)
 
     def settle(self) -> None:
-        """All is well: without writes, the cache is used again for all rows.
+        """Stop the writers and return when the cache is used again for all rows.
 
-        So no marker and no quarantine is left for ever.
+        This proves that no marker and no quarantine stays for ever.
         """
         self.workload.stop_writers()
         for owner in OWNERS:
@@ -184,7 +187,7 @@ class FaultHarness(contextlib.ExitStack):
 
     @property
     def stale(self) -> list[str]:
-        """What was read and was wrong, by whomever."""
+        """All wrong answers, to readers of the workload or to clients."""
         return [*self.workload.stale, *self.stale_answers]
 
     def report(self) -> dict[str, Any]:

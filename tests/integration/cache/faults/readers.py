@@ -1,4 +1,4 @@
-"""Processes that read through the cache as fast as they can, and check what they get."""
+"""Processes that read through the cache as fast as they can, and check the answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.integration.cache.faults import failpoints
 from tests.integration.cache.faults.process_setup import OWNERS, ProcessSetup
 from tests.integration.cache.faults.staleness import StalenessChecker, any_question
 
-#: Cached reads after one look at the truth.
+#: Number of cached reads after one read of the truth.
 ROUND = 8
 _SECONDS_BETWEEN_REPORTS = 0.02
-#: Each fifth entry to be stored is up to so late.
+#: Each fifth entry is stored late, by up to this many seconds.
 JITTER = 0.04
 ONE_LATE_IN = 5
 HITS = ("object_hits", "list_hits")
@@ -24,12 +24,13 @@ COUNTED = (
 
 
 class Jitter:
-    """Is slow now and then where a late process does harm: with rows that are old already."""
+    """Delays a process now and then where lateness does harm: while it holds rows that may be
+    old."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self._passed = 0
-        # Where: after the SQL, or when all is ready to be stored.
+        # The point of the next delay: after the SQL, or before entries are stored.
         self._point = "filling"
 
     def __call__(self, point: str) -> None:
@@ -41,7 +42,7 @@ class Jitter:
 
 
 def counts() -> dict[str, int]:
-    """What the library has counted in this process."""
+    """Return the library's counters of this process."""
     from sharded_orm import runtime
 
     cache = runtime.cache()
@@ -59,7 +60,7 @@ def hits(counted: dict[str, int]) -> int:
 
 
 def read(setup: ProcessSetup, seed: str, stop: Any, preferred_owner: Any, reports: Any) -> None:
-    """The life of a reader.
+    """Read until ``stop`` and report; runs in the reader's process.
 
     :param preferred_owner: see :func:`_choose_owner`.
     """
@@ -72,17 +73,17 @@ def read(setup: ProcessSetup, seed: str, stop: Any, preferred_owner: Any, report
         _read(setup, random.Random(seed), stop, preferred_owner, reports, report)
     except (BrokenPipeError, ConnectionError):
         return  # nobody listens any more
-    except Exception:  # whatever it is, the test is told
+    except Exception:  # the test must get any error
         report["failure"] = traceback.format_exc()
     report["ended"] = True
     reports.send(report)
 
 
 def _choose_owner(preferred_owner: int, dice: random.Random) -> int:
-    """Whose rows to read.
+    """Choose the owner whose rows are read next.
 
-    :param preferred_owner: the owner whose rows are to be read most; -1 for nobody; less for the one
-        whose rows are to be left alone (-2 for owner 0).
+    :param preferred_owner: the owner to read most; -1: no preference; a smaller number excludes an
+        owner (-2 excludes owner 0).
     """
     if preferred_owner >= 0 and dice.random() < 0.8:
         return preferred_owner

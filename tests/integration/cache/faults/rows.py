@@ -1,6 +1,6 @@
-"""The rows of an owner as the library gives them, and what may be done to them.
+"""The rows of an owner, and the kinds of work that change them.
 
-Imported only where Django is configured for these tests.
+Imported only in processes that configure Django for these tests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ALIASES = ["default", *(f"{GROUP}_{number:05d}" for number in range(SHARDS))]
 
 
 class Rollback(Exception):
-    """Raised by a transaction that wants none of it."""
+    """Raised to roll a transaction back."""
 
 
 class Owner:
-    """Rows of one owner: items of a user, or the notices of all."""
+    """The rows of one owner: the items of a user, or the global notices."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -144,7 +144,7 @@ class Owner:
             )
 
     def raw(self, lane: int, dice: random.Random) -> None:
-        """SQL that the library does not see, announced by hand."""
+        """Write by SQL that the library does not see, and announce it by hand."""
         self.model.cache.invalidate(**self._key)
         values = _random_values(dice)
         mine = "user_id = %s AND " if self.number else "%s = 0 AND "
@@ -160,7 +160,7 @@ class Owner:
             getattr(self, work)(lane, dice)
 
     def savepoint(self, lane: int, dice: random.Random) -> None:
-        """One part of it is rolled back, another one is not."""
+        """Work twice; the second time is rolled back to a savepoint."""
         getattr(self, dice.choice(WORKS[:-2]))(lane, dice)
         try:
             with transaction.atomic(using=self.alias):
@@ -173,10 +173,10 @@ class Owner:
 def transact(
     owners: Sequence[Owner], lanes: Iterable[int], work: Callable[[], None], *, keep: bool = True
 ) -> None:
-    """Do ``work`` on rows in ``lanes``, and write down what it made of them, for the checker.
+    """Do ``work`` on rows in ``lanes``, and record the resulting states for the checker.
 
-    :param owners: of one database.
-    :param keep: False for a transaction that rolls back in the end.
+    :param owners: owners in one database.
+    :param keep: False to roll the transaction back at the end.
     """
     alias = owners[0].alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
@@ -196,7 +196,10 @@ def transact(
 def transact_together(
     owners: Sequence[Owner], lane: int, work: Callable[[Owner], None], *, keep: bool = True
 ) -> None:
-    """The same in one transaction of the group: on several shards, which commit one by one."""
+    """Call :func:`transact` for each owner in one transaction of the group.
+
+    The rows are on several shards, which commit one by one.
+    """
     with transaction.atomic(using=GROUP):
         for owner in owners:
             transact((owner,), (lane,), functools.partial(work, owner))
@@ -205,13 +208,14 @@ def transact_together(
 
 
 def sweep(owners: Sequence[Owner], lane: int, dice: random.Random) -> None:
-    """Work on the rows of several owners at once, inside of transact(): their keys are not told."""
+    """Work on the rows of several owners at once, inside of transact(), without naming their
+    keys."""
     first = owners[0]
     rows = first.model.objects.using(first.alias).filter(lane=lane, shown=dice.random() < 0.5)
     if dice.random() < 0.7:
         rows.update(**_random_values(dice))
         return
-    # As a program does that speaks SQL by itself, and announces everything.
+    # Like a program that sends SQL by itself, and announces everything.
     values = _random_values(dice)
     first.model.cache.invalidate(using=first.alias)
     with connections[first.alias].cursor() as cursor:
@@ -222,7 +226,7 @@ def sweep(owners: Sequence[Owner], lane: int, dice: random.Random) -> None:
         )
 
 
-#: Names of all kinds of work; those that are made of others stand last.
+#: Names of all kinds of work; those that call others stand last.
 WORKS = [
     "save", "save_all", "save_fields", "update_one", "update_some", "update_lane", "move", "create", "create_many", "delete",
     "delete_some", "bulk_update", "raw", "several", "savepoint",
@@ -240,7 +244,7 @@ def _random_values(dice: random.Random) -> dict[str, Any]:
 
 
 def change(row: Any, dice: random.Random) -> Any:
-    """Give a row other values than it has, in each of its fields."""
+    """Give a row other values in each of its fields."""
     stamp = dice.getrandbits(53)
     row.album_id = next(album for album in ALBUMS if album != row.album_id)
     row.shown, row.stamp, row.note = not row.shown, stamp, str(stamp)

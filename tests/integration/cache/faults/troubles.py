@@ -1,8 +1,8 @@
-"""What can go wrong, each from its beginning to the use of what has recovered.
+"""Faults and bad moments; each runs from its beginning until readers use the recovered state.
 
-Every trouble may befall the real protocol, which survives it, and an ablation, which does
-not: readers that know nothing of it find what is stale. Where the moment matters, a writer
-is stopped there, and goes on (or dies) when the readers have passed by.
+Every trouble can be applied to the real protocol, which survives it, and to an ablation, which
+does not: readers that know nothing of the trouble find stale answers. Where the moment matters, a
+writer stops there, and goes on (or dies) after the readers have read the owner's rows.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _ATTEMPTS = 20
 def stopped(
     harness: FaultHarness, owner: int, lane: int, *stops: str, work: str | None = None
 ) -> SteppedClient:
-    """A writer in the middle of a transaction, at the first of ``stops``."""
+    """Return a writer in the middle of a transaction, at the first of ``stops``."""
     writer = harness.client()
     for _ in range(_ATTEMPTS):
         if writer.write(owner, lane, work or harness.work(), *stops):
             return writer
-        # Refused because a cache server was down a moment ago, or a deadlock.
+        # Refused because a cache server was down a moment ago, or ended by a deadlock.
         harness.workload.pass_by(owner)
     raise AssertionError(f"no transaction comes to {stops[0]!r}; the last one: {writer.result!r}")
 
 
 def complete(harness: FaultHarness, owner: int, lane: int, work: str | None = None) -> None:
-    """One transaction, from begin to end."""
+    """Run one transaction from begin to end."""
     writer = harness.client()
     for _ in range(_ATTEMPTS):
         writer.write(owner, lane, work or harness.work())
@@ -49,12 +49,12 @@ def complete(harness: FaultHarness, owner: int, lane: int, work: str | None = No
 
 
 def late_fill(harness: FaultHarness) -> None:
-    """A reader has read a row, and stores it when it has been changed."""
+    """A reader has read a row, and stores it after the row was changed."""
     owner, lane = harness.place()
     reader = harness.client()
     harness.warm(owner)
     for _ in range(_ATTEMPTS):
-        # Nobody else is to store it first.
+        # Nobody else may store the row first.
         with harness.workload.away_from(owner):
             complete(harness, owner, lane, "create")
             complete(harness, owner, lane, "update_lane")
@@ -82,7 +82,7 @@ def plain_write(harness: FaultHarness) -> None:
 def torn_list(harness: FaultHarness) -> None:
     """Rows change between the packets in which a reader fetches a list and its rows."""
     owner, lane = harness.place()
-    # One that does not know yet which rows there are.
+    # A reader that does not know yet which rows exist.
     reader, helper = harness.new_client(), harness.client()
     harness.warm(owner)
     with harness.workload.away_from(owner):
@@ -90,7 +90,7 @@ def torn_list(harness: FaultHarness) -> None:
             question = harness.question(kind, owner, lane)
             complete(harness, owner, lane, "create_many")
             store(harness, helper, question)
-            # Between the first packet and the second one.
+            # The reader stops between its first packet and the second one.
             if reader.read(question, "reading", "reading") and reader.go_on():
                 complete(harness, owner, lane, "save_all")
                 store(harness, helper, question)
@@ -102,7 +102,7 @@ def torn_list(harness: FaultHarness) -> None:
 
 
 def store(harness: FaultHarness, reader: SteppedClient, question: Question) -> None:
-    """Have the answer to ``question`` in the cache, and all rows of its lane."""
+    """Fill the cache with the answer to ``question`` and with all rows of its lane."""
     for album in ALBUMS:
         reader.read(replace(question, kind="album", album=album))
         record_stale(harness, reader)
@@ -115,7 +115,8 @@ def record_stale(harness: FaultHarness, reader: SteppedClient) -> None:
 
 
 def two_writers(harness: FaultHarness) -> None:
-    """One writer closes its markers when another one is about to commit, who then dies."""
+    """One writer closes its markers while another one is about to commit; the other one then
+    dies."""
     owner, lane = harness.place()
     harness.warm(owner)
     first = stopped(harness, owner, lane, "closing")
@@ -130,7 +131,7 @@ def two_writers(harness: FaultHarness) -> None:
 
 
 def slow_commit(harness: FaultHarness) -> None:
-    """A writer is about to commit for longer than a marker needs to count as old."""
+    """A writer stays about to commit for so long that its marker counts as old."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing", "closing")
     end = time.monotonic() + 1.2
@@ -166,7 +167,7 @@ def dies_at(point: str) -> Trouble:
 
 
 def dies_with_commit(harness: FaultHarness) -> None:
-    """COMMIT is sent; nobody is there for the answer."""
+    """A writer dies after it has sent COMMIT, before the answer."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
     harness.workload.pass_by(owner)
@@ -194,7 +195,8 @@ def pause(harness: FaultHarness) -> None:
 
 
 def pause_at(point: str) -> Trouble:
-    """It stops answering when a writer has come there; what is sent then comes late."""
+    """A cache server stops answering when a writer is at the point. It gets the writer's packets
+    later."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
@@ -206,7 +208,7 @@ def pause_at(point: str) -> Trouble:
             harness.workload.pass_by(owner)
         harness.workload.pass_by(owner)
         harness.give_back(writer)
-        # Its next transaction brings what was left.
+        # The next transaction sends the remaining packets.
         complete(harness, owner, lane)
         harness.workload.pass_by(owner)
 
@@ -215,7 +217,8 @@ def pause_at(point: str) -> Trouble:
 
 
 def pause_and_die(harness: FaultHarness) -> None:
-    """It stops answering when a writer has committed, who does not live to see it back."""
+    """A cache server stops answering after a writer has committed, and the writer dies before it is
+    back."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "closing")
     with harness.dice.choice(harness.caches).paused():
@@ -273,7 +276,7 @@ def flood(harness: FaultHarness) -> None:
 
 
 def restart(harness: FaultHarness) -> None:
-    """It is killed and comes back; what it then remembers lacks a write."""
+    """A cache server is killed and comes back; the data that it has kept lacks a write."""
     owner, lane = harness.place()
     harness.warm(owner)
     cache = harness.dice.choice(harness.caches)
@@ -285,7 +288,8 @@ def restart(harness: FaultHarness) -> None:
 
 
 def restart_at(point: str) -> Trouble:
-    """It is killed and comes back while a writer stands there; the writer then dies."""
+    """A cache server is killed and comes back while a writer is at the point; the writer then
+    dies."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
@@ -307,7 +311,7 @@ def restart_at(point: str) -> Trouble:
 
 
 def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
-    """The guard is lost between mark and COMMIT; readers pass; the writer commits and dies."""
+    """The guard is lost between mark and COMMIT; readers read; the writer commits and dies."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
@@ -316,11 +320,11 @@ def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
             writer = stopped(harness, owner, lane, "committing", "closing")
             began = time.monotonic()
             how(harness, owner)
-            # The first one makes new guards, the second one finds them clean.
+            # The first round creates new guards, the second one finds them without markers.
             harness.workload.pass_by(owner, rounds=6)
             if time.monotonic() - began < QUARANTINE - COMMIT_WITHIN:
                 break
-            # More than the protocol promises to survive: on a busy machine.
+            # On a busy machine this took longer than the protocol promises to survive.
             harness.kill(writer)
         writer.go_on()
         harness.workload.pass_by(owner)
@@ -341,14 +345,14 @@ def flush_all(harness: FaultHarness, owner: int) -> None:
 
 
 def dies_and_guard_is_lost(harness: FaultHarness) -> None:
-    """A writer dies with its objects still there, and the guard is lost with its marker."""
+    """A writer dies before it deletes its objects, and the guard is lost with its marker."""
     owner, lane = harness.place()
-    # Guards that say nothing yet, and objects that were stored under them.
+    # New guards without markers, and objects that are stored under them.
     evict_all_guards(harness, owner)
     fills_from = time.monotonic() + QUARANTINE
     while time.monotonic() < fills_from:
         harness.workload.pass_by(owner)
-    # Also the leases of readers who were not allowed to store anything.
+    # Also the leases of readers that were not allowed to store anything.
     harness.evict(objects_of(owner))
     harness.workload.pass_by(owner, rounds=6)
     writer = stopped(harness, owner, lane, "closing", work="save_all")
@@ -383,7 +387,7 @@ def connection_is_cut(harness: FaultHarness) -> None:
 
 
 def answer_is_lost(harness: FaultHarness) -> None:
-    """COMMIT arrives and is obeyed, and its sender does not hear of it."""
+    """COMMIT arrives and is executed, but its answer is lost."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
     harness.workload.pass_by(owner)
@@ -395,7 +399,7 @@ def answer_is_lost(harness: FaultHarness) -> None:
     harness.workload.pass_by(owner)
 
 
-#: What each mode is made of.
+#: The troubles of each mode.
 MODES: dict[str, tuple[Trouble, ...]] = {
     "normal": (plain_write, late_fill, torn_list, two_writers, rollback, slow_commit),
     "kills": (

@@ -1,4 +1,4 @@
-"""Readers and writers that work at the same time, as seen from outside."""
+"""Readers and writers that run at the same time: the test's handles of their processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 
 
 class Member:
-    """One process."""
+    """The handle of one process."""
 
     def __init__(self, kind: str, name: str, target: Any, arguments: tuple[Any, ...]):
         self.kind, self.name = kind, name
@@ -27,7 +27,7 @@ class Member:
 
 
 class Workload:
-    """Starts readers and writers; starts a writer again that has died.
+    """Starts readers and writers; replaces a writer that has died.
 
     :param self_kill: a writer kills itself at one of so many points; 0 for never.
     """
@@ -37,12 +37,12 @@ class Workload:
     ) -> None:
         self._setup, self._self_kill = setup, self_kill
         self._stop_readers, self._stop_writers = CONTEXT.Event(), CONTEXT.Event()
-        #: Whose rows are read most, see readers._choose_owner().
+        #: The owner whose rows are read most, see readers._choose_owner().
         self.preferred_owner = CONTEXT.Value("i", -1)
         self._changed = threading.Condition()
-        #: All that there ever were.
+        #: All processes ever started.
         self.members: list[Member] = []
-        #: Writers that died.
+        #: Number of writers that died.
         self.kills = 0
         self._closed = False
         for _ in range(readers_):
@@ -63,7 +63,7 @@ class Workload:
     def _listen_to(self, member: Member) -> None:
         with self._changed:
             self.members.append(member)
-        # Reads all the time, so that nobody has to wait to report.
+        # This thread always reads, so that no process has to wait to report.
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
     def _listen(self, member: Member) -> None:
@@ -94,7 +94,7 @@ class Workload:
         return sum(member.last.get(field, 0) for member in self.of(kind))
 
     def counted(self, field: str) -> int:
-        """Of the library's statistics, in all readers."""
+        """Return the sum of one of the library's counters over all readers."""
         return sum(member.last.get("counts", {}).get(field, 0) for member in self.of("reader"))
 
     @property
@@ -110,7 +110,7 @@ class Workload:
     def wait_for(
         self, what: str, condition: Callable[[], bool], patience: float = PATIENCE
     ) -> None:
-        """Return when ``condition`` of the last reports holds; fail at once with a process."""
+        """Return when ``condition`` holds for the last reports. Fail at once if a process fails."""
 
         def met() -> bool:
             self._check()
@@ -135,11 +135,11 @@ class Workload:
         rounds: int = 1,
         patience: float = PATIENCE,
     ) -> None:
-        """Wait until each reader has done ``rounds`` of reading rows of ``owner``, from begin to end.
+        """Wait until each reader has read rows of ``owner`` in ``rounds`` complete rounds.
 
-        :param field: which rounds count: all, or those with hits.
+        :param field: the rounds to count: ``rounds`` for all, ``hit_rounds`` for those with hits.
         """
-        # One more may have begun before.
+        # One more round may have begun before.
         rounds += 1
         goal = {m: m.last.get(field, [0] * len(OWNERS))[owner] + rounds for m in self.of("reader")}
         self.preferred_owner.value = owner
@@ -152,9 +152,9 @@ class Workload:
 
     @contextlib.contextmanager
     def away_from(self, owner: int) -> Iterator[None]:
-        """For the length of the block no reader reads rows of ``owner``."""
+        """Keep readers from reading rows of ``owner`` during the block."""
         self.preferred_owner.value = -2 - owner
-        # Rounds that have begun end.
+        # Wait for the rounds that have begun.
         counts = {m: sum(m.last.get("rounds", ())) + 2 for m in self.of("reader")}
         self.wait_for(
             "that all readers read others",
@@ -178,7 +178,7 @@ class Workload:
         )
 
     def kill_a_writer(self, number: int) -> None:
-        """SIGKILL, wherever it stands; it is replaced."""
+        """Send SIGKILL to a writer, wherever it is; it is replaced."""
         living = [member for member in self.of("writer") if not member.ended]
         if living:
             living[number % len(living)].process.kill()

@@ -80,5 +80,5 @@ def recorded(
 def local(
     local_entry: dict[str, Any], placed: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recorded]:
-    """The same in memory, where the store does not matter."""
+    """One cache in memory, for tests where the store does not matter."""
     yield from make({"default": local_entry}, monkeypatch)

@@ -22,12 +22,12 @@ _ONE_BATCH_IN, _LARGEST_BATCH = 25, 60
 
 @dataclass(frozen=True)
 class Report:
-    """What one process has drawn so far."""
+    """The results of one process so far."""
 
     count: int = 0
-    #: Of each server.
+    #: Highest id of each server.
     highest: tuple[int, ...] = (0, 0)
-    #: Of a single call, in seconds.
+    #: Seconds of the longest call.
     longest: float = 0.0
     calls: int = 0
     failure: str = ""
@@ -37,7 +37,7 @@ class Report:
 def _draw(
     project: Project, sequence: str, path: Path, minimum: int, stop: Any, reports: Any
 ) -> None:
-    """Draw ids into a file until ``stop``, and at least as many as are minimum."""
+    """Draw ids into a file until ``stop``, and at least ``minimum`` ids."""
     drawn = array("q")
     count = calls = 0
     longest = 0.0
@@ -49,7 +49,7 @@ def _draw(
             for number in drawn:
                 place = (number - 1) % len(highest)
                 highest[place] = max(highest[place], number)
-            # In the file before it is told: SIGKILL may come between the two.
+            # Written before the report: SIGKILL may come between the two.
             file.write(drawn.tobytes())
             del drawn[:]
             reports.send(Report(count, tuple(highest), longest, calls, **more))
@@ -85,7 +85,7 @@ def _draw(
 
 @dataclass(eq=False)
 class Member:
-    """One process of a workload, as seen from outside."""
+    """The handle of one process of a workload."""
 
     process: Any
     reports: Any
@@ -96,8 +96,7 @@ class Member:
 class Workload:
     """Processes that draw ids of one sequence at the same time, each into a file of its own.
 
-    :param minimum: how many ids each of them draws at least; they go on until
-        :meth:`finish`.
+    :param minimum: number of ids that each process draws at least; they go on until :meth:`finish`.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Workload:
         self._minimum = minimum
         self._stop = CONTEXT.Event()
         self._changed = threading.Condition()
-        #: Also those that were killed.
+        #: Includes those that were killed.
         self.all_members: list[Member] = []
         self.members = [self._start() for _ in range(processes)]
 
@@ -123,7 +122,7 @@ class Workload:
         theirs.close()
         member = Member(process, ours, path)
         self.all_members.append(member)
-        # Reads all the time, so that nobody has to wait to report.
+        # This thread always reads, so that no process has to wait to report.
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
         return member
 
@@ -139,7 +138,7 @@ class Workload:
                 self._changed.notify_all()
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Return when ``condition`` of the last reports holds; fail at once with a process."""
+        """Return when ``condition`` holds for the last reports. Fail at once if a process fails."""
 
         def met() -> bool:
             self._check()
@@ -162,12 +161,12 @@ class Workload:
             assert not member.last.ended or self._stop.is_set(), f"{member.path.name} has ended"
 
     def replace_one(self, number: int) -> None:
-        """SIGKILL a process in the middle of whatever it does and start another."""
+        """Send SIGKILL to a process in the middle of its work and start another."""
         self.members[number].process.kill()
         self.members[number] = self._start()
 
     def finish(self) -> DrawnIds:
-        """What all have drawn when each has as many as it wants."""
+        """Stop when each process has its minimum, and return the ids of all."""
         self._stop.set()
         self.wait_for("the end", lambda: all(member.last.ended for member in self.members))
         for member in self.all_members:
@@ -197,7 +196,7 @@ class DrawnIds:
     """The ids of a workload."""
 
     ids: dict[str, array[int]]
-    #: Of those that were not killed.
+    #: Without those of killed processes.
     reports: dict[str, Report]
 
     @property
@@ -206,15 +205,15 @@ class DrawnIds:
 
     @property
     def longest(self) -> float:
-        """Of all calls, in seconds."""
+        """Seconds of the longest call."""
         return max(report.longest for report in self.reports.values())
 
     def highest(self, place: int) -> int:
-        """Of all ids of one server."""
+        """Return the highest id of one server."""
         return max(report.highest[place] for report in self.reports.values())
 
     def duplicates(self) -> list[int]:
-        """Ids that were handed out more than once, to whomever; empty when all is well."""
+        """Return the ids that were handed out more than once, to whichever process."""
         seen = array("q")
         for ids in self.ids.values():
             seen.extend(ids)

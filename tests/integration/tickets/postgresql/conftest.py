@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL, and what the tests ask them."""
+"""Sessions on PostgreSQL, and queries that the tests send."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def soon(seconds: float = 30.0) -> float:
 
 @pytest.fixture(autouse=True)
 def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle sessions stay open, though this is a test run: no runner drops these databases."""
+    """Keep idle sessions open although this is a test run: no runner drops these databases."""
     monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self: False)
 
 
 @pytest.fixture
 def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
-    """Opens sessions that are closed after the test."""
+    """Return a function that opens sessions; they are closed after the test."""
     opened = []
 
     def open_session(
@@ -63,7 +63,7 @@ def session(connect: Opener) -> Any:
 
 @pytest.fixture
 def row(session: Any) -> SequenceRow:
-    """A new sequence, of the first of two servers."""
+    """A new sequence of the first of two servers."""
     return begin(session)
 
 
