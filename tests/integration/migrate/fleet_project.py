@@ -144,11 +144,11 @@ class Fleet:
         self.write(f"shop/migrations/{name}.py", text)
 
     def failing(self, *aliases: str) -> None:
-        """The shards on which ``MAY_FAIL`` fails."""
+        """Set the shards on which ``MAY_FAIL`` fails."""
         self.write("failing.txt", " ".join(aliases))
 
     def waiting(self, *aliases: str) -> None:
-        """The shards on which ``WAITS`` waits for :meth:`let_go`."""
+        """Set the shards on which ``WAITS`` waits for :meth:`let_go`."""
         self.write("waiting.txt", " ".join(aliases))
 
     def arrived(self) -> str:

@@ -181,8 +181,8 @@ def _position_too_late() -> None:
     def done(self: Any, *label: str) -> Any:
         with doing(self, *label):
             yield
-        if told := kept.pop(id(self), None):
-            at(self, *told)
+        if delayed := kept.pop(id(self), None):
+            at(self, *delayed)
 
     ShardSession.at, ShardSession.doing = later, done  # type: ignore[method-assign]
 
@@ -232,10 +232,10 @@ def _never_unclear() -> None:
     from sharded_orm.exceptions import OperationUnclear
     from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
-    def guess(judge: Callable[..., bool]) -> Callable[..., bool]:
+    def guess(check: Callable[..., bool]) -> Callable[..., bool]:
         def guessed(*arguments: Any) -> bool:
             try:
-                return judge(*arguments)
+                return check(*arguments)
             except OperationUnclear:
                 return False
 

@@ -95,8 +95,7 @@ class Killing:
         """Run to the end, with every process killed as soon as it has done something on a shard.
 
         :param least: changes of shards that a process makes before it is killed. If a change is
-            rolled
-            back because its transaction was not committed, the next process gets further.
+            rolled back because its transaction was not committed, the next process gets further.
         :returns: number of killed processes.
         """
         kills, kill = 0, least

@@ -167,9 +167,9 @@ class MariaDBFleet(Fleet):
 
     @contextmanager
     def packets(self, node: str) -> Iterator[list[str]]:
-        """Record the packets of other sessions to the server during the block, without the
-        statements
-        that open a session.
+        """Record the packets of other sessions to the server during the block.
+
+        Statements that open a session are left out.
         """
         found: list[str] = []
         self.on(node, "SET GLOBAL log_output = 'TABLE'", "TRUNCATE mysql.general_log",

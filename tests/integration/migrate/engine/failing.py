@@ -24,14 +24,14 @@ def insert(apps: Any, schema_editor: Any) -> None:
 
 
 def alter(apps: Any, schema_editor: Any) -> None:
-    """Insert rows with a statement between them that commits by itself on MySQL."""
+    """Insert rows after a statement that commits by itself on MySQL."""
     with schema_editor.connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_album ADD COLUMN extra integer NULL")
     insert(apps, schema_editor)
 
 
 def lose(apps: Any, schema_editor: Any) -> None:
-    """Insert a row; its session is then killed in the middle of a statement."""
+    """Insert rows; the session is then killed in the middle of a statement."""
     connection = schema_editor.connection
     insert(apps, schema_editor)
     with connection.cursor() as cursor:
@@ -39,7 +39,7 @@ def lose(apps: Any, schema_editor: Any) -> None:
 
 
 def alter_within_default(apps: Any, schema_editor: Any) -> None:
-    """Insert rows in a transaction of the global database, as ``atomic()`` without an alias
+    """Run :func:`alter` in a transaction of the global database, as ``atomic()`` without alias
     does."""
     with transaction.atomic():
         alter(apps, schema_editor)

@@ -52,7 +52,7 @@ class Fleet:
         return connections[(shard if isinstance(shard, Shard) else self.shard(shard)).alias]
 
     def slowly(self, number: int, *target: str, **options: Any) -> None:
-        """Migrate a shard with Django's own executor."""
+        """Migrate a shard with Django's command ``migrate``."""
         call_command(
             "migrate", *target, database=self.shard(number).alias, verbosity=0, interactive=False,
             **options,
