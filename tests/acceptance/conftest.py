@@ -18,8 +18,8 @@ said = pytest.StashKey[list[str]]()
 
 @pytest.fixture(params=BACKENDS)
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    with project_on(request.param, request, tmp_path / "site") as made:
-        yield made
+    with project_on(request.param, request, tmp_path / "site") as project:
+        yield project
 
 
 @pytest.fixture

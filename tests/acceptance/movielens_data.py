@@ -55,10 +55,10 @@ def make(folder: Path, scale: float) -> None:
     total = round(RATINGS * scale)
     ratings: set[tuple[int, int]] = set()
     for user, share in zip(users, shares, strict=True):
-        wanted = min(len(movies) // 2, max(20, round(total * share / sum(shares))))
+        count = min(len(movies) // 2, max(20, round(total * share / sum(shares))))
         mine: set[int] = set()
-        while len(mine) < wanted:
-            mine.update(chance.choices(popular, weights, k=wanted - len(mine)))
+        while len(mine) < count:
+            mine.update(chance.choices(popular, weights, k=count - len(mine)))
         ratings.update((user, movie) for movie in mine)
     _write(folder, "ratings", ["userId", "movieId", "rating", "timestamp"], (
         [user, movie, chance.choice(_STARS), _timestamp(chance)] for user, movie in sorted(ratings)

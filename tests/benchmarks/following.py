@@ -54,13 +54,15 @@ def topology_change(site: Site, rounds: Rounds) -> Iterator[Line]:
             # Both watches report their current content first.
             follower.answer()
             follower.answer()
-        found: dict[str, list[list[float]]] = {"change": [], "set": []}
+        seconds_by_order: dict[str, list[list[float]]] = {"change": [], "set": []}
         for number in range(2 * rounds.count):
             order = ("change", "set")[number % 2]
             operator.order(order)
             began = operator.answer()
-            found[order].append(sorted(follower.answer() - began for follower in followers))
-    ours, raw = (_Times(found[order]) for order in ("change", "set"))
+            seconds_by_order[order].append(
+                sorted(follower.answer() - began for follower in followers)
+            )
+    ours, raw = (_Times(seconds_by_order[order]) for order in ("change", "set"))
     yield Line(
         what,
         f"a plain znode and its watch: median {raw.last}, worst {raw.worst}",

@@ -79,11 +79,11 @@ def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 def _nothing_to_do(site: Site, everything: int, shards: range, turns: Rounds) -> Line:
-    found = []
+    samples = []
     for _ in range(turns.count):
         with _Project(site, everything) as fresh:
-            found.append(fresh.ask("nothing", shards))
-    first, again, grown = (median(column) for column in zip(*found, strict=True))
+            samples.append(fresh.ask("nothing", shards))
+    first, again, grown = (median(column) for column in zip(*samples, strict=True))
     return Line(
         f"{len(shards)} shards with nothing to do, in a new process",
         "",

@@ -25,18 +25,18 @@ def top_rows(site: Site, rounds: Rounds) -> Iterator[Line]:
         return list(photos.scatter().order_by("-posted_at")[:TOP])
 
     def stock() -> list[Any]:
-        found: list[Any] = []
+        rows: list[Any] = []
         for alias in aliases:
-            found += Plain.objects.using(alias).order_by("-posted_at")[:TOP]
-        return heapq.nlargest(TOP, found, key=attrgetter("posted_at"))
+            rows += Plain.objects.using(alias).order_by("-posted_at")[:TOP]
+        return heapq.nlargest(TOP, rows, key=attrgetter("posted_at"))
 
     same = [photo.posted_at for photo in ours()] == [photo.posted_at for photo in stock()]
     if not same:
         raise AssertionError("scatter and loop differ")
-    found = compare(ours, stock, Rounds(max(3, rounds.count // 4)))
+    measured = compare(ours, stock, Rounds(max(3, rounds.count // 4)))
     yield at_least(
         10,
         f"scatter, newest {TOP} of {site.shards} shards: speed",
         "a loop of stock queries",
-        found,
+        measured,
     )

@@ -57,9 +57,9 @@ def _alias(address: Address) -> str:
 
 
 def _generator(alias: str, sequence: str, form: str = "update", **options: Any) -> TicketGenerator:
-    made = TicketGenerator([alias], TicketOptions(timeout=30.0, **options))
-    begin(made.servers[0], [sequence], form=form)
-    return made
+    generator = TicketGenerator([alias], TicketOptions(timeout=30.0, **options))
+    begin(generator.servers[0], [sequence], form=form)
+    return generator
 
 
 def _bare(address: Address) -> Any:
@@ -129,11 +129,11 @@ def _in_processes(processes: int, count: int, drawer: _Drawer) -> tuple[float, i
     ]
     for process in running:
         process.start()
-    found = [results.get() for _ in running]
+    spans = [results.get() for _ in running]
     for process in running:
         process.join()
-    seconds = max(end for _, end, _ in found) - min(begin for begin, _, _ in found)
-    failed = sum(failed for _, _, failed in found)
+    seconds = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+    failed = sum(failed for _, _, failed in spans)
     return seconds / max(1, processes * count - failed), failed
 
 

@@ -81,5 +81,5 @@ def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
         with transaction.atomic(using=alias):
             Plain.objects.using(alias).filter(pk=pk).update(stars=next(stars))
 
-    found = compare(ours, stock, rounds, number=CALLS)
-    yield at_most(0.9, "atomic() + one update", "transaction.atomic(using=) + update", found)
+    measured = compare(ours, stock, rounds, number=CALLS)
+    yield at_most(0.9, "atomic() + one update", "transaction.atomic(using=) + update", measured)

@@ -87,14 +87,14 @@ def compare(plan: Plan) -> int:
         progress("no names of time zones: the tests that need them are skipped")
     stock = run(plan, STOCK, progress)
     ours = run(plan, OURS, progress)
-    found = differences(stock.outcomes, ours.outcomes)
-    for line in report.show(stock, ours, found, allowed):
+    differing = differences(stock.outcomes, ours.outcomes)
+    for line in report.show(stock, ours, differing, allowed):
         print(line)
-    for each in (stock, ours):
-        if each.trouble and not each.outcomes.by_test:
+    for side in (stock, ours):
+        if side.trouble and not side.outcomes.by_test:
             # Nothing to compare: the reason is in a log that is about to be removed.
-            print(os.linesep.join(each.log.read_text(errors="replace").splitlines()[-40:]))
-    lost = any(each.is_loss and each.test not in allowed for each in found)
+            print(os.linesep.join(side.log.read_text(errors="replace").splitlines()[-40:]))
+    lost = any(difference.is_loss and difference.test not in allowed for difference in differing)
     return 1 if lost or stock.trouble or ours.trouble else 0
 
 

@@ -53,15 +53,15 @@ def read_outcomes(path: Path) -> Outcomes:
     started: dict[str, None] = {}
     for line in path.read_text().splitlines():
         try:
-            what, *rest = json.loads(line)
+            what, *values = json.loads(line)
         except ValueError:
             continue
         if what == "end":
             outcomes.ended = True
         elif what == "start":
-            started[rest[0]] = None
+            started[values[0]] = None
         else:
-            test, detail, seconds = rest
+            test, detail, seconds = values
             label = label_of(test)
             outcomes.seconds[label] = outcomes.seconds.get(label, 0.0) + seconds
             before = outcomes.by_test.get(test)
@@ -95,13 +95,13 @@ class Difference:
 
 def differences(stock: Outcomes, ours: Outcomes) -> list[Difference]:
     """Return all tests with different outcomes, sorted by name."""
-    found = []
+    differing = []
     for test in sorted({*stock.by_test, *ours.by_test}):
         left, right = stock.by_test.get(test, MISSING), ours.by_test.get(test, MISSING)
         if left != right:
             detail = ours.details.get(test) or stock.details.get(test) or ""
-            found.append(Difference(test, left, right, detail))
-    return found
+            differing.append(Difference(test, left, right, detail))
+    return differing
 
 
 @dataclass(frozen=True)

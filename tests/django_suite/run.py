@@ -106,7 +106,7 @@ def run(plan: Plan, backend: Backend, progress: Callable[[str], None]) -> Run:
 
 
 def _environment(plan: Plan, backend: Backend, results: Path) -> dict[str, str]:
-    given = {
+    options = {
         "engine": backend.engine,
         "prefix": backend.prefix,
         # Strings, as dbshell and others expect of settings.
@@ -120,7 +120,7 @@ def _environment(plan: Plan, backend: Backend, results: Path) -> dict[str, str]:
     # Removed together with the source, as a killed run leaves its files behind.
     env["TMPDIR"] = tempfile.mkdtemp(dir=plan.source.parent)
     env["PYTHONHASHSEED"] = "0"  # the same order of sets on both sides
-    env["SHARDED_ORM_YARDSTICK"] = json.dumps(given)
+    env["SHARDED_ORM_YARDSTICK"] = json.dumps(options)
     return env
 
 

@@ -29,8 +29,8 @@ def fetch(cache: Path) -> Path:
     :raises SourceMissing: the index does not have it, or cannot be reached.
     """
     version = django.get_version()
-    if found := _find(cache, version):
-        return found
+    if archive := _find(cache, version):
+        return archive
     cache.mkdir(parents=True, exist_ok=True)
     # Into a folder of its own first: an interrupted download must not stay in the cache.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -67,7 +67,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def _find(folder: Path, version: str) -> Path | None:
     # The archive used to be named Django-X.tar.gz and is now named django-X.tar.gz.
-    wanted = f"django-{version}.tar.gz"
+    name = f"django-{version}.tar.gz"
     if not folder.is_dir():
         return None
-    return next((path for path in folder.iterdir() if path.name.lower() == wanted), None)
+    return next((path for path in folder.iterdir() if path.name.lower() == name), None)

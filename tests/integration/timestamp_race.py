@@ -62,9 +62,9 @@ def _insert(settings: Any, name: str, guarded: bool, barrier: Any, answers: Any)
 
     def look(rows: Any, alias: str) -> Any:
         nonlocal again
-        found = taken(rows, alias) if guarded else []
-        again += len(found)
-        return found
+        existing = taken(rows, alias) if guarded else []
+        again += len(existing)
+        return existing
 
     field._taken = look
     visits = Visit.objects.using("visits_00001")

@@ -59,13 +59,13 @@ class Case:
     def new(self, owner: int | None = ONE, pk: int = 900, **values: Any) -> dict[str, Any]:
         """Values of a row that does not exist yet."""
         agents = {key: self.world.of("Agent", key) for key in (ONE, TWO, NEAR)}
-        given = {"id": pk, "name": f"new {pk}", "posted_at": START, **values}
+        columns = {"id": pk, "name": f"new {pk}", "posted_at": START, **values}
         if owner is not None:
-            given["owner"] = agents[owner]
+            columns["owner"] = agents[owner]
         if self.relation.model == "Item":
-            given["seller"] = agents[NEAR]
-        given.pop(self.relation.field or "", None)
-        return given
+            columns["seller"] = agents[NEAR]
+        columns.pop(self.relation.field or "", None)
+        return columns
 
     def made(self, **values: Any) -> Any:
         return getattr(self.world.models, self.relation.model)(**self.new(**values))
@@ -139,9 +139,9 @@ CALLS: dict[str, dict[str, Call]] = {
         "slice": lambda rows, case: list(rows.order_by("-posted_at", "pk")[1:3]),
     },
     "reverse": {"": lambda rows, case: rows.order_by("pk").reverse()},
-    "distinct": {"": lambda rows, case: rows.values_list("stars").distinct()},
+    "distinct": {"": lambda rows, case: rows.columnslist("stars").distinct()},
     "values": {"": lambda rows, case: rows.values("pk", "name")},
-    "values_list": {"": lambda rows, case: rows.values_list("name", flat=True)},
+    "columnslist": {"": lambda rows, case: rows.columnslist("name", flat=True)},
     "dates": {"": lambda rows, case: list(rows.dates("posted_at", "month"))},
     "datetimes": {"": lambda rows, case: list(rows.datetimes("posted_at", "day"))},
     "defer": {"": lambda rows, case: rows.defer("name")},

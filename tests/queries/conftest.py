@@ -67,10 +67,10 @@ def worlds(placed: None) -> tuple[Any, Any]:
     """The same rows in one plain database and on shards."""
     from tests.queries.twins import World, both
 
-    made: tuple[World, World] = both()
-    for world in made:
+    worlds: tuple[World, World] = both()
+    for world in worlds:
         world.fill()
-    return made
+    return worlds
 
 
 class Clock:
@@ -86,15 +86,15 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of cache readers. The cache is empty at the start."""
     cache_isolation.renew()
-    found = Clock()
-    monkeypatch.setattr(queryset, "_reader", Reader(cache(), found))
-    return found
+    clock = Clock()
+    monkeypatch.setattr(queryset, "_reader", Reader(cache(), clock))
+    return clock
 
 
 def cache() -> CacheClient:
-    found = runtime.cache()
-    assert found is not None
-    return found
+    client = runtime.cache()
+    assert client is not None
+    return client
 
 
 # Longer than the quarantine of a guard.
@@ -105,7 +105,7 @@ LATER = 60.0
 def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
     """Five photos of ONE, two of them in an album; the quarantine of their guards is over."""
     album = CachedAlbum.objects.create(user_id=ONE, title="a")
-    made = [
+    photos = [
         CachedPhoto.objects.create(
             user_id=ONE,
             title=f"p{number}",
@@ -120,7 +120,7 @@ def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
     list(CachedPhoto.objects.filter(user_id=ONE))
     CachedPhoto.objects.filter(user_id=ONE, pk=0).first()
     clock.ahead += LATER
-    return made
+    return photos
 
 
 def queries(run: Callable[[], Any], alias: str = SHARD[ONE]) -> int:

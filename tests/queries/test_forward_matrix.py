@@ -230,8 +230,8 @@ def test_as_on_one_database_or_refused(worlds: tuple[World, World], name: str) -
                 wrong.append(f"{label}: refused, and rows were written: {got.error!r}")
             if not any(remedy in str(got.error) for remedy in REMEDIES):
                 wrong.append(f"{label}: no remedy: {got.error!r}")
-        elif got.told() != expected.told():
-            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.told()!r}")
+        elif got.comparable() != expected.comparable():
+            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.comparable()!r}")
         elif got.rows != expected.rows:
             wrong.append(f"{label}: other rows: {got.rows!r}; not {expected.rows!r}")
     assert not wrong, "\n".join(wrong)

@@ -215,8 +215,8 @@ def test_as_on_one_database_or_refused(
                 wrong.append(f"{cell}: refused, and rows were written: {got.error!r}")
             if not any(remedy in str(got.error) for remedy in REMEDIES):
                 wrong.append(f"{cell}: no remedy: {got.error!r}")
-        elif got.told() != expected.told():
-            wrong.append(f"{cell}: {got.value!r}, {got.error!r}; not {expected.told()!r}")
+        elif got.comparable() != expected.comparable():
+            wrong.append(f"{cell}: {got.value!r}, {got.error!r}; not {expected.comparable()!r}")
         elif got.rows != expected.rows:
             wrong.append(f"{cell}: other rows: {got.rows!r}; not {expected.rows!r}")
     assert not wrong, "\n".join(wrong)

@@ -66,7 +66,7 @@ class World:
     def rows(self) -> dict[str, list[Any]]:
         """Return all rows of all tables, without the ids of automatic tables, which only count
         rows."""
-        found: dict[str, list[Any]] = {}
+        rows_by_table: dict[str, list[Any]] = {}
         for model in self.tables():
             columns = [f.column for f in model._meta.concrete_fields]
             if model._meta.auto_created:
@@ -77,8 +77,8 @@ class World:
             for alias in ("default",) if is_global else self.aliases or ():
                 with connections[alias].cursor() as cursor:
                     cursor.execute(sql)
-                    found.setdefault(model.__name__, []).extend(cursor.fetchall())
-        return {name: sorted(rows, key=repr) for name, rows in found.items()}
+                    rows_by_table.setdefault(model.__name__, []).extend(cursor.fetchall())
+        return {name: sorted(rows, key=repr) for name, rows in rows_by_table.items()}
 
     def fill(self) -> None:
         agents = {pk: self._create("Agent", id=pk, name=f"agent {pk}") for pk in (ONE, TWO, NEAR)}
@@ -142,7 +142,7 @@ class Outcome:
     def is_refusal(self) -> bool:
         return isinstance(self.error, ShardedOrmError)
 
-    def told(self) -> tuple[Any, str | None]:
+    def comparable(self) -> tuple[Any, str | None]:
         """The part that must be equal on both sides; for an error its class."""
         return self.value, type(self.error).__name__ if self.error is not None else None
 

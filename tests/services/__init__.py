@@ -27,9 +27,9 @@ def find_program(service: str, *names: str, folders: Sequence[str] = ()) -> str:
         [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", *folders]
     )
     for name in names:
-        found = shutil.which(name, path=path)
-        if found:
-            return found
+        program = shutil.which(name, path=path)
+        if program:
+            return program
     raise ServiceMissing(
         f"{service} is not installed: none of {list(names)!r} is on the PATH."
         " ./scripts/test installs what is missing on Debian."

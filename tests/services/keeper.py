@@ -43,8 +43,8 @@ def die_with_parent(how: int = signal.SIGKILL) -> None:
 def children_of(pid: int) -> list[int]:
     """Return the processes that ``pid`` has started or inherited (Linux only)."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as found:
-            return [int(child) for child in found.read().split()]
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            return [int(child) for child in children.read().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
 

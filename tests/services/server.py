@@ -89,7 +89,7 @@ class PrivateServer(ABC):
         if self.account is not None:
             user, group = self.account
             as_account = {"user": user, "group": group, "extra_groups": []}
-        made = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=self.folder,
             env={**os.environ, **(env or {})},
@@ -99,9 +99,9 @@ class PrivateServer(ABC):
             text=True,
             **as_account,
         )
-        if made.returncode:
+        if result.returncode:
             name = Path(command[0]).name
-            raise RuntimeError(f"{name} failed ({made.returncode}):\n{made.stdout}")
+            raise RuntimeError(f"{name} failed ({result.returncode}):\n{result.stdout}")
 
     # ##### Life and death #####
 

@@ -243,11 +243,11 @@ class Program:
         return statements
 
     def _asked(self) -> int:
-        asked = 0
+        statements = 0
 
         def count(execute: Any, *args: Any) -> Any:
-            nonlocal asked
-            asked += 1
+            nonlocal statements
+            statements += 1
             return execute(*args)
 
         with contextlib.ExitStack() as stack:
@@ -257,7 +257,7 @@ class Program:
                 assert len(self._works.page(user)) == PAGE
                 for pk in range(user * PHOTOS, (user + 1) * PHOTOS):
                     assert self._works.object(user, pk).pk == pk
-        return asked
+        return statements
 
     def _aliases(self) -> list[str]:
         if self._side.kind != "ours":

@@ -104,10 +104,10 @@ class Process:
             self._process.wait()
             self._errors.seek(0)
             raise NotAvailable((self._errors.read().strip().splitlines() or ["it ended"])[-1])
-        found = json.loads(line)
-        if isinstance(found, dict):
-            raise NotAvailable(found["error"])
-        return found
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            raise NotAvailable(answer["error"])
+        return answer
 
     def ask(self, *words: object) -> Any:
         self.order(*words)
@@ -189,21 +189,21 @@ class Bench:
                 if requirements
                 else sys.executable
             )
-        made = self.stack.enter_context(Process(self._pythons[name], self._sides[name]))
-        made.answer()
-        return made
+        process = self.stack.enter_context(Process(self._pythons[name], self._sides[name]))
+        process.answer()
+        return process
 
     def warm(self) -> Iterator[Line]:
         for process in self.running.values():
             process.order("warm")
         for name, process in list(self.running.items()):
             try:
-                asked = process.answer()
+                statements = process.answer()
             except NotAvailable as exc:
                 yield self._lost(name, exc)
                 continue
-            if asked and name != PLAIN:
-                yield Line("cache", name, f"is not warm: {asked} statements in a pass")
+            if statements and name != PLAIN:
+                yield Line("cache", name, f"is not warm: {statements} statements in a pass")
 
     def _lost(self, name: str, exc: NotAvailable) -> Line:
         self.running.pop(name, None)
@@ -237,9 +237,9 @@ def _bench(prefix: str) -> Iterator[Bench]:
         database = stack.enter_context(MariaDBServer(**durable))
         memcached = stack.enter_context(MemcachedServer())
         redis = stack.enter_context(RedisServer())
-        made = Bench(Path(folder), prefix, database, memcached, redis)
-        stack.enter_context(made.stack)
-        yield made
+        bench = Bench(Path(folder), prefix, database, memcached, redis)
+        stack.enter_context(bench.stack)
+        yield bench
 
 
 # ##### What is compared #####
@@ -256,10 +256,10 @@ class Column:
 
 
 def _columns(bench: Bench, work: str, limits: dict[str, float]) -> list[Column]:
-    found = [Column(name, it, work, limits.get(name)) for name, it in bench.running.items()]
+    columns = [Column(name, it, work, limits.get(name)) for name, it in bench.running.items()]
     if ours := bench.running.get(MEMCACHED):
-        found.append(Column(TWIN, ours, f"twin-{work}"))
-    return found
+        columns.append(Column(TWIN, ours, f"twin-{work}"))
+    return columns
 
 
 _FAR = ", servers apart"
@@ -298,12 +298,12 @@ def _lines(what: str, columns: list[Column], rounds: Rounds) -> Iterator[Line]:
             able.append(column)
         except NotAvailable as exc:
             yield Line(f"{what}: {column.name}", PLAIN, f"did not run: {exc}")
-    for column, found in _in_turns(able, rounds).items():
+    for column, measured in _in_turns(able, rounds).items():
         if column.name == PLAIN:
             continue
         goal = column.limit is not None
         title = f"{what}: {column.name}"
-        yield at_most(column.limit or 0, title, PLAIN, found, goal=goal)
+        yield at_most(column.limit or 0, title, PLAIN, measured, goal=goal)
 
 
 def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
@@ -331,7 +331,7 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
         for name in bench.running
     }
     reads: dict[str, list[float]] = {name: [] for name in crews}
-    asked: dict[str, list[float]] = {name: [] for name in crews}
+    selects_per_read: dict[str, list[float]] = {name: [] for name in crews}
     written: dict[str, list[float]] = {name: [] for name in crews}
     for number in range(max(3, rounds.count // 6) + 1):
         for name, (readers, writer) in crews.items():
@@ -343,7 +343,7 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
             writes = writer.answer()
             if number:  # the first round fills the caches of the process
                 reads[name].append(done / seconds)
-                asked[name].append((bench.selects() - before) / done)
+                selects_per_read[name].append((bench.selects() - before) / done)
                 written[name].append(writes / seconds)
     for name in crews:
         pairs = [
@@ -356,6 +356,6 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
             line = replace(line, to_reach="", reached=None)
         detail = (
             f"{median(reads[name]):,.0f} / {median(reads[PLAIN]):,.0f} reads/s,"
-            f" {median(written[name]):.0f} writes/s, {median(asked[name]):.3f} SELECTs a read"
+            f" {median(written[name]):.0f} writes/s, {median(selects_per_read[name]):.3f} SELECTs a read"
         )
         yield replace(line, detail=detail)

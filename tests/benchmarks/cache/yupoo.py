@@ -29,11 +29,11 @@ def revision_key(user: int) -> str:
 def get(user: int, pk: int) -> Photo:
     """Return the photo ``pk`` of ``user``."""
     key = object_key(user, pk)
-    found: Photo | None = cache.get(key)
-    if found is None:
-        found = Photo.objects.get(pk=pk)
-        cache.set(key, found)
-    return found
+    photo: Photo | None = cache.get(key)
+    if photo is None:
+        photo = Photo.objects.get(pk=pk)
+        cache.set(key, photo)
+    return photo
 
 
 def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
@@ -51,13 +51,13 @@ def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
         cache.set_many({object_key(user, row.pk): row for row in rows})
         return rows
     names = [object_key(user, pk) for pk in ids]
-    found = cache.get_many(names)
-    missing = [pk for pk, name in zip(ids, names, strict=True) if name not in found]
+    photos_by_name = cache.get_many(names)
+    missing = [pk for pk, name in zip(ids, names, strict=True) if name not in photos_by_name]
     if missing:
         fresh = {object_key(user, row.pk): row for row in Photo.objects.filter(pk__in=missing)}
         cache.set_many(fresh)
-        found.update(fresh)
-    return [found[name] for name in names if name in found]
+        photos_by_name.update(fresh)
+    return [photos_by_name[name] for name in names if name in photos_by_name]
 
 
 def change_revision(user: int) -> str:

@@ -156,12 +156,12 @@ class InterleavingHarness:
         self.alias = alias
         self.clock = Clock()
         self._rules: list[tuple[threading.Thread, str, str, Callable[[], Any]]] = []
-        found = runtime.cache()
-        assert found is not None
-        self.cache = found
+        client = runtime.cache()
+        assert client is not None
+        self.cache = client
         # Each alias has objects of its own, even if two aliases name the same server.
         self.servers: Sequence[CacheServer] = tuple(
-            dict.fromkeys((*found.object_servers, *found.list_servers))
+            dict.fromkeys((*client.object_servers, *client.list_servers))
         )
         #: In a process started by :meth:`begin_process`: that process.
         self.process: WorkerProcess | None = None
@@ -310,10 +310,10 @@ class InterleavingHarness:
         reader.memory = ProcessCache()
 
     def guards(self, *isolates: int | None) -> list[str]:
-        found = list(self.scope().guards)
+        names = list(self.scope().guards)
         for isolate in isolates:
-            found.append(self.scope(isolate).guards[-1])
-        return found
+            names.append(self.scope(isolate).guards[-1])
+        return names
 
     def scope(self, *isolate: int | None) -> Any:
         model = cached_model(CachedPhoto)
@@ -324,33 +324,33 @@ class InterleavingHarness:
         return model.scope(self.alias, key, model.isolate_token(isolate[0]))
 
     def open_markers(self, *isolates: int | None) -> list[guards.Marker]:
-        found: list[guards.Marker] = []
+        open_markers: list[guards.Marker] = []
         for server in self.servers:
             for raw in server.read(self.guards(*isolates))[0]:
                 if raw is not None:
-                    found += guards.parse(raw).open
-        return found
+                    open_markers += guards.parse(raw).open
+        return open_markers
 
     # Checks
 
-    def asked(self, read: Callable[[], Any]) -> tuple[Any, bool]:
+    def observe(self, read: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the result of ``read``, and whether it queried the database."""
-        asked: list[str] = []
+        statements: list[str] = []
 
         def note(execute: Any, sql: str, *args: Any) -> Any:
-            asked.append(sql)
+            statements.append(sql)
             return execute(sql, *args)
 
         with connections[self.alias].execute_wrapper(note):
-            found = read()
-        return found, any(CachedPhoto._meta.db_table in sql for sql in asked)
+            result = read()
+        return result, any(CachedPhoto._meta.db_table in sql for sql in statements)
 
     def reads(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
         """Check that ``read`` returns the committed state, cached or not."""
         for _ in range(times):
-            found = read()
-            if found != expected:
-                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+            result = read()
+            if result != expected:
+                raise Stale(f"{result!r} was read, but {expected!r} is committed")
 
     def warm(self, *reads: Callable[[], Any]) -> None:
         """Return when all reads are answered from the cache."""
@@ -360,9 +360,9 @@ class InterleavingHarness:
     def reads_again(self, read: Callable[[], Any], expected: Any) -> None:
         """Check that ``read`` returns the committed state and is cached again in the end."""
         for _ in range(20):
-            found, was_asked = self.asked(read)
-            if found != expected:
-                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+            result, was_asked = self.observe(read)
+            if result != expected:
+                raise Stale(f"{result!r} was read, but {expected!r} is committed")
             if not was_asked:
                 return
             # Beyond a quarantine, the age of an old marker, and the time of a lease.
@@ -389,8 +389,8 @@ def title(pk: int) -> str:
 
 
 def titles(album: int | None) -> list[str]:
-    found = CachedPhoto.objects.filter(user_id=USER, album_id=album).order_by("photo_id")
-    return [photo.title for photo in found]
+    photos = CachedPhoto.objects.filter(user_id=USER, album_id=album).order_by("photo_id")
+    return [photo.title for photo in photos]
 
 
 def all_titles() -> list[str]:

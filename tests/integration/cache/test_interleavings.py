@@ -256,7 +256,7 @@ def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
     harness.reads(lambda: titles(OTHER), [])
     harness.reads(lambda: count(OTHER), 0)
     # Nothing of this concerns a third album.
-    assert harness.asked(lambda: titles(THIRD)) == ([], False)
+    assert harness.observe(lambda: titles(THIRD)) == ([], False)
     marked.release()
     committed.wait()
     harness.reads(lambda: titles(ALBUM), [])
@@ -565,8 +565,8 @@ def test_a_rollback_marks_nothing(ready: InterleavingHarness) -> None:
         rename(pk)
         raise ZeroDivisionError
     assert "mark" not in ready.calls
-    assert ready.asked(lambda: title(pk)) == ("old", False)
-    assert ready.asked(all_titles) == (["old"], False)
+    assert ready.observe(lambda: title(pk)) == ("old", False)
+    assert ready.observe(all_titles) == (["old"], False)
 
 
 def test_a_rolled_back_savepoint_leaves_nothing_marked(ready: InterleavingHarness) -> None:

@@ -17,7 +17,7 @@ from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
 from tests.services.zookeeper import ZooKeeperServer
 
-_made_once: dict[str, bytes] = {}
+_content_by_name: dict[str, bytes] = {}
 
 
 class Site:
@@ -63,14 +63,13 @@ class Site:
     def _make_databases(self) -> None:
         """Create the databases. Commands do so once in a test run; after that, their files are
         copied."""
-        made = _made_once
-        if not made:
+        if not _content_by_name:
             for alias in ("default", "directory"):
                 self.manage("migrate", "--database", alias)
             self.manage("migrate_shards", "--create")
             for path in self.folder.rglob("*.sqlite3"):
-                made[str(path.relative_to(self.folder))] = path.read_bytes()
-        for name, content in made.items():
+                _content_by_name[str(path.relative_to(self.folder))] = path.read_bytes()
+        for name, content in _content_by_name.items():
             (self.folder / name).write_bytes(content)
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
@@ -139,13 +138,13 @@ class Site:
 
     def ranges(self) -> list[dict[str, Any]]:
         document = json.loads(self.document_file.read_text())
-        found: list[dict[str, Any]] = document["groups"]["photos"]["RANGES"]
-        return found
+        ranges: list[dict[str, Any]] = document["groups"]["photos"]["RANGES"]
+        return ranges
 
     def bounds(self) -> list[Any]:
         document = json.loads(self.document_file.read_text())
-        found: list[Any] = document["groups"]["photos"]["STRATEGY_OPTIONS"]["BOUNDS"]
-        return found
+        bounds: list[Any] = document["groups"]["photos"]["STRATEGY_OPTIONS"]["BOUNDS"]
+        return bounds
 
     def files(self) -> list[str]:
         """Return the names of the shards that exist on node ``two``."""

@@ -18,8 +18,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def fleet(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
     """Group ``shop`` of eight shards that are not created yet."""
-    with fleet_on(backend, request, tmp_path, shop=8) as made:
-        yield made
+    with fleet_on(backend, request, tmp_path, shop=8) as fleet:
+        yield fleet
 
 
 @pytest.fixture

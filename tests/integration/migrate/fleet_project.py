@@ -233,9 +233,9 @@ def fleet_on(
         engine = {"ENGINE": "sharded_orm.backends.sqlite3"}
         default = {**engine, "NAME": str(folder / "default.sqlite3")}
         nodes = {name: {**engine, "NAME": str(folder / name)} for name in NODES}
-        made = Fleet(folder, default, nodes, "", groups)
-        made.manage("migrate", "-v0")
-        yield made
+        fleet = Fleet(folder, default, nodes, "", groups)
+        fleet.manage("migrate", "-v0")
+        yield fleet
         return
     assert request is not None
     addresses: list[Address] = request.getfixturevalue("mariadb_nodes")
@@ -248,9 +248,9 @@ def fleet_on(
     default = {**servers[0], "NAME": f"{prefix}default"}
     try:
         _execute(addresses[0], f"CREATE DATABASE {prefix}default")
-        made = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
-        made.manage("migrate", "-v0")
-        yield made
+        fleet = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
+        fleet.manage("migrate", "-v0")
+        yield fleet
     finally:
         for address in addresses:
             for (name,) in _execute(address, f"SHOW DATABASES LIKE '{prefix}%'"):

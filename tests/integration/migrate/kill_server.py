@@ -124,23 +124,23 @@ def _listen_below(events: Events) -> None:
             return rows_in(self, schema, *statements)
         # The server may be killed, or a packet may end, between them.
         where = "copy" if schema.endswith("_rehearsal") else schema[schema.index("shop_") :]
-        found = []
+        rows = []
         for statement in statements:
             if not statement.startswith(_READS):
                 events(where, statement)
-            found += rows_in(self, schema, statement)
-        return found
+            rows += rows_in(self, schema, statement)
+        return rows
 
-    def made(*arguments: Any) -> None:
+    def recorded_make(*arguments: Any) -> None:
         events("copy", "MAKE")
         make(*arguments)
 
-    def dropped(*arguments: Any) -> None:
+    def recorded_drop(*arguments: Any) -> None:
         events("copy", "DROP")
         drop(*arguments)
 
     NodeSession.rows_in = one_by_one  # type: ignore[method-assign]
-    snapshot.make, snapshot.drop = made, dropped
+    snapshot.make, snapshot.drop = recorded_make, recorded_drop
 
 
 # ##### Weaker engines, to see that the tests see them #####
@@ -287,18 +287,18 @@ def look() -> dict[str, Any]:
             snapshot = connection.schema_snapshot()
         except (Error, ShardDatabaseMissing):
             continue  # not created yet
-        found: dict[str, Any] = {"definitions": dict(snapshot.definitions)}
+        content: dict[str, Any] = {"definitions": dict(snapshot.definitions)}
         if MigrationRecorder.Migration._meta.db_table in snapshot.definitions:
             rows = MigrationRecorder.Migration.objects.using(shard.alias)
-            found["records"] = sorted(map(list, rows.values_list("app", "name")))
+            content["records"] = sorted(map(list, rows.values_list("app", "name")))
         with connection.cursor() as cursor:
             for table in ("shop_log", "shop_order"):
                 if table in snapshot.definitions:
                     cursor.execute(f"SELECT * FROM {table} ORDER BY id")
                     names = [column[0] for column in cursor.description]
                     rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-                    found[table] = rows
-        shards[shard.alias] = found
+                    content[table] = rows
+        shards[shard.alias] = content
         connection.close()
     left = OperationStep.objects.filter(state__in=LEFT)
     return {

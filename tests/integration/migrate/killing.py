@@ -78,8 +78,8 @@ class Killing:
         assert done.status == -signal.SIGKILL, f"{moment} did not come: {done.err}"
 
     def look(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.run("look").json
-        return found
+        content: dict[str, Any] = self.run("look").json
+        return content
 
     # ##### To the end #####
 
@@ -175,16 +175,16 @@ class Killing:
 
         :param promised: return value of :meth:`look` after an undisturbed run.
         """
-        found = self.look()
+        content = self.look()
         for alias in aliases:
-            mine, theirs = found["shards"][alias], promised["shards"][alias]
+            mine, theirs = content["shards"][alias], promised["shards"][alias]
             words = sorted(row["word"] for row in mine["shop_log"])
             if words != kill_plan.WORDS:
                 raise NotAsItShouldBe(f"{alias}: {words}")
             for what in ("definitions", "records", "shop_order"):
                 if mine[what] != theirs[what]:
                     raise NotAsItShouldBe(f"{alias}: {mine[what]} instead of {theirs[what]}")
-        left = {name: found[name] for name in found if name != "shards" and found[name]}
+        left = {name: content[name] for name in content if name != "shards" and content[name]}
         if left:
             raise NotAsItShouldBe(f"left behind: {left}")
 
@@ -278,8 +278,8 @@ class Schemas(Store):
             for (name,) in self.rows(connection, f"SHOW DATABASES LIKE '{self._prefix}shop%'"):
                 statements += [f"CREATE DATABASE {name}", f"USE {name}"]
                 for (table,) in self.rows(connection, f"SHOW TABLES FROM {name}"):
-                    made = self.rows(connection, f"SHOW CREATE TABLE {name}.{table}")[0][1]
-                    statements.append(made)
+                    definition = self.rows(connection, f"SHOW CREATE TABLE {name}.{table}")[0][1]
+                    statements.append(definition)
                     for row in self.rows(connection, f"SELECT * FROM {name}.{table}"):
                         values = ", ".join(connection.literal(value).decode() for value in row)
                         statements.append(f"INSERT INTO {table} VALUES ({values})")
@@ -340,10 +340,10 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
                 "from django.conf import settings as s\nprint(s.DATABASES['default']['NAME'])"
             ).strip()
             store = Schemas(request.getfixturevalue("mariadb_nodes"), name.removesuffix("default"))
-        made = Killing(fleet, store, _serve(fleet))
+        killing = Killing(fleet, store, _serve(fleet))
         try:
             some = ("--shards", "0,1,3,4")
-            done = made.run("migrate_shards", "shop", "0001", "--create", *some)
+            done = killing.run("migrate_shards", "shop", "0001", "--create", *some)
             assert not done.status, done.err
             for number in (0, 1, 3, 4):
                 for title in ("one", "two"):
@@ -352,9 +352,9 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
                         f"INSERT INTO shop_order (user_id, title) VALUES ({number}, '{title}')",
                     )
             store.keep()
-            yield made
+            yield killing
         finally:
-            made.close()
+            killing.close()
             if isinstance(store, Schemas):
                 store.close()
 

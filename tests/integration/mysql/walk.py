@@ -226,10 +226,10 @@ def _part(connection: Any, part: str) -> Any:
 def _use(value: Any, path: str, connection: Any) -> None:
     """Call it, enter it, or read it to its end."""
     if callable(value) and not inspect.isclass(value):
-        given = arguments(connection) | PARTICULAR.get(path, {})
+        values = arguments(connection) | PARTICULAR.get(path, {})
         parameters = inspect.signature(value).parameters.values()
         value = value(**{
-            p.name: given[p.name]
+            p.name: values[p.name]
             for p in parameters
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         })  # fmt: skip

@@ -123,12 +123,12 @@ def scatter(folder: Path) -> None:
     from sharded_orm import runtime
     from tests.integration.promotion.entries.models import Entry
 
-    with open(folder / "scattered", "w") as told:
+    with open(folder / "scattered", "w") as counts:
         while not (folder / "stop").exists():
             shards = runtime.group("photos").count
             Entry.objects.scatter().count()
-            told.write(f"{shards}\n")
-            told.flush()
+            counts.write(f"{shards}\n")
+            counts.flush()
     connections.close_all()
 
 

@@ -64,8 +64,8 @@ class Done:
 
     @property
     def json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        value: dict[str, Any] = json.loads(self.out)
+        return value
 
 
 @dataclass
@@ -138,8 +138,8 @@ class Site:
         """Return the document in the source."""
         if self.setting["TOPOLOGY"]["SOURCE"] != SOURCE:
             return self.manage("topology", "pull").json
-        found: dict[str, Any] = json.loads(self.document_file.read_text())
-        return found
+        document: dict[str, Any] = json.loads(self.document_file.read_text())
+        return document
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
         """Have processes that start from now on read the topology from ZooKeeper."""

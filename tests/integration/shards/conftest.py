@@ -37,8 +37,8 @@ class Run:
 
     def row(self, *cells: str) -> list[str]:
         """Return the line of a table that begins with ``cells``."""
-        (found,) = (line for line in self.lines if line[: len(cells)] == list(cells))
-        return found
+        (line,) = (line for line in self.lines if line[: len(cells)] == list(cells))
+        return line
 
 
 @dataclass
@@ -171,15 +171,15 @@ class MariaDBFleet(Fleet):
 
         Statements that open a session are left out.
         """
-        found: list[str] = []
+        packets: list[str] = []
         self.on(node, "SET GLOBAL log_output = 'TABLE'", "TRUNCATE mysql.general_log",
                 "SET GLOBAL general_log = 1")  # fmt: skip
         try:
-            yield found
+            yield packets
         finally:
             self.on(node, "SET GLOBAL general_log = 0")
         log = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log"
-        found += [
+        packets += [
             sql.strip()
             for (sql,) in self.on(node, f"{log} WHERE command_type = 'Query'")
             if not sql.startswith(("SET ", "SELECT VERSION()"))
@@ -236,5 +236,5 @@ def sqlite_fleet(sqlite_template: Path, tmp_path: Path) -> Fleet:
 @pytest.fixture(params=["sqlite", "mysql"])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     """A migrated fleet. Tests must leave it unchanged."""
-    found: Fleet = request.getfixturevalue(f"{request.param}_fleet")
-    return found
+    fleet: Fleet = request.getfixturevalue(f"{request.param}_fleet")
+    return fleet

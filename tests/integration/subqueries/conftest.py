@@ -77,18 +77,18 @@ def store(trunks: Trunks, twigs: Twigs) -> None:
 
 def rows_of(models: Models) -> Any:
     """Return all rows; for rows on shards also whether each is on the shard of its key."""
-    found = []
+    tables = []
     for model, names in ((models.trunk, TRUNK), (models.twig, TWIG)):
         if models is PLAIN:
-            found.append(sorted(model.objects.values_list(*names)))
+            tables.append(sorted(model.objects.values_list(*names)))
             continue
         rows = []
         for alias in aliases():
             own = list(model.objects.using(alias).values_list(*names))
             assert all(alias_of(row[1]) == alias for row in own), own
             rows += own
-        found.append(sorted(rows))
-    return found
+        tables.append(sorted(rows))
+    return tables
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ class Run:
 
     @property
     def count(self) -> int:
-        found = re.search(r"^Ran (\d+) tests? in|\b(\d+) passed", self.output, re.MULTILINE)
-        return int(found[1] or found[2]) if found else 0
+        match = re.search(r"^Ran (\d+) tests? in|\b(\d+) passed", self.output, re.MULTILINE)
+        return int(match[1] or match[2]) if match else 0
 
 
 class Project:
@@ -106,7 +106,7 @@ class MySQLProject(Project):
     def schemas(self, *, drop: bool = False) -> set[str]:
         import MySQLdb
 
-        found = set()
+        schemas = set()
         for address in self.addresses:
             connection = MySQLdb.connect(**address.mysqldb())
             with connection.cursor() as cursor:
@@ -116,8 +116,8 @@ class MySQLProject(Project):
                 for name in ours if drop else ():
                     cursor.execute(f"DROP DATABASE `{name}`")
             connection.close()
-            found |= {name for name in ours if not name.startswith("test_project_default")}
-        return found
+            schemas |= {name for name in ours if not name.startswith("test_project_default")}
+        return schemas
 
 
 @pytest.fixture(params=["sqlite", "mysql"])

@@ -23,9 +23,9 @@ def in_order(count: int) -> Turns:
 
 @pytest.fixture
 def generator() -> Iterator[TicketGenerator]:
-    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
-    yield made
-    made.close()
+    generator = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
+    yield generator
+    generator.close()
 
 
 @pytest.fixture

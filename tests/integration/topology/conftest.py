@@ -105,7 +105,7 @@ def zk_site(
 def site_with_zookeeper(
     folder: Path, nodes: dict[str, dict[str, Any]], hosts: str, **options: Any
 ) -> Site:
-    given = {
+    source_options = {
         "HOSTS": hosts,
         # Each test has a tree of its own.
         "PATH": f"/{folder.name}",
@@ -114,4 +114,4 @@ def site_with_zookeeper(
         "WAIT": 20.0,
         **options,
     }
-    return Site(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": given})
+    return Site(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": source_options})

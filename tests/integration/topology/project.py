@@ -57,8 +57,8 @@ def place(alias: str = "photos_00000") -> str:
 
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT node FROM places_place")
-        ((found,),) = cursor.fetchall()
-    return str(found)
+        ((node,),) = cursor.fetchall()
+    return str(node)
 
 
 def row(connection: Any) -> str:
@@ -132,8 +132,8 @@ def queries(alias: str, function: Any) -> list[Any]:
     from django.test.utils import CaptureQueriesContext
 
     with CaptureQueriesContext(connections[alias]) as captured:
-        found = function()
-    return [found, len(captured)]
+        result = function()
+    return [result, len(captured)]
 
 
 def session() -> list[Any]:
@@ -269,11 +269,11 @@ def serve() -> None:
         names["answer"] = None
         try:
             exec(json.loads(line), names)
-            told = {"answer": names["answer"]}
+            answer = {"answer": names["answer"]}
         except Exception as exc:
             traceback.print_exc()
-            told = {"error": f"{type(exc).__name__}: {exc}"}
-        print(json.dumps(told), flush=True)
+            answer = {"error": f"{type(exc).__name__}: {exc}"}
+        print(json.dumps(answer), flush=True)
 
 
 def main() -> None:

@@ -24,10 +24,10 @@ def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = P
     """Call ``look`` until it returns something true, and return that. It polls, as there is no
     event."""
     end = time.monotonic() + patience
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < end, f"{what} did not happen within {patience:g} s"
         time.sleep(0.01)
-    return found  # type: ignore[return-value]  # not false
+    return result  # type: ignore[return-value]  # not false
 
 
 def document(
@@ -164,11 +164,11 @@ class Site:
     def push(self, content: dict[str, Any], *arguments: str, code: int = 0) -> Done:
         return self.topology("push", self.write(content), *arguments, code=code)
 
-    def told_version(self, pid: int) -> int | None:
+    def reported_version(self, pid: int) -> int | None:
         """Return the version that a process has reported to the source; None while it is not
         connected."""
-        told = self.topology("show", "--json").json["processes"]
-        return next((one["version"] for one in told if one["pid"] == pid), None)
+        processes = self.topology("show", "--json").json["processes"]
+        return next((process["version"] for process in processes if process["pid"] == pid), None)
 
     @contextlib.contextmanager
     def processes(self, count: int = 1) -> Iterator[list[SiteProcess]]:
@@ -215,9 +215,9 @@ class SiteProcess:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         assert line, f"the process ended:\n{self.log}"
-        told = json.loads(line)
-        assert "error" not in told, f"{told['error']}\n{self.log}"
-        return told["answer"]
+        answer = json.loads(line)
+        assert "error" not in answer, f"{answer['error']}\n{self.log}"
+        return answer["answer"]
 
     def ask(self, expression: str) -> Any:
         return self.run(f"answer = {expression}")

@@ -153,7 +153,7 @@ def test_an_error_that_nobody_expects_does_not_end_the_following(zk_site: Site) 
         process.wait_version(2)
         process.wait_log("a mistake of ours")
         # It tells its version when it has recovered.
-        wait_for(lambda: zk_site.told_version(process.popen.pid) == 2, "version 2 was told")
+        wait_for(lambda: zk_site.reported_version(process.popen.pid) == 2, "version 2 was told")
         zk_site.push(document(2))
         process.wait_version(3)
 
@@ -264,7 +264,7 @@ def test_a_start_without_servers_uses_the_last_good_copy(
             zk_site.source["OPTIONS"]["WAIT"] = 20
             zk_site.save()
             pid = process.popen.pid
-            wait_for(lambda: zk_site.told_version(pid) == 1, "it tells its version")
+            wait_for(lambda: zk_site.reported_version(pid) == 1, "it tells its version")
             zk_site.push(document(1, "one"))
             process.wait_version(2)
             assert process.ask("place()") == "one"
@@ -381,7 +381,7 @@ def test_a_forked_worker_follows_by_itself(zk_site: Site) -> None:
         assert process.ask("place()") == "one"
         child = process.ask("fork()")
         assert process.ask("of_child('place()')") == "one"
-        wait_for(lambda: zk_site.told_version(child) == 1, "the child tells its version")
+        wait_for(lambda: zk_site.reported_version(child) == 1, "the child tells its version")
         zk_site.push(document(1, "two"))
         for ask in (process.ask, lambda text: process.ask(f"of_child({text!r})")):
             wait_for(lambda ask=ask: ask("version()") == 2, "version 2 in use")

@@ -141,9 +141,9 @@ def one_look() -> None:
     seen: dict[str, bytes | None] = {}
 
     def read(method: Any, server: Any, names: Any, objects: Any = (), again: Any = ()) -> Any:
-        values, found, _ = method(server, names, objects, again)
+        values, entries, _ = method(server, names, objects, again)
         seen.update(zip(names, values, strict=True))
-        return values, found, [seen.get(name) for name in again]
+        return values, entries, [seen.get(name) for name in again]
 
     _methods("read", read)
 

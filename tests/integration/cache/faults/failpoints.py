@@ -37,12 +37,12 @@ def servers() -> list[Any]:
 
     assert memcached
     assert redis
-    found, todo = [], [base.CacheServer]
+    classes, todo = [], [base.CacheServer]
     while todo:
         kind = todo.pop()
         todo += kind.__subclasses__()
-        found.append(kind)
-    return found
+        classes.append(kind)
+    return classes
 
 
 def wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:

@@ -47,12 +47,12 @@ def counts() -> dict[str, int]:
 
     cache = runtime.cache()
     assert cache is not None
-    found = dict.fromkeys(COUNTED, 0)
+    totals = dict.fromkeys(COUNTED, 0)
     for label in ("faults.Item", "faults.Notice"):
         counted = cache.statistics.counted(cache.type_name(label))
         for field in COUNTED:
-            found[field] += counted[field]
-    return found
+            totals[field] += counted[field]
+    return totals
 
 
 def hits(counted: dict[str, int]) -> int:

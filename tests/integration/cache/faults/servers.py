@@ -128,19 +128,19 @@ class Memcached(CacheServer):
             socket.create_connection((HOST, self.server.port), timeout=PATIENCE) as connection,
             connection.makefile("rwb") as stream,
         ):
-            found: list[str] = []
+            names: list[str] = []
             stream.write(b"lru_crawler metadump all\r\n")
             stream.flush()
             for line in stream:
                 if line.startswith(b"key="):
-                    found.append(unquote(line.split()[0].removeprefix(b"key=").decode()))
+                    names.append(unquote(line.split()[0].removeprefix(b"key=").decode()))
                 elif line.startswith(b"BUSY"):  # the server is looking for expired entries
                     stream.write(b"lru_crawler metadump all\r\n")
                     stream.flush()
                 else:
                     assert line == b"END\r\n", line
                     break
-        return found
+        return names
 
     def delete(self, names: Iterable[str]) -> None:
         with self._client() as client:
@@ -187,16 +187,18 @@ class Redis(CacheServer):
             return [name.decode() for name in client.scan_iter(count=1000)]
 
     def delete(self, names: Iterable[str]) -> None:
-        if found := list(names):
+        if existing := list(names):
             with self._client() as client:
-                client.delete(*found)
+                client.delete(*existing)
 
     def evict(self, names: Iterable[str], prefix: str) -> int:
         # A name may contain more about this server.
         patterns = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
-        found = [name for name in self.names() if any(each.search(name) for each in patterns)]
-        self.delete(found)
-        return len(found)
+        matching = [
+            name for name in self.names() if any(pattern.search(name) for pattern in patterns)
+        ]
+        self.delete(matching)
+        return len(matching)
 
     def flush(self) -> None:
         with self._client() as client:

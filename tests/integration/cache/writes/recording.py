@@ -42,8 +42,8 @@ class Recorder(CacheServer):
     def read(self, names: Any, objects: Any = (), again: Any = ()) -> Any:
         return self._run("read", names, lambda: self.inner.read(names, objects, again))
 
-    def lease(self, objects: Any, found: Any) -> Any:
-        return self.inner.lease(objects, found)
+    def lease(self, objects: Any, read: Any) -> Any:
+        return self.inner.lease(objects, read)
 
     def fill(self, entries: Any, ttl: float, again: Any = ()) -> Any:
         names = [entry.name for entry in entries]

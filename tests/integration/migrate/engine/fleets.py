@@ -88,8 +88,8 @@ class Fleet:
             migrator.settle(run.step(self.shard(number).alias), done)
 
     def schema(self, number: int) -> SchemaSnapshot:
-        found: SchemaSnapshot = self.connection(number).schema_snapshot()
-        return found
+        snapshot: SchemaSnapshot = self.connection(number).schema_snapshot()
+        return snapshot
 
     def applied(self, number: int) -> list[tuple[str, str]]:
         """Return the applied migrations, in the order of their records."""
@@ -120,14 +120,14 @@ class Fleet:
 
 def nodes(folder: Path) -> dict[str, dict[str, Any]]:
     """Return settings of two nodes like those of the test settings."""
-    found = {}
+    nodes = {}
     for name, node in zip(
         ("fleet_1", "fleet_2"), settings.SHARDED_ORM["NODES"].values(), strict=True
     ):
-        found[name] = complete(dict(node))
+        nodes[name] = complete(dict(node))
         if node.get("NAME"):
-            found[name]["NAME"] = str(folder / name)
-    return found
+            nodes[name]["NAME"] = str(folder / name)
+    return nodes
 
 
 _FIRST = """
@@ -201,10 +201,12 @@ class Migrations:
 def global_database(folder: Path) -> Iterator[None]:
     """Replace ``default`` by an empty database, in all threads."""
     settings_before, connection_before = connections.settings["default"], connections["default"]
-    made = dict(settings_before)
+    settings = dict(settings_before)
     is_mysql = connection_before.vendor == "mysql"
-    made["NAME"] = f"fleet_{os.getpid()}_default" if is_mysql else str(folder / "default.sqlite3")
-    connections.settings["default"] = made
+    settings["NAME"] = (
+        f"fleet_{os.getpid()}_default" if is_mysql else str(folder / "default.sqlite3")
+    )
+    connections.settings["default"] = settings
     del connections["default"]
     connection: Any = connections["default"]
     try:
@@ -240,13 +242,13 @@ def fleet(folder: Path) -> Iterator[Fleet]:
         )
     )
     connections.settings[GROUP] = complete(runtime.group_settings(group))
-    made = Fleet(group)
+    fleet = Fleet(group)
     try:
         with global_database(folder), modify_settings(INSTALLED_APPS={"append": "tests.fleet"}):
             call_command("migrate", "sharded_orm", database="default", verbosity=0)
-            yield made
+            yield fleet
     finally:
-        made.drop()
+        fleet.drop()
         connections[GROUP].close()
         del connections[GROUP]
         del connections.settings[GROUP]

@@ -41,8 +41,8 @@ def on(owner: int) -> Any:
 def texts(owner: int) -> list[str]:
     """Return the notes on the shard of ``owner``, with those of other owners and of the
     migration."""
-    found = Note.objects.using(on(owner).alias).order_by("text")
-    return list(found.values_list("text", flat=True))
+    notes = Note.objects.using(on(owner).alias).order_by("text")
+    return list(notes.values_list("text", flat=True))
 
 
 def committed(owner: int) -> list[str]:

@@ -20,11 +20,11 @@ _SECONDS_BEFORE_INTERRUPTION = 0.3
 def _obey(project: Project, orders: Any) -> None:
     project.configure()
     generator = project.generator()
-    told: list[str] = []
+    messages: list[str] = []
     logger = logging.getLogger("sharded_orm.tickets")
     logger.setLevel(logging.INFO)
     listener = logging.Handler()
-    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(listener)
     work = {
         "take": lambda *order: list(generator.take(*order)),
@@ -41,8 +41,8 @@ def _obey(project: Project, orders: Any) -> None:
             answer = work[kind](*order)
         except Exception as exc:
             answer = Refused(type(exc).__name__, str(exc))
-        orders.send((answer, told[:]))
-        del told[:]
+        orders.send((answer, messages[:]))
+        del messages[:]
 
 
 def _in_threads(generator: Any, sequence: str, threads: int) -> list[int]:
@@ -133,8 +133,8 @@ class TicketClient:
     def _order(self, *order: Any) -> Any:
         self._orders.send(order)
         assert self._orders.poll(PATIENCE), f"no answer to {order!r}"
-        answer, told = self._orders.recv()
-        self.log += told
+        answer, messages = self._orders.recv()
+        self.log += messages
         if isinstance(answer, Refused):
             raise answer
         return answer

@@ -101,11 +101,11 @@ def lose(server: TicketServer, name: str) -> None:
 
 @contextmanager
 def generator_of(aliases: Sequence[str]) -> Iterator[TicketGenerator]:
-    made = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
+    generator = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
     try:
-        yield made
+        yield generator
     finally:
-        made.close()
+        generator.close()
 
 
 @contextmanager

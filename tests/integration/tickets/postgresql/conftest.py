@@ -56,9 +56,9 @@ def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
 
 @pytest.fixture
 def session(connect: Opener) -> Any:
-    made = connect()
-    made.create_catalog(soon())
-    return made
+    session = connect()
+    session.create_catalog(soon())
+    return session
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def row(session: Any) -> SequenceRow:
 
 
 def begin(session: Any, value: int = 0) -> SequenceRow:
-    made: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
-    return made
+    row: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
+    return row
 
 
 def take(session: Any, row: SequenceRow, count: int = 1) -> Sequence[int]:

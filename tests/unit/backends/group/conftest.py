@@ -97,10 +97,10 @@ def folder(
 
 @pytest.fixture
 def shards(folder: Topology) -> Shards:
-    found = Shards(folder)
+    shards = Shards(folder)
     for number in range(4):
-        found.make_table(number)
-    return found
+        shards.make_table(number)
+    return shards
 
 
 def _drop_wrappers() -> None:
