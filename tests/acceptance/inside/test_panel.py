@@ -1,4 +1,4 @@
-"""The debug panel: what it tells, and to whom."""
+"""The debug panel: its content, and who sees it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_cache_hits_by_level() -> None:
     cache: Any = runtime.cache()
     album, photo = (f"{cache.prefix}photos.{name}" for name in ("Album", "Photo"))
     with recording() as recorded:
-        # As inside a test there is a transaction, nothing is read from the cache.
+        # A test runs in a transaction, so nothing is read from the cache.
         cache.statistics.add(album, l1_hits=1, list_hits=2)
         cache.statistics.add(album, object_misses=4, bypasses=8)
         cache.statistics.add(photo, object_hits=16, fills=32)

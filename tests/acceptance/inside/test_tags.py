@@ -1,4 +1,4 @@
-"""Tags of a photo, of a user, and of everybody."""
+"""Tags of a photo, of a user, and of all users."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The interleavings in which weaker protocols serve what a commit has replaced.
+"""The interleavings in which weaker protocols serve rows from before a commit.
 
-Each scenario is played with the protocol as it is, on every kind of store, and once more
-with the guard measure that it is about taken away: then something stale must be read, or
-the scenario would prove nothing.
+Each scenario runs with the protocol as it is, on every kind of store. It then runs without the
+measure that it is about: then a stale answer must be read, or the scenario would prove nothing.
 """
 
 from __future__ import annotations
@@ -59,14 +58,15 @@ STORES = ["local", "memcached", "redis", "separate", "aliases"]
 
 @pytest.fixture(params=STORES)
 def stores(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cache servers; separate ones for objects and lists, and one under two aliases, too."""
+    """Cache servers; also separate ones for objects and lists, and one under two aliases."""
     own: dict[str, Any] = {}
     if request.param == "local":
         backend = "django.core.cache.backends.locmem.LocMemCache"
         own["local"] = {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
     if request.param == "aliases":
         entry = request.getfixturevalue("memcached").django()
-        # Named twice: not the same servers as those of the other alias, but for each place it is.
+        # The same server is named twice: these are not the servers of the other alias, but they
+        # share their data.
         own["another"] = {**entry, "LOCATION": [entry["LOCATION"]] * 2}
     if request.param in ("memcached", "separate", "aliases"):
         own["memcached"] = request.getfixturevalue("memcached").django()
@@ -74,7 +74,7 @@ def stores(request: pytest.FixtureRequest) -> Iterator[None]:
         own["redis"] = request.getfixturevalue("redis_server").django()
     first, *others = own
     config = {**settings.SHARDED_ORM["CACHE"], "OBJECTS": first, "LISTS": [first, *others][-1]}
-    config["TIMEOUT"] = 1.0  # Two processors are shared by all tests.
+    config["TIMEOUT"] = 1.0  # two processors are shared by all tests
     with override_settings(
         CACHES={**settings.CACHES, **own},
         SHARDED_ORM={**settings.SHARDED_ORM, "CACHE": config},
@@ -90,11 +90,11 @@ def harness(stores: None, transactional_db: None) -> InterleavingHarness:
     return InterleavingHarness(ALIAS)
 
 
-# The scenarios. What a measure prevents shows as Stale.
+# The scenarios. Without the measure, Stale is raised.
 
 
 def late_fill(harness: InterleavingHarness) -> None:
-    """A reader stores what it has read before the commit, after the objects were deleted."""
+    """A reader stores a row that it read before the commit, after the objects were deleted."""
     pk = harness.photo("old")
     harness.settle()
     reader, filling = harness.begin(lambda: title(pk), ("before", "fill"))
@@ -107,7 +107,7 @@ def late_fill(harness: InterleavingHarness) -> None:
 
 
 def late_fill_of_a_list(harness: InterleavingHarness) -> None:
-    """The same of a list and its objects."""
+    """A reader stores a list and its objects late."""
     pk = harness.photo("old")
     harness.warm(all_titles)
     harness.delete_object(pk)
@@ -122,7 +122,7 @@ def late_fill_of_a_list(harness: InterleavingHarness) -> None:
 
 
 def late_fill_with_the_lease_of_another(harness: InterleavingHarness) -> None:
-    """While the late one waits, another reader leases the same object."""
+    """While the late reader waits, another reader leases the same object."""
     pk = harness.photo("old")
     harness.settle()
     first, first_fills = harness.begin(lambda: title(pk), ("before", "fill"))
@@ -151,7 +151,8 @@ def killed_before_closing(harness: InterleavingHarness) -> None:
 
 
 def killed_and_repaired_by_a_list(harness: InterleavingHarness) -> None:
-    """The first to repair asks for a count, perhaps under another alias of the same server."""
+    """The first reader to repair asks for a count, perhaps under another alias of the same
+    server."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), lambda: count(ALBUM))
     harness.killed(lambda: rename(pk), die=("before", "finish"))
@@ -163,7 +164,7 @@ def killed_and_repaired_by_a_list(harness: InterleavingHarness) -> None:
 
 
 def killed_before_commit(harness: InterleavingHarness) -> None:
-    """A writer is killed when it has marked, and its transaction never happens."""
+    """A writer is killed after it has marked, and its transaction never happens."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
     harness.killed(lambda: rename(pk), die=("after", "announce"))
@@ -174,7 +175,7 @@ def killed_before_commit(harness: InterleavingHarness) -> None:
 
 
 def evicted_between_mark_and_commit(harness: InterleavingHarness) -> None:
-    """… with two readers, and the writer is killed: nobody knows of the write any more."""
+    """Two readers read in between, and the writer is killed: nobody knows of the write any more."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
     writer = harness.begin_process(
@@ -195,7 +196,7 @@ def evicted_between_mark_and_commit(harness: InterleavingHarness) -> None:
 
 
 def evicted_after_a_kill(harness: InterleavingHarness) -> None:
-    """The marker of a killed writer is evicted: the guard that is made anew is another one."""
+    """The marker of a killed writer is evicted: the new guard has another generation."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
     harness.killed(lambda: rename(pk), die=("before", "finish"))
@@ -208,7 +209,7 @@ def evicted_after_a_kill(harness: InterleavingHarness) -> None:
 
 
 def two_writers_at_once(harness: InterleavingHarness) -> None:
-    """One closes its marker while the other is between COMMIT and closing."""
+    """One writer closes its marker while the other is between COMMIT and closing."""
     one, other = harness.photo("one"), harness.photo("other")
     harness.warm(lambda: title(one), lambda: title(other), all_titles)
     slow, marked, committed = harness.begin(
@@ -216,7 +217,7 @@ def two_writers_at_once(harness: InterleavingHarness) -> None:
     )
     marked.wait()
     if connections[ALIAS].vendor == "sqlite":
-        # One writer at a time: the fast one is a transaction that changed nothing after all.
+        # One writer at a time: the fast one is a transaction that changes nothing in the end.
         with transaction.atomic(using=ALIAS):
             writes_of(connections[ALIAS]).touch(harness.scope(), [str(other)])  # type: ignore[union-attr]
         expected = "other"
@@ -244,7 +245,7 @@ def a_guard_is_never_what_it_was(harness: InterleavingHarness) -> None:
 
 
 def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
-    """A row leaves the list of one album for that of another; the writer is slow."""
+    """A row leaves the list of one album for the list of another; the writer is slow."""
     pk = harness.photo("photo", ALBUM)
     harness.warm(lambda: titles(ALBUM), lambda: titles(OTHER), lambda: count(ALBUM))
     harness.warm(lambda: count(OTHER), lambda: titles(THIRD))
@@ -255,7 +256,7 @@ def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
     harness.reads(lambda: titles(ALBUM), ["photo"])
     harness.reads(lambda: titles(OTHER), [])
     harness.reads(lambda: count(OTHER), 0)
-    # Nothing of this concerns a third album.
+    # The third album is not affected.
     assert harness.observe(lambda: titles(THIRD)) == ([], False)
     marked.release()
     committed.wait()
@@ -273,7 +274,7 @@ def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
 
 
 def moves_and_is_killed(harness: InterleavingHarness) -> None:
-    """The same, and the writer never closes."""
+    """A row leaves one album for another, and the writer never closes its markers."""
     pk = harness.photo("photo", ALBUM)
     harness.warm(lambda: titles(ALBUM), lambda: titles(OTHER))
     writer = harness.begin_process(
@@ -304,7 +305,7 @@ def unlisted_rows_and_a_kill(harness: InterleavingHarness) -> None:
 
 
 def stopped_for_long_after_marking(harness: InterleavingHarness) -> None:
-    """A writer stands still for a minute; it marks again before it commits."""
+    """A writer is stopped for a minute; it marks again before it commits."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
     writer, marked, committed = harness.begin(
@@ -328,7 +329,7 @@ def stopped_for_long_after_marking(harness: InterleavingHarness) -> None:
 
 
 def stopped_for_long_before_commit(harness: InterleavingHarness) -> None:
-    """Only the database knows that the writer lives: a COMMIT may be under way for long."""
+    """Only the database knows that the writer lives: a COMMIT may take long."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
     writer, announced, committed = harness.begin(
@@ -350,7 +351,7 @@ def stopped_for_long_before_commit(harness: InterleavingHarness) -> None:
 
 
 def list_and_objects_of_one_state(harness: InterleavingHarness) -> None:
-    """Between the list and its objects, a row leaves the list and is cached as it is now."""
+    """Between the list and its objects, a row leaves the list and is cached in its new state."""
     pk = harness.photo("here", ALBUM)
     harness.warm(lambda: titles(ALBUM), lambda: title(pk))
     harness.forget_lists()
@@ -370,7 +371,7 @@ def list_and_objects_of_one_state(harness: InterleavingHarness) -> None:
 
 
 def two_versions_of_the_code(harness: InterleavingHarness) -> None:
-    """In a deploy, processes of the old and of the new model write the same row."""
+    """During a deployment, processes of the old and of the new model write the same row."""
     pk = harness.photo("v0")
 
     def one() -> str:
@@ -413,17 +414,17 @@ def two_versions_of_the_code(harness: InterleavingHarness) -> None:
 
 
 def be_another_version() -> None:
-    """From now on, this process has another model of the same name."""
+    """Give this process another model of the same name."""
     fingerprint = cached_model.fingerprint
     cached_model.fingerprint = lambda model: fingerprint(model)[::-1]
     cached_model.forget()
 
 
-# Ablations of our own.
+# Ablations for these scenarios only.
 
 
 def one_look() -> None:
-    """A worker believes what it has first seen of a guard."""
+    """A reader keeps the first state that it has seen of a guard."""
     seen = threading.local()
 
     def read(method: Any, server: Any, names: Any, objects: Any = (), again: Any = ()) -> Any:
@@ -454,7 +455,8 @@ def names_of_versions() -> None:
 
 OWN_ABLATIONS = {made.__name__: made for made in (one_look, names_of_versions)}
 
-#: With what taken away (above, or in tests.integration.cache.faults.ablations) it goes wrong.
+#: The ablations (above, or in tests.integration.cache.faults.ablations) with which each scenario
+#: goes wrong.
 SCENARIOS: dict[Callable[[InterleavingHarness], None], list[str]] = {
     late_fill: ["no_lease"],
     late_fill_of_a_list: ["no_lease"],
@@ -495,7 +497,7 @@ def _cases(*, with_ablations: bool) -> list[Any]:
         marks = [pytest.mark.mysql_settings] * (scenario is stopped_for_long_before_commit)
         for store in STORES:
             if store == "local" and scenario in FORKING:
-                continue  # Each process has a memory of its own.
+                continue  # each process has a memory of its own
             name = f"{store}-{scenario.__name__}"
             if not with_ablations:
                 cases.append(pytest.param(store, scenario, marks=marks, id=name))
@@ -524,7 +526,7 @@ def test_each_measure_is_needed(
     harness: InterleavingHarness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a process of its own, as an ablation replaces parts of the library."""
+    """Runs in a process of its own, as an ablation replaces parts of the library."""
     connections.close_all()
     pid = os.fork()
     if pid == 0:
@@ -539,7 +541,7 @@ def test_each_measure_is_needed(
             status = 2
         except Stale:
             status = 0
-        except BaseException:  # whatever it is, the parent tells that it failed
+        except BaseException:  # the parent reports any failure
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -548,7 +550,7 @@ def test_each_measure_is_needed(
     assert status == 0
 
 
-# What transactions leave behind.
+# Markers and guards after a transaction.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is particular to memcached: times to live, its limits, what a full one does."""
+"""Memcached only: times to live, its limits, and a full server."""
 
 from __future__ import annotations
 

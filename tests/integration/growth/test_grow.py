@@ -134,7 +134,7 @@ def test_what_makes_no_sense(site: Site, arguments: list[str], message: str) -> 
     assert message in site.grow(*arguments, code=1).err
     assert len(site.ranges()) == 1
     assert site.files() == []
-    site.grow()  # Nothing is in the way.
+    site.grow()  # it is allowed again
 
 
 @pytest.mark.parametrize("source", ["static", "file"])

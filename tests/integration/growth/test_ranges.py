@@ -1,4 +1,4 @@
-"""Opening, closing and weighing ranges."""
+"""Opening, closing and weighting ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group grows while a process does not follow."""
+"""A group grows while a process does not follow the topology."""
 
 from __future__ import annotations
 

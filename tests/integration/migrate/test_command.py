@@ -39,7 +39,7 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
     assert done.out == "4 shards are migrated.\n"
     assert fleet.columns() == dict.fromkeys(shards(0, 1, 2, 6), FIRST)
 
-    # Those that exist are migrated although others are missing.
+    # Existing shards are migrated although others are missing.
     fleet.migration("0002_note", ADD_NOTE)
     done = fleet.manage("migrate_shards", "--node", "one", status=1)
     assert "shop: shards that do not exist: 3 (1)." in done.err
@@ -167,7 +167,7 @@ def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
 def test_three_of_64_shards_fail_and_are_mended(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The others are migrated; each failure is one line; the rerun does the three."""
+    """The other shards are migrated; each failure is one line; the rerun migrates the three."""
     with fleet_on(backend, request, tmp_path, shop=64) as fleet:
         fleet.manage("migrate_shards", "--create")
         fleet.migration("0002_note", ADD_NOTE)
@@ -287,7 +287,7 @@ def test_a_bar_on_a_terminal(fleet: Fleet) -> None:
     process = fleet.start("migrate_shards", "--create", stderr=theirs)
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # How Linux tells that the other end was closed.
+    with contextlib.suppress(OSError):  # on Linux this says that the other end was closed
         while part := os.read(ours, 10_000):
             seen += part
     os.close(ours)

@@ -1,4 +1,4 @@
-"""A primary that is dead."""
+"""Promotions while the primary is down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_what_has_arrived_is_kept_and_the_rest_is_told(site: Site) -> None:
     wait_until_equal(site.pair)
     received = site.logged("first")
     execute(site.pair.second, "STOP SLAVE IO_THREAD")
-    site.write_a_row(2)  # Nobody but the old primary will ever know.
+    site.write_a_row(2)  # only the old primary has this row
     site.pair.first.kill()
     execute(site.pair.second, "START SLAVE IO_THREAD")
     report = site.promote("--force", "--no-input", "--json").json
@@ -79,7 +79,7 @@ def test_writers_go_on(site: Site) -> None:
         site.promote("--force", "--no-input")
         for number in writers.numbers:
             writers.wait_for_more(number)
-    # Those that were acknowledged by the new primary are there.
+    # The rows acknowledged by the new primary are there.
     rows = site.rows("second")
     for number in writers.numbers:
         assert {row for _, row in writers.acknowledged(number)[-20:]} <= rows

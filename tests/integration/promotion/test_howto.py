@@ -1,4 +1,4 @@
-"""What the how-to shows is what is printed."""
+"""The output in the how-to is the output of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.services.replication import wait_until_equal
 
 
 def shown(command: str) -> list[str]:
-    """The lines below a command in the how-to, as :func:`normal` has them."""
+    """Return the lines below a command in the how-to, normalized by :func:`normal`."""
     for block in blocks(DOCS / "howto" / "promote.md"):
         first, _, rest = block.code.partition("\n")
         if first == f"$ python manage.py shards promote {command}":
@@ -19,7 +19,7 @@ def shown(command: str) -> list[str]:
 
 
 def normal(text: str) -> list[str]:
-    """Lines without what is another each time: positions and seconds."""
+    """Return lines without the parts that differ each time: positions and seconds."""
     text = re.sub(r"\b\d+-\d+-\d+\b", "POSITION", text)
     return re.sub(r"\b\d+(\.\d+)? s\b", "SECONDS", text).splitlines()
 

@@ -20,7 +20,7 @@ PUBLISHED = "end:switching"
 
 
 def _marked(places: list[str]) -> list[Any]:
-    """The ends of phases take their time: they are for a long run, but for the last."""
+    """Mark ends of phases as long-run tests except the last, as they take their time."""
     return [
         pytest.param(
             place, marks=[pytest.mark.long] if "end" in place and place != PUBLISHED else []
@@ -30,7 +30,7 @@ def _marked(places: list[str]) -> list[Any]:
 
 
 def unmistakable(site: Site) -> bool:
-    """Nobody may write to a server that the map does not name, or will not be named."""
+    """Check that nobody can write to a server that the map does not name, or will not name."""
     first, second = not site.is_read_only("first"), not site.is_read_only("second")
     return not (first and second)
 
@@ -53,7 +53,7 @@ def test_killed_and_undone(site: Site, place: str) -> None:
     site.promote_and_die(place)
     assert site.promote("--abort", "--json").json["outcome"] == "undone"
     assert site.is_as_before()
-    # It works as if nothing had been: rows arrive, and it can be promoted.
+    # The pair works as before: rows arrive, and it can be promoted.
     site.write_a_row(2)
     wait_until_equal(site.pair)
     assert site.rows("second") == {1, 2}
@@ -124,7 +124,7 @@ def test_killed_while_it_is_undone(site: Site, then: str) -> None:
 
 def test_a_publication_in_flight_cannot_follow_an_undo(site: Site) -> None:
     site.promote_and_die("begin:switching")
-    late = site.document()["version"] + 1  # What the killed process may have sent.
+    late = site.document()["version"] + 1  # the killed process may have sent it
     site.promote("--abort")
     assert site.document()["version"] >= late
     assert site.is_as_before()
@@ -152,7 +152,7 @@ def test_a_published_map_whose_answer_was_lost(site: Site) -> None:
 def test_a_source_that_publishes_nothing(site: Site) -> None:
     site.trouble("refused")
     assert "--abort" in site.promote(code=1).err
-    # Whether something is on its way is not known: nobody may write.
+    # It is not known whether a document is on its way, so nobody may write.
     assert site.is_read_only("first")
     site.trouble("")
     site.promote("--abort")
@@ -199,7 +199,7 @@ def test_a_journal_that_cannot_be_told_that_all_is_undone(site: Site) -> None:
     assert not done.json["settled"]
     assert "the topology was changed meanwhile" in done.err
     assert "the journal is full" in done.err
-    # Nobody is sent to mend servers that are as before.
+    # The message does not ask to repair servers that are as before.
     assert "Everything is as before" in done.err
     assert "are refused" not in done.err
     assert site.are_as_before()
@@ -221,7 +221,7 @@ def test_a_replica_that_dies_meanwhile_keeps_nobody_from_writing(site: Site) -> 
 
 
 def test_a_replica_that_stays_behind_is_undone_in_time(site: Site) -> None:
-    # Its replication waits for a lock; it is up to date when the promotion begins.
+    # Its replication waits for a lock; it was up to date when the promotion began.
     site.write_a_row(1)
     wait_until_equal(site.pair)
     site.promote_and_die("begin:fencing")

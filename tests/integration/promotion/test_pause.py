@@ -1,4 +1,4 @@
-"""How long writes were refused, when it took more than one process."""
+"""How long writes were refused, if the promotion took more than one process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_the_pause_ends_when_the_map_is_published(site: Site) -> None:
 
 
 def test_the_end_of_the_pause_is_not_known_to_the_millisecond(site: Site) -> None:
-    """The process that published the map was killed before it could tell the journal."""
+    """The process that published the map was killed before it could record that in the journal."""
     began = time.time()
     site.promote_and_die("end:switching")
     killed = time.time()
-    # Finishing is killed once more: the most that it can have been does not grow any more.
+    # A second process is killed, too: the upper bound of the pause does not grow any more.
     site.promote_and_die("begin:switched")
     found = time.time()
     report = site.promote("--json").json

@@ -1,4 +1,4 @@
-"""A promotion in order, with writers that go on writing."""
+"""A promotion without faults, while writers go on writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute
 
-# A process that does not get the new map, and reads what is on the old primary.
+# A process that does not get the new map, and reads from the old primary.
 LAGGING = """
 runtime.topology()
 runtime.source().stop()
@@ -34,7 +34,7 @@ def test_no_acknowledged_write_is_lost(site: Site) -> None:
     for number in writers.numbers:
         acknowledged = {row for _, row in writers.acknowledged(number)}
         assert acknowledged <= rows
-        # Refused by the fence, before or at COMMIT; nothing else happens to anybody.
+        # Refused by the fence, before or at COMMIT; there are no other errors.
         assert {code for _, code, _ in writers.errors(number)} <= {1290}
     # Nothing has reached the old primary since its last position was read.
     assert site.logged("first") == after == report["position"]
@@ -75,7 +75,7 @@ def test_there_and_back(site: Site) -> None:
 
 
 def test_a_pair_in_a_ring(site: Site) -> None:
-    """Each replicates from the other, as where each is the primary of some ranges."""
+    """Each replicates from the other, as if each were the primary of some ranges."""
     for which, domain in (("first", 1), ("second", 2)):
         execute(getattr(site.pair, which), f"SET GLOBAL gtid_domain_id = {domain}")
     try:
@@ -106,7 +106,7 @@ def test_what_a_process_that_lags_behind_has_cached_is_void(
     site.run("Entry(entry_id=7, user_id=0).save(); answer = None")
     lagging = site.start("shell", "-v", "0", "-c", f"{PREAMBLE}\n{LAGGING}")
     assert lagging.stdout is not None and lagging.stdout.readline() == "does not follow\n"
-    # The map is published; the end of the promotion is left.
+    # The map is published; only the end of the promotion is missing.
     site.promote_and_die("begin:switched")
     site.run("Entry.objects.get(user_id=0, entry_id=7).delete(); answer = None")
     out, err = lagging.communicate("\n", timeout=PATIENCE)

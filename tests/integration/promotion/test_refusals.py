@@ -1,4 +1,4 @@
-"""What forbids a promotion; nothing is touched then."""
+"""Conditions that forbid a promotion, which then changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
-    """The same site for all; each test mends what it has broken on the servers."""
+    """One site for all tests; each test repairs what it has broken on the servers."""
     setting, databases = copy.deepcopy(shared.setting), copy.deepcopy(shared.databases)
     yield shared
     shared.setting, shared.databases = setting, databases
@@ -54,7 +54,7 @@ def altered(site: Site, which: str, broken: str, mended: str) -> Iterator[None]:
 
 
 def refused(site: Site, *arguments: str) -> str:
-    """What a promotion is refused for, and its check as well."""
+    """Return the reasons why a promotion, and its check, are refused."""
     checked = site.promote("--check", *arguments, code=1).err
     told = site.promote(*arguments, code=1).err
     assert told.strip().splitlines()[1:] == checked.strip().splitlines()[1:]
@@ -123,12 +123,12 @@ def test_a_server_that_has_refused_an_account_is_not_asked_again(site: Site) -> 
     site.save()
     before = connections(site)
     site.promote("--check", code=1)
-    # This look and the check's.
+    # This query's connection and the check's.
     assert connections(site) == before + 2
 
 
 def connections(site: Site) -> int:
-    """That were made to the first server, with this one."""
+    """Return the number of connections made to the first server, including this one."""
     ((_, count),) = execute(site.pair.first, "SHOW GLOBAL STATUS LIKE 'Connections'")
     return int(count)
 
@@ -206,7 +206,7 @@ def test_a_replica_that_was_written_by_itself(site: Site) -> None:
     ):
         told = site.promote("--check", code=1).err
     assert "has written by itself" in told
-    # Made anew: without what nobody else has.
+    # Rebuilt, without the rows that only this server had.
     execute(site.pair.second, f"DROP TABLE photos_00000.stray_{number}")
     position = site.logged("first")
     execute(site.pair.second, "RESET MASTER")
@@ -269,12 +269,12 @@ def test_a_global_database_that_would_be_fenced(site: Site) -> None:
     }
     site.save()
     assert "'other' of DATABASES is on the same server" in refused(site)
-    # Where its account is refused, nobody can tell.
+    # If its account is refused, nobody can tell.
     site.databases["other"]["PASSWORD"] = "wrong"
     site.save()
     told = refused(site)
     assert "Whether 'other' of DATABASES is on the same server is not known" in told
-    # What does not answer is elsewhere: this server does.
+    # A server that does not answer is another one: this server answers.
     site.databases["other"]["PORT"] = 1
     site.save()
     site.promote("--check")
@@ -293,7 +293,7 @@ def test_another_address_of_the_same_server(site: Site) -> None:
 
 
 def test_shards_that_the_application_does_not_see(site: Site) -> None:
-    # Not by replication: on the new primary alone, and in no log.
+    # Not by replication: only on the new primary, and in no log.
     with site.unlogged_on_second() as run:
         run(f"REVOKE ALL PRIVILEGES ON `%`.* FROM {APP}")
     told = refused(site)

@@ -1,4 +1,4 @@
-"""What ``--check`` suggests after a promotion was broken off: it is done here, and works."""
+"""The commands that ``--check`` suggests after an interrupted promotion: the tests run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.services.replication import wait_until_equal
 
 FINISH, UNDO = "shards promote db1", "shards promote db1 --abort"
 BOTH = [FINISH, UNDO]
-#: Where it is killed, and what is possible then.
+#: Where the promotion is killed, and the possible commands then.
 POSSIBLE = {
     "begin:fencing": BOTH,
     "begin:waiting": BOTH,
@@ -27,7 +27,7 @@ POSSIBLE = {
 
 
 def suggested(site: Site, code: int = 1) -> list[str]:
-    """The commands that a check names."""
+    """Return the commands that a check names."""
     told = site.promote("--check", code=code).err
     assert "was broken off" in told
     return re.findall(r"'manage\.py (shards promote [^']+)'", told)
@@ -46,7 +46,7 @@ def break_off(site: Site, place: str) -> None:
         site.promote_and_die(place)
 
 
-# From each phase both commands are run by the tests of kills, but not from "undoing".
+# The tests of kills run both commands from each phase, except from "undoing".
 FOLLOWED = [
     *((place, possible[-1]) for place, possible in POSSIBLE.items()),
     ("begin:undoing", FINISH),

@@ -55,7 +55,7 @@ def test_it_dies_while_the_map_is_published(on_zookeeper: Site, zookeeper: ZooKe
         done = site.promote(code=1, LOOK_UP="1")
         assert "is not known" in done.err
         zookeeper.start()
-        # It published nothing: undone, and begun anew.
+        # It published nothing: it is undone, and started again.
         site.promote("--abort")
         for number in writers.numbers:
             writers.wait_for_more(number)
@@ -69,14 +69,14 @@ def test_it_dies_while_the_map_is_published(on_zookeeper: Site, zookeeper: ZooKe
 
 
 def stopped(site: Site, where: str, **environment: str) -> subprocess.Popen[str]:
-    """A promotion that stands still there, and goes on with SIGCONT."""
+    """Return a promotion that is stopped at that point, and goes on with SIGCONT."""
     process = site.start("shards", "promote", "db1", STOP_AT=where, **environment)
     site.wait_for_run(where.partition(":")[2])
     return process
 
 
 def go_on(process: subprocess.Popen[str]) -> str:
-    """Let it go on to its end, which is an error; what it says."""
+    """Let the promotion go on to its end, which is an error, and return its output."""
     os.kill(process.pid, signal.SIGCONT)
     _out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
@@ -85,7 +85,7 @@ def go_on(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def lost(zookeeper: ZooKeeperServer) -> Iterator[Callable[[], None]]:
-    """To kill ZooKeeper in the middle of a test; it runs again afterwards."""
+    """Kill ZooKeeper in the middle of a test; it runs again afterwards."""
     yield zookeeper.kill
     if zookeeper.pid is None:
         zookeeper.start()
@@ -106,7 +106,7 @@ def test_it_is_gone_before_anything_is_fenced(on_zookeeper: Site, lost: Callable
 
 
 def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Site, lost: Callable[[], None]) -> None:
-    """Nobody can have published anything: it is undone without asking."""
+    """Nobody can have published anything, so it is undone without asking."""
     site = on_zookeeper
     with site.writers(1) as writers:
         process = stopped(site, "begin:unfencing")
@@ -139,7 +139,7 @@ def test_it_is_gone_when_the_map_may_have_been_sent(
 def test_writers_need_not_wait_for_the_last_word(
     on_zookeeper: Site, lost: Callable[[], None], zookeeper: ZooKeeperServer
 ) -> None:
-    """It is told at once that writes are refused; when ZooKeeper is back, nobody has to come."""
+    """Writes are refused at once; when ZooKeeper is back, no operator is needed."""
     site = on_zookeeper
     process = stopped(site, "begin:switching", LOOK_UP="600")
     lost()
@@ -151,7 +151,7 @@ def test_writers_need_not_wait_for_the_last_word(
         assert told, "it has ended"
     zookeeper.start()
     _out, err = process.communicate(timeout=PATIENCE)
-    # It is one or the other, as nobody has published it: undone.
+    # Nobody has published anything, so it is undone.
     assert process.returncode == 1
     assert "Everything is as before" in err
     assert site.is_as_before()

@@ -1,4 +1,4 @@
-"""``shards status`` and ``shards check``: what they find, what they say to do, what they cost."""
+"""``shards status`` and ``shards check``: their findings, their advice, and their cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.integration.shards.conftest import GROUPS, WIDTH, Fleet, MariaDBFleet
 from tests.services.mariadb import MariaDBServer
 
-CARRIED = 46  # where an id of "pins" carries its shard
+CARRIED = 46  # the bit from which an id of "pins" carries its shard
 
 
 def pin(shard: int, local: int = 1) -> int:
@@ -22,7 +22,7 @@ def pin(shard: int, local: int = 1) -> int:
 
 @pytest.fixture
 def healthy(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet; what the test did to it must be mended at its end."""
+    """The fleet; a test must repair its changes at the end."""
     yield fleet
     fleet.shards("check", "--all")
 
@@ -140,7 +140,7 @@ def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
     healthy.sql("photos", 6, "ALTER TABLE photos_app_tag DROP COLUMN colour")
     healthy.sql("photos", 2, "CREATE INDEX photo_posted ON photos_app_photo (posted_at)")
     if healthy.vendor == "sqlite":
-        # Its text is what was typed, which is a difference of another kind.
+        # Only the spelling differs, which is a difference of another kind.
         (sql,) = healthy.sql(
             "photos", 3, "SELECT sql FROM sqlite_master WHERE name = 'photo_posted'"
         )
@@ -176,7 +176,7 @@ def test_misplaced_rows_of_each_strategy(healthy: Fleet) -> None:
     healthy.sql("photos", 5, photo.format(3, 7), photo.format(4, 7))
     healthy.sql("photos", 0, photo.format(5, 8))  # placed nowhere
     event = "INSERT INTO photos_app_event (account, number) VALUES ('{}', 1)"
-    # md5 of "a" is odd, that of "1.2.3.4" as well; see routing/modulo.py.
+    # The md5 sums of "a" and of "1.2.3.4" are odd; see routing/modulo.py.
     healthy.sql("events", 0, event.format("a"), event.format("1.2.3.4"))
     reading = "INSERT INTO photos_app_reading (sensor, value) VALUES ({}, 1)"
     healthy.sql("archive", 0, reading.format(5), reading.format(1005), reading.format(999_999))
@@ -221,7 +221,7 @@ def test_misplaced_rows_of_each_strategy(healthy: Fleet) -> None:
 
 def test_rows_of_colocated_models_are_held_to_their_shard_key(healthy: Fleet) -> None:
     healthy.sql("pins", 2, f"INSERT INTO photos_app_board (id, name) VALUES ({pin(2)}, 'x')")
-    # On the shard of its board; the id of the second says shard 0, by its board it is on 3.
+    # On the shard of its board. The id of the second says shard 0, its board says 3.
     healthy.sql("pins", 2,
         f"INSERT INTO photos_app_save (id, board_id, note) VALUES ({pin(2)}, {pin(2)}, 'x')",
     )  # fmt: skip
@@ -280,15 +280,16 @@ def test_a_damaged_file_is_one_shard_that_cannot_be_read(sqlite_fleet: Fleet) ->
 
 
 def test_a_sample_comes_from_anywhere(healthy: Fleet) -> None:
-    """Half of the rows are strays, at the end of the table: a sample that always began at the
-    first row would never find them."""
+    """Half of the rows are misplaced, at the end of the table: a sample that always began at the
+    first row would never find them.
+    """
     rows = (f"({n}, {1000 if n > 100 else 1}, 1)" for n in range(1, 201))
     healthy.sql("archive", 0,
         f"INSERT INTO photos_app_reading (id, sensor, value) VALUES {', '.join(rows)}",
     )  # fmt: skip
     assert healthy.json("check", "--sample", "200", code=1)["misplaced"][0]["rows"] == 100
     assert healthy.json("check", "--all", code=1)["misplaced"][0]["rows"] == 100
-    # One run misses them with a chance of a half.
+    # One run misses them with a probability of one half.
     for _ in range(40):
         run = healthy.python(
             "-m", "django", "shards", "check", "--sample", "1", "--group", "archive"
@@ -355,14 +356,14 @@ def test_a_node_that_is_silent_is_not_waited_for(mysql_fleet: MariaDBFleet) -> N
         took = time.monotonic() - began
     assert "no answer within 1 seconds" in told.out
     assert told.row("one", "photos")[-1] == "ok"
-    assert took < 10  # the driver itself would wait for ten
+    assert took < 10  # the driver itself would wait for ten seconds
 
 
 # ##### Costs #####
 
 
 def test_packets_of_status(mysql_fleet: MariaDBFleet) -> None:
-    """A node is asked as often for all its shards as for one."""
+    """A node is queried as often for all its shards as for one."""
     asked = {}
     for numbers in ("4-7", "4"):
         with mysql_fleet.packets("two") as packets:
@@ -394,7 +395,7 @@ def test_packets_of_check(mysql_fleet: MariaDBFleet) -> None:
 
 
 def test_look_ups_in_the_directory_come_in_batches(sqlite_fleet: Fleet) -> None:
-    """1200 keys are three queries, and those that are given as examples one each."""
+    """1200 keys take three queries, and each key that is reported as an example takes one more."""
     rows = ", ".join(f"({n}, {n}, 'x')" for n in range(1200))
     sqlite_fleet.sql("photos", 5,
         f"INSERT INTO photos_app_photo (photo_id, user_id, title) VALUES {rows}",

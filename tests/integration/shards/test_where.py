@@ -1,4 +1,4 @@
-"""``shards where``: a key, its shard, and why."""
+"""``shards where``: a key, its shard, and the reason."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_keys_of_each_strategy(arguments: list[str], alias: str | None, why: str
         (["Pin", "id=-1"], "cannot be a shard key of group 'pins'"),
         (["Pin", f"id={9 << 46}"], "ids of the shards 0 to 7, not of 9"),
         (["Reading", "sensor=5000"], "keys from 0 up to 4000"),
-        # What no row can have is on no shard, whatever the strategy makes of it.
+        # A key that no row can have is on no shard, whatever the strategy computes.
         (["Photo", f"user_id={10**22}"], "less than or equal to 9223372036854775807"),
         (["Photo", f"user_id=-{10**22}"], "greater than or equal to -9223372036854775808"),
         (["Photo", f"user_id={'9' * 5000}"], "value must be an integer"),

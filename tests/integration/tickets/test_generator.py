@@ -1,4 +1,4 @@
-"""Ticket ids: odd and even, unique under threads, never taken back, one server enough."""
+"""Ticket ids: odd and even, unique under threads, never taken back, available with one server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
-    """Change the catalog of one server behind the generator's back."""
+    """Change the catalog of one server without the generator's knowledge."""
     deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
@@ -44,7 +44,7 @@ def administer(server: TicketServer, sql: str, *params: Any) -> None:
 
 @contextmanager
 def counted(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The requests that the sessions of a server answer."""
+    """Return the requests that the sessions of a server answer."""
     asked: list[str] = []
     kind = type(_session_of(server))
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_sequences_count_by_themselves(generator: TicketGenerator, sequence: str
     for server in generator.servers:
         begin(server, [f"{sequence}_other"])
     generator.take(sequence, 100)
-    # From the first server, as the other sequence: they do not share a turn.
+    # From the first server, like the other sequence: they do not share a turn.
     assert generator.next(f"{sequence}_other") == 1
 
 
@@ -191,7 +191,7 @@ def test_one_server_serves_while_the_other_is_down(
         generator.next(sequence)
     assert set(caught.value.causes) == set(PAIR)
     down.clear()
-    # A millisecond is how long they are left alone here.
+    # Servers are left alone for a millisecond here.
     assert {generator.next(sequence) % 2 for _ in range(1000)} == {0, 1}
 
 

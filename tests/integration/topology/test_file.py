@@ -22,7 +22,7 @@ NOBODY = 65534
 
 
 def replace(site: Site, content: dict[str, Any] | str) -> None:
-    """As configuration management does: whole, by rename."""
+    """Replace the file as configuration management does: as a whole, by rename."""
     path = Path(site.source["OPTIONS"]["PATH"])
     made = path.with_suffix(".new")
     made.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -178,7 +178,7 @@ def test_a_copy_that_another_account_has_written_is_taken_over() -> None:
         copy.path.touch()
         copy.path.chmod(0)
         account = os.geteuid()
-        if account == 0:  # Who may read everything.
+        if account == 0:  # root may read everything
             os.chown(folder, NOBODY, NOBODY)
             os.seteuid(NOBODY)
         try:

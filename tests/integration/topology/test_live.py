@@ -1,4 +1,5 @@
-"""A change in running processes: what was begun ends where it was begun, the rest moves."""
+"""A change in running processes: transactions end where they began, later statements use the new
+node."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_autocommit_goes_to_the_new_place_and_back(site: Site, process: SiteProc
     for version, node in ((2, "two"), (3, "one"), (4, "two")):
         move(site, process, version, node)
         assert process.ask("place()") == node
-        # Who held the connection object goes along.
+        # The test's reference to the connection object follows as well.
         assert process.ask("row(held)") == node
         assert process.ask("held is connections['photos_00000']")
 
@@ -60,7 +61,7 @@ def test_a_transaction_that_begins_after_the_change_is_at_the_new_place(
     assert process.ask("place()") == "one"
     for version, node in ((2, "two"), (3, "one")):
         move(site, process, version, node)
-        # Nothing has looked at the topology since, but the block.
+        # Only the block has looked at the topology since.
         assert process.ask("in_atomic('photos_00000', 'photos_00000')") == node
     for version, node in ((4, "two"), (5, "one")):
         move(site, process, version, node)
@@ -112,7 +113,7 @@ def test_every_thread_goes_along(site: Site, process: SiteProcess) -> None:
 
 
 def test_another_thread_leaves_a_connection_alone(site: Site, process: SiteProcess) -> None:
-    # Workers of a scatter ask for the pool of a wrapper that another thread made.
+    # Threads of a scatter use the pool of a connection that another thread opened.
     process.run("held = connections['photos_00000']; first = Worker(); answer = row(held)")
     move(site, process, 2, "two")
     process.run("first(relocation.follow, held)")
@@ -136,7 +137,7 @@ def test_scatter_goes_along_whatever_a_transaction_keeps(site: Site, process: Si
     process.run("begin('photos_00000')")
     process.run("rename('photos_00000', 'mine')")
     move(site, process, 4, "two")
-    # The shard in the transaction answers from it, with the rows of its own.
+    # The shard in the transaction answers from it, with its own rows.
     assert process.ask("scattered()") == ["mine", "two", "two", "two"]
     process.run("end()")
     assert process.ask("scattered()") == ["two"] * 4

@@ -1,4 +1,4 @@
-"""ZooKeeper over TLS: what the option CLIENT passes through."""
+"""ZooKeeper over TLS: the option CLIENT is passed through."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.services.zookeeper import ZooKeeperServer
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For ``localhost``, signed by itself; its key is beside it."""
+    """A self-signed certificate for ``localhost`` and its key."""
     try:
         program = find_program("OpenSSL", "openssl")
     except ServiceMissing as exc:
@@ -60,7 +60,8 @@ def test_a_server_is_believed_by_its_certificate(
         site.last_good.unlink()
         site.source["OPTIONS"].update(CLIENT={"use_ssl": True}, WAIT=1)
         site.save()
-        # Not by the helper: kazoo leaves the socket of a failed handshake to the collector.
+        # Without the helper: kazoo leaves the socket of a failed handshake to the garbage
+        # collector.
         command = site.start("topology", "show")
         _, err = command.communicate(timeout=PATIENCE)
         assert command.returncode == 1

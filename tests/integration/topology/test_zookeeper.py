@@ -1,4 +1,4 @@
-"""A topology in ZooKeeper: pushed to every process, and never lost with the servers."""
+"""A topology in ZooKeeper: pushed to every process, and kept when the servers are down."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROCESSES = 20
 
 @pytest.fixture
 def client(zookeeper: ZooKeeperServer) -> Iterator[KazooClient]:
-    """Somebody else who speaks with the server."""
+    """Another client of the server."""
     made = KazooClient(zookeeper.hosts)
     made.start()
     yield made
@@ -47,7 +47,7 @@ def test_a_push_reaches_twenty_processes(zk_site: Site) -> None:
     with zk_site.processes(PROCESSES) as processes:
         assert {process.ask("place()") for process in processes} == {"one"}
         done = zk_site.push(document(1, "two"), "--wait", "60")
-        # All of them; the command itself is none that had to follow.
+        # All of them; the command itself does not count.
         assert f"{PROCESSES} other processes are connected, and use it." in done.out
         assert {process.ask("place()") for process in processes} == {"two"}
         told = zk_site.topology("show", "--json").json["processes"]
@@ -83,10 +83,10 @@ def test_a_bad_push_is_refused_by_the_command_and_by_every_process(
         for problem, wrong in BAD.items():
             bad = {**document(2), **wrong}
             before = client.get(path(zk_site))[1].version
-            # What the command does, and what it would say.
+            # The operation as the command calls it, and its error.
             assert problem in process.ask(f"push({bad!r})"), problem
             assert client.get(path(zk_site))[1].version == before, "it was published"
-            # Past the command.
+            # Without the command.
             client.set(path(zk_site), json.dumps({**bad, "version": 3}).encode())
             wait_for(lambda problem=problem: problem in process.ask("refused()"), problem)
             assert process.ask("version()") == 2
@@ -101,7 +101,7 @@ def test_a_bad_push_is_refused_by_the_command_and_by_every_process(
         shown = zk_site.topology("show", "--json", code=1).json
         assert (shown["version"], shown["origin"]) == (2, "last good copy")
         assert any("gap" in one for one in shown["problems"])
-        # A good one mends it.
+        # A good document repairs it.
         zk_site.topology("rollback", "1")
         process.wait_version(4)
         assert process.ask("place()") == "one"
@@ -152,7 +152,7 @@ def test_an_error_that_nobody_expects_does_not_end_the_following(zk_site: Site) 
         zk_site.push(document(1, "two"))
         process.wait_version(2)
         process.wait_log("a mistake of ours")
-        # It tells its version when it has recovered.
+        # It reports its version when it has recovered.
         wait_for(lambda: zk_site.reported_version(process.popen.pid) == 2, "version 2 was told")
         zk_site.push(document(2))
         process.wait_version(3)
@@ -165,7 +165,7 @@ def test_a_push_of_what_is_there_says_that_it_publishes_nothing(zk_site: Site) -
         assert "Version 2 is published and in use here." in done.out
         assert "1 other process is connected, and uses it." in done.out
         again = document(2, "two")
-        # The same in other words.
+        # The same content, written differently.
         again["groups"]["photos"]["RANGES"][0]["open"] = True
         done = zk_site.push(again, "--comment", "lost")
         assert "Nothing to publish: version 2, in use here, is the same." in done.out
@@ -187,7 +187,7 @@ def test_a_push_of_what_is_there_and_refused_is_no_success(
     done = zk_site.push(bad, code=1)
     assert "gap" in done.err
     assert "in use here" not in done.out
-    # Sound, and as old as what is in use: it gets a version that can be used.
+    # It is sound, and as old as the one in use: it gets a version that can be used.
     client.set(path(zk_site), json.dumps(document(1, "two")).encode())
     assert "Version 2 is published" in zk_site.push(document(1, "two")).out
 
@@ -296,7 +296,7 @@ def test_an_empty_tree_says_so_and_takes_a_first_push(zk_site: Site) -> None:
 def test_a_session_that_expires_is_made_anew(zk_site: Site, zookeeper: ZooKeeperServer) -> None:
     zk_site.push(document(1))
     with zk_site.process() as process:
-        # Who connects with a session's id and closes it ends it for all.
+        # A client that connects with a session's id and closes it ends the session for all.
         session, password = process.ask("session()")
         thief = KazooClient(zookeeper.hosts, client_id=(session, bytes.fromhex(password)))
         thief.start()
@@ -306,7 +306,7 @@ def test_a_session_that_expires_is_made_anew(zk_site: Site, zookeeper: ZooKeeper
         zk_site.push(document(1, "two"))
         process.wait_version(2)
         assert process.ask("session()")[0] != session
-        # It is announced again.
+        # It is registered again.
         wait_for(
             lambda: any(
                 one["pid"] == process.popen.pid and one["version"] == 2

@@ -1,6 +1,6 @@
-"""Each part of the protocol is needed: without it, the same readers find what is stale.
+"""Each part of the protocol is needed: without it, the same readers find stale answers.
 
-If one of these protocols passes, the harness is blind.
+If the harness finds nothing wrong with one of these ablations, the harness is blind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.integration.cache.faults.ablations import ABLATIONS
 from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.troubles import Trouble
 
-#: By what each of them is caught.
+#: The trouble that exposes each ablation.
 CATCHERS: dict[str, Trouble] = {
     "bump_after_commit": troubles.dies_at("closing"),
     "no_markers": troubles.dies_at("closing"),
@@ -40,7 +40,7 @@ def test_it_is_caught(
     ablation: str,
     stores: str,
 ) -> None:
-    # Others' writes could hide what is missing.
+    # Writes of others could hide the missing part.
     harness = make_harness(stores, ablation=ablation, writers=0)
     harness.warm_up()
     began, rounds = time.monotonic(), 0

@@ -1,6 +1,6 @@
-"""Nothing stale is ever read, whatever happens to writers, caches and connections.
+"""No read is ever stale, whatever happens to writers, caches and connections.
 
-The long form reads at least 200,000 times in each mode, and tells what was counted.
+The long form reads at least 200,000 times in each mode, and prints the counters.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.troubles import MODES
 
-#: Of all reads, at least so many were answered by the cache: else nothing was proved.
+#: The least share of reads that the cache must answer; with less, the test would prove nothing.
 FLOORS = {"normal": 0.1}
 _FLOOR = 0.01
-#: What these servers lose without our help.
+#: Options with which servers lose entries without our help.
 _FORGETFUL = {"small": True, "TTL": 2.0}
 _LONG = 200_000
 #: The short form leaves out combinations that prove little more.
@@ -45,7 +45,7 @@ def test_nothing_stale(
 ) -> None:
     harness = make_harness(
         stores,
-        # Much of their time readers wait, as they are late on purpose.
+        # Readers are late on purpose, so they spend much of their time waiting.
         readers=2 if minimum < _LONG else 6,
         self_kill=150 if mode == "kills" else 0,
         **(_FORGETFUL if mode == "evictions" else {}),

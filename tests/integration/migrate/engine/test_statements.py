@@ -24,7 +24,7 @@ SEVERAL = [
 
 
 class BreaksAt:
-    """Breaks off at the statement with this number, before or after it is run."""
+    """Raises an exception at the statement with this number, before or after it runs."""
 
     def __init__(self, number: int, *, before: bool) -> None:
         self.number = number
@@ -69,7 +69,7 @@ def test_each_statement_is_run_once(
     fleet.slowly(0)
     run: list[str] = []
     for attempt in range(60):
-        # Every other time one more, as what is rolled back is run again.
+        # Every second time one more, as rolled-back statements run again.
         try:
             run += broken_off(fleet, monkeypatch, attempt % 2, before=before).run
         except pytest.fail.Exception:
@@ -78,7 +78,8 @@ def test_each_statement_is_run_once(
     assert fleet.execute(1, "SELECT label, place FROM fleet_album") == [("x", "here")]
     alters = [sql for sql in run if sql.startswith(("ALTER", "CREATE"))]
     assert len(alters) > 3
-    # MODIFY has dropped the default: nothing would tell whether this one was run, so it may be.
+    # MODIFY has dropped the default: nobody can see whether this statement ran, so it may run
+    # twice.
     repeated = {sql for sql in alters if alters.count(sql) > 1}
     assert all("DROP DEFAULT" in sql for sql in repeated)
 

@@ -1,4 +1,4 @@
-"""What stays behind on connections: nothing that harms the next request."""
+"""State that stays on connections must not harm the next request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_connection_that_died_unused_is_no_failure(pair: list[MariaDBTickets])
     first, second = pair
     for server in pair:
         server.create("unused")
-    # Nothing but the first request on a new connection tells that a server was away.
+    # Only the first request on a new connection reveals that a server was restarted.
     project = Project({server.alias: server.for_clients for server in pair}, {"BACKOFF": 60.0})
     with TicketClient(project) as client:
         for place in (0, 1):

@@ -1,4 +1,4 @@
-"""A ticket server that has forgotten ids hands out none, until it is repaired (F3)."""
+"""A ticket server that has lost ids hands out none, until it is repaired (F3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def begin(pair: Pair, form: str = "update") -> str:
 
 
 def project(pair: Pair, **options: object) -> Project:
-    # A server is tried again by each call, or nearly.
+    # A server is tried again by each call, or nearly each.
     options = {"TIMEOUT": 2.0, "BACKOFF": 0.001, **options}
     return Project({server.alias: server.for_clients for server in pair}, options)
 
@@ -40,7 +40,7 @@ def of_first(numbers: Iterable[int]) -> list[int]:
 
 
 def draw_past_a_copy(client: TicketClient, pair: Pair, sequence: str, folder: Path) -> None:
-    """Back the first server up, then draw until its partner has heard of later ids."""
+    """Back the first server up, then draw until its partner has recorded later ids."""
     first, second = pair
     client.take_from(0, sequence), client.take_from(1, sequence)
     copied = first.position(sequence)
@@ -86,11 +86,11 @@ def test_to_be_asked_does_not_repair_it(pair: Pair, tmp_path: Path) -> None:
     sequence = begin(pair)
     with TicketClient(project(pair)) as running, TicketClient(project(pair)) as new:
         draw_past_a_copy(running, pair, sequence, tmp_path / "copy")
-        # Of this one, no other process and no server has heard.
+        # No other process and no server knows of this id.
         running.take_from(0, sequence, 50_000)
         first.put_back(tmp_path / "copy")
         for client in (new, running):
-            # Whoever goes on after the ids that are known draws those that are not.
+            # A server that continued after the known ids would hand out the unknown ones again.
             for count in (1, 1, 10_000, 10_000, 10_000, 10_000, 1, 1):
                 assert of_first(client.take(sequence, count)) == []
         assert each_once(running, new)

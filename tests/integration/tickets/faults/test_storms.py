@@ -46,7 +46,7 @@ def storm(
         all_serve(workload, pair, sequence)
         drawn = workload.finish()
     for place, server in enumerate(pair):
-        # Else the other has handed out numbers of this one.
+        # Otherwise the other server has handed out numbers of this one.
         assert drawn.highest(place) <= server.position(sequence)
     return drawn
 
@@ -54,9 +54,9 @@ def storm(
 def prove(drawn: DrawnIds, minimum: int, record: Callable[[str, object], None]) -> None:
     assert drawn.duplicates() == []
     for name, report in drawn.reports.items():
-        # Each call gave as many as it was asked for; an error would have ended its process.
+        # Each call returned as many ids as requested; an error would have ended its process.
         assert len(drawn.ids[name]) == report.count >= minimum
-    # For the eye: a machine that is busy makes anything late.
+    # For information only: on a busy machine anything is late.
     told = {
         "ids": drawn.count,
         "calls": sum(report.calls for report in drawn.reports.values()),

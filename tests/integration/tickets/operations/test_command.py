@@ -1,4 +1,4 @@
-"""``manage.py tickets``: what it prints, what it refuses, and how it ends."""
+"""``manage.py tickets``: its output, its refusals, and its exit status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def generator(transactional_db: None, tmp_path: Path) -> Iterator[TicketGenerator]:
-    """What the command works with: a pair of empty servers."""
+    """A pair of empty servers for the command."""
     with spare_servers(tmp_path, *PAIR):
         made = runtime.tickets()
         yield made
@@ -43,7 +43,7 @@ def generator(transactional_db: None, tmp_path: Path) -> Iterator[TicketGenerato
 
 @pytest.fixture
 def tickets(generator: TicketGenerator) -> Run:
-    """Runs the command; its output, which must fit the terminal."""
+    """Run the command and return its output, which must fit the terminal."""
 
     def run(*arguments: str, fails: str | None = None) -> str:
         out = io.StringIO()
@@ -225,7 +225,7 @@ def test_every_action_has_help(action: str, capsys: pytest.CaptureFixture[str]) 
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert f"tickets {action}" in shown
-    assert "--settings" not in shown  # Django's own options are in the command's help.
+    assert "--settings" not in shown  # Django's own options are in the command's help
 
 
 def test_django_s_own_options_may_stand_behind_the_action(tickets: Run) -> None:

@@ -1,4 +1,4 @@
-"""What is told of the servers, whatever state they are in."""
+"""The status of the servers, whatever state they are in."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_status_of_a_row_without_its_counter(generator: TicketGenerator) -> None
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    """A server that answers nonsense is told like one that is down."""
+    """A server with invalid answers is reported like one that is down."""
     if connections["tickets_1"].vendor != "sqlite":
         pytest.skip("about files")
     path = tmp_path / "none.sqlite3"

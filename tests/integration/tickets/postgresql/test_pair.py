@@ -54,7 +54,7 @@ def on_postgresql(address: Address) -> dict[str, Any]:
 
 @pytest.fixture
 def databases(django_db_blocker: Any) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Adds entries to ``DATABASES`` for the time of a test."""
+    """Adds entries to ``DATABASES`` during a test."""
     added: list[str] = []
 
     def add(entries: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ def databases(django_db_blocker: Any) -> Iterator[Callable[[Mapping[str, Any]], 
     with django_db_blocker.unblock():
         yield add
     for alias in added:
-        connections[alias].close()  # there is one in any case now
+        connections[alias].close()  # there is a connection in any case now
         del connections[alias], connections.settings[alias]
 
 
@@ -99,7 +99,7 @@ def generator(make: Maker) -> TicketGenerator:
 
 @pytest.fixture
 def sequence(generator: TicketGenerator) -> str:
-    """A new one, on both servers."""
+    """A new sequence on both servers."""
     return begun(generator)
 
 
@@ -142,7 +142,7 @@ def test_a_million_ids_are_one_request(
         return ask(self, *args)
 
     monkeypatch.setattr(kind, "_ask", noted)
-    # The second statement on each server keeps the mark of the other, once in a second.
+    # The second statement on each server stores the mark of the other, once a second.
     for state in (server._current() for server in generator.servers):
         state.marks_kept[sequence] = time.monotonic() + 60
     ids = generator.take(sequence, 1_000_000)
@@ -354,7 +354,7 @@ def test_one_of_each_kind(
         assert [list(generator.take(sequence, 2)) for _ in range(2)] == [[7, 9], [8, 10]]
         forms = [ask(server).standings[sequence].row.form for server in generator.servers]
         assert forms == ["update", "sequence"]
-        # Each keeps the other's mark.
+        # Each stores the other's mark.
         for state in (server._current() for server in generator.servers):
             state.marks_kept.clear()
         last = [generator.next(sequence) for _ in range(2)]
