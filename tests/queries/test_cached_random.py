@@ -1,4 +1,4 @@
-"""Random queries: the cache says what the database says, errors included."""
+"""Random queries: the cache gives the answers of the database, errors included."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def results(rows: Any) -> list[Any]:
     for ask in asked:
         try:
             found.append(ask())
-        except Exception as exc:  # Django's, whichever: it must be the same.
+        except Exception as exc:  # any error of Django's: it must be the same
             found.append((type(exc), str(exc)))
     return found
 

@@ -1,4 +1,4 @@
-"""TicketField in everything that makes rows."""
+"""TicketField in everything that creates rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USER = 7001
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is asked of the ticket servers."""
+    """The requests to the ticket servers."""
     asked: list[tuple[str, int]] = []
     generator = runtime.tickets()
     take = generator.take

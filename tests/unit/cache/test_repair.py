@@ -23,7 +23,8 @@ TABLE, HOME, ISOLATED = ALBUM.guards
 
 
 class Store(CacheServer):
-    """Only what is used here, with the promised order; what was finished is kept."""
+    """A cache server with only the methods used here, in the promised order; it records finished
+    entries."""
 
     name = "store"
 
@@ -58,7 +59,7 @@ class Store(CacheServer):
 
 
 class Database:
-    """Sessions 1 to 9 are of the server that is asked; those in ``alive`` exist."""
+    """Sessions 1 to 9 belong to the queried server; those in ``alive`` exist."""
 
     def __init__(self, *alive: int) -> None:
         self.alive = set(alive)
@@ -236,7 +237,7 @@ def test_a_closing_that_was_lost_is_tried_again(
     clock.ticks += 1
     sessions = Database()
     assert repair(repairer, store, sessions, HOME) == 1
-    assert sessions.asked == []  # dead is dead
+    assert sessions.asked == []  # once dead, it is not asked for again
 
 
 def test_who_cannot_be_judged_is_dead_after_the_quarantine(

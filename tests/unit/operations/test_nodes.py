@@ -1,4 +1,4 @@
-"""Asking side by side, with an end to waiting."""
+"""Nodes queried side by side, with a limit on waiting."""
 
 from __future__ import annotations
 

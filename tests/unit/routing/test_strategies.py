@@ -1,4 +1,4 @@
-"""Each strategy: where keys go, what is refused, what is remembered."""
+"""Each strategy: the shard of a key, refused keys, remembered keys."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_wrong_options(name: str, options: dict[str, Any], expected: str) -> Non
 
 
 class MemoryStore:
-    """A directory in memory that counts what it is asked."""
+    """A directory in memory that counts its queries."""
 
     def __init__(self, committed: bool = True) -> None:
         self.rows: dict[str, int] = {}

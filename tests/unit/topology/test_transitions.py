@@ -123,7 +123,7 @@ def test_versions_count_up(version: int) -> None:
 
 
 class Letters(Strategy):
-    """One's own: computed from the number of shards, as far as anybody can tell."""
+    """A custom strategy: computed from the number of shards, as far as anybody can tell."""
 
     option_names = frozenset({"SALT"})
 

@@ -1,4 +1,4 @@
-"""What is said of a replica that does not replicate from the primary."""
+"""The message about a replica that does not replicate from the primary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_replicates_from_none() -> None:
 
 
 def test_it_never_was_connected_and_tells_why() -> None:
-    """Nobody can tell by the address which server that would be."""
+    """The address does not tell which server that would be."""
     refused = link(source_id=0, receives=False, error="Access denied for user 'repl'")
     expected = "only from 10.0.0.7:3306 (not connected: Access denied for user 'repl'). RANGES"
     assert expected in no_link("db2", "db1", [refused])
