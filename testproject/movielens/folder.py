@@ -1,4 +1,4 @@
-"""A MovieLens folder read and checked; knows nothing of databases."""
+"""Reads and checks a MovieLens folder. Uses no database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ COLUMNS = {
 
 
 class FolderError(Exception):
-    """The folder, or a line of a file in it, is not what it should be. Says which and why."""
+    """The folder, or a line of a file in it, is malformed. The message names the place and the
+    reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TagRow:
 
 @dataclass
 class Contents:
-    """What :func:`check` counted: rows per file, and the users of two of them."""
+    """The counts of :func:`check`: rows per file, and the users of two of them."""
 
     rows: dict[str, int] = field(default_factory=dict)
     raters: set[int] = field(default_factory=set)
@@ -75,7 +76,7 @@ def check(folder: Path) -> Contents:
     for rating in read_ratings(folder):
         _known("ratings.csv", rating.movie_id, movies)
         if rating.user_id != user:
-            # The file is ordered by user, so what one user rated is all to be remembered.
+            # The file is ordered by user, so only the films of one user must be remembered.
             user, rated = rating.user_id, set()
         if rating.movie_id in rated:
             raise FolderError(f"ratings.csv: user {user} rates the movie {rating.movie_id} twice")
@@ -119,7 +120,7 @@ def read_tags(folder: Path) -> Iterator[TagRow]:
 
 @dataclass(frozen=True)
 class _Line:
-    """Where we are, for messages; converts the fields of the line."""
+    """The current line, for messages; converts the fields of the line."""
 
     file: str
     number: int
@@ -155,7 +156,7 @@ class _Line:
 
 
 def _lines(folder: Path, name: str) -> Iterator[tuple[_Line, list[str]]]:
-    """The fields of each line of ``name``.csv, and where it is."""
+    """Yield the fields of each line of ``name``.csv, and the line for messages."""
     file, columns = f"{name}.csv", COLUMNS[name]
     if not folder.is_dir():
         raise FolderError(f"there is no folder {str(folder)!r}")

@@ -32,7 +32,7 @@ def _picture(photo_id: int | None, description: str, width: int) -> str:
     if photo_id is None:
         return ""
     source = reverse("photos:picture", args=[photo_id, WIDTHS[0]])
-    # With both sides, so that nothing moves while it loads.
+    # With width and height, so that nothing moves while it loads.
     return format_html(
         '<img src="{}" alt="{}" width="{}" height="{}" loading="lazy">',
         source, description, width, width * 3 // 4,
@@ -40,7 +40,7 @@ def _picture(photo_id: int | None, description: str, width: int) -> str:
 
 
 class _Pictured:
-    """A small picture, as a column and on the row's page."""
+    """Adds a small picture, as a column and on the row's page."""
 
     @admin.display(description="picture")
     def picture(self, photo: Any) -> str:
@@ -48,14 +48,14 @@ class _Pictured:
 
 
 class _Beside(ShardedModelAdmin):
-    """Keeps what is stored elsewhere of photos and comments, whatever page writes or deletes them.
+    """Updates the other copies of photos and comments, whichever page writes or deletes them.
 
-    The authors' copies of comments are settled when the shard has committed, as its side decides.
-    The addresses that do not name the user are of the global database, whose transaction commits
-    after the shard's.
+    The authors' copies of comments are updated after the commit of the photo's shard, whose rows
+    decide. The addresses without a user are in the global database, whose transaction commits after
+    the shard's.
     """
 
-    #: The lookups by which photos and comments belong to rows of the model.
+    #: Lookups that find the photos and the comments of rows of the model.
     photos_by: str | None = None
     comments_by: str
 
@@ -76,8 +76,8 @@ class _Beside(ShardedModelAdmin):
 
     @contextmanager
     def _beside(self, rows: list[Any]) -> Iterator[None]:
-        """Rows of one shard, which the block changes, deletes, or stores for the first time."""
-        # A row that is deleted forgets its id.
+        """Update the copies for rows of one shard, which the block changes, deletes, or inserts."""
+        # A deleted row loses its id.
         place = _place(rows)
         photos, written = self._stored(*place)
         yield
@@ -89,11 +89,12 @@ class _Beside(ShardedModelAdmin):
             for photo_id in now.keys() - photos.keys()
         )
         if alias is not None and (named := written | written_now):
-            # What fails there is logged, and found by check_comments.
+            # A failure is logged, and found by check_comments.
             transaction.on_commit(partial(settle, alias, named), using=alias, robust=True)
 
     def _stored(self, alias: str | None, ids: list[int]) -> tuple[dict[int, int], set[Any]]:
-        """Photo -> owner, and author and id of the comments, that belong to these rows now."""
+        """Return the photos of these rows with their owners, and author and id of their
+        comments."""
         if not ids:
             return {}, set()
         comments = Comment.objects.using(alias).uncached().filter(**{self.comments_by: ids})
@@ -105,7 +106,7 @@ class _Beside(ShardedModelAdmin):
 
 
 def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
-    """The shard of stored rows, and their ids."""
+    """Return the shard of stored rows, and their ids."""
     stored = [row for row in rows if not row._state.adding]
     return stored[0]._state.db if stored else None, [row.pk for row in stored]
 
@@ -132,7 +133,7 @@ class AlbumAdmin(_Beside):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
-        # Counted on the shard; a page of all shards would count on each of them.
+        # Counted on the shard; on a page of all shards, each shard would have to count.
         return rows if self.focus(request).everywhere else rows.annotate(_photos=Count("photos"))
 
     @admin.display(description="photos", empty_value="…")
@@ -174,7 +175,7 @@ class PhotoAdmin(_Pictured, _Beside):
     save_as = True
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:  # Neither its owner nor what its comments say.
+        if change:  # the owner, and the text of the comments, cannot be changed
             super().save_model(request, obj, form, change)
             return
         with self._beside([obj]):
@@ -211,7 +212,7 @@ class CommentAdmin(_Beside):
 
 @admin.register(WrittenComment)
 class WrittenCommentAdmin(ShardedModelAdmin):
-    """To look at: the comment itself is with the photo's owner, and ``check_comments`` copies it."""
+    """Read only: the comment itself is with the photo's owner, and ``check_comments`` copies it."""
 
     list_display = ["__str__", "picture", "author", "owner", "posted_at"]
     date_hierarchy = "posted_at"

@@ -1,4 +1,4 @@
-"""The site looked at over HTTP, as a browser would: ``manage.py demo --check``."""
+"""Visits the site over HTTP as a browser would, for ``manage.py demo --check``."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TIMEOUT = 30  # seconds
 
 
 class CheckFailed(Exception):
-    """A page is not what it should be."""
+    """A page is not as expected."""
 
 
 @contextmanager
 def serving(host: str, port: int) -> Iterator[str]:
-    """Django's own server in a thread; yields its address. Port 0 is a free one."""
+    """Run Django's own server in a thread and yield its address. Port 0 picks a free port."""
 
     class Handler(WSGIRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            pass  # What was asked is printed by the check.
+            pass  # the check prints the requests itself
 
     server = ThreadedWSGIServer((host, port), Handler, ipv6=":" in host)
     server.set_app(StaticFilesHandler(get_internal_wsgi_application()))
@@ -63,7 +63,8 @@ class Browser:
         self._opener = build_opener(HTTPCookieProcessor(self.cookies), _StayHere())
 
     def open(self, path: str, form: dict[str, str] | None = None) -> tuple[int, str, Message]:
-        """Status, text (bytes that are none become ``\ufffd``) and headers of the answer."""
+        """Return status, text and headers of the answer. Bytes that are no text become
+        ``\ufffd``."""
         request = Request(self.address + path)
         if form is not None:
             token = next((c.value for c in self.cookies if c.name == "csrftoken"), None)
@@ -82,7 +83,7 @@ class _StayHere(HTTPRedirectHandler):
 
 
 def browse(address: str, password: str) -> Iterator[str]:
-    """Fetch every kind of page, log in; tells what was fetched.
+    """Fetch every kind of page and log in; yield a line for each page.
 
     :raises CheckFailed: an answer is not the expected one.
     """

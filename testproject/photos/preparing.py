@@ -1,4 +1,4 @@
-"""From nothing to a filled site; every step may be repeated."""
+"""Creates and fills the site; every step may be repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ADMIN = "admin"
 
 
 def prepare() -> Iterator[str]:
-    """Create and migrate all databases and make the sample content; tells each step done."""
+    """Create and migrate all databases and add the sample content; yield a line for each step
+    done."""
     for alias in ALIASES:
         wrapper: Any = connections[alias]
         wrapper.create_shard_database()
@@ -42,7 +43,7 @@ def prepare() -> Iterator[str]:
 
 
 def admin_password() -> str:
-    """A new password of the account ``admin``, which is made if it is missing."""
+    """Set and return a new password of the account ``admin``, which is created if it is missing."""
     admin, _ = get_user_model().objects.get_or_create(
         username=ADMIN, defaults={"is_staff": True, "is_superuser": True}
     )

@@ -37,7 +37,7 @@ class Command(BaseCommand):
             raise CommandError(f"{exc}. Nothing was stored.") from exc
         strangers = contents.taggers - contents.raters
         if len(strangers) > len(contents.taggers) / 2:
-            # Stored all the same: which of the two files is right is not ours to guess.
+            # Stored all the same: the command does not guess which of the two files is right.
             self.stderr.write(
                 self.style.WARNING(
                     f"Warning: {len(strangers)} of the {len(contents.taggers)} users in tags.csv have no"

@@ -1,4 +1,4 @@
-"""``manage.py check_comments``: whether both sides of each comment agree."""
+"""``manage.py check_comments``: compares the two copies of each comment."""
 
 from __future__ import annotations
 
