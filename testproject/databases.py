@@ -58,7 +58,7 @@ def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
 def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     try:
-        found = [
+        addresses = [
             {key.upper(): value for key, value in server.items()} for server in json.loads(servers)
         ]
     except (ValueError, AttributeError, TypeError) as exc:
@@ -66,14 +66,14 @@ def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[s
             "SHARDED_ORM_DEMO_MYSQL must be a JSON list of"
             ' {"host": …, "port": …, "user": …, "password": …}'
         ) from exc
-    if not found:
+    if not addresses:
         raise ImproperlyConfigured("SHARDED_ORM_DEMO_MYSQL names no server.")
     engine: dict[str, Any] = {
         "ENGINE": "sharded_orm.backends.mysql",
         "CONN_MAX_AGE": 60,
         "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
     }
-    one, two = found[0], found[-1]
+    one, two = addresses[0], addresses[-1]
     # The second ticket server is on the other node, if there is one.
     databases = {
         alias: {**engine, **(two if alias == "tickets_2" else one), "NAME": f"{prefix}{alias}"}

@@ -64,14 +64,14 @@ def check(folder: Path) -> Contents:
 
     :raises FolderError: a file is missing or malformed.
     """
-    found = Contents()
+    contents = Contents()
     movies: set[int] = set()
     for row in read_movies(folder):
         if row.movie_id in movies:
             raise FolderError(f"movies.csv: the movie {row.movie_id} is there twice")
         movies.add(row.movie_id)
-    found.rows["movies"] = len(movies)
-    found.rows["ratings"] = 0
+    contents.rows["movies"] = len(movies)
+    contents.rows["ratings"] = 0
     user, rated = 0, set[int]()
     for rating in read_ratings(folder):
         _known("ratings.csv", rating.movie_id, movies)
@@ -81,14 +81,14 @@ def check(folder: Path) -> Contents:
         if rating.movie_id in rated:
             raise FolderError(f"ratings.csv: user {user} rates the movie {rating.movie_id} twice")
         rated.add(rating.movie_id)
-        found.raters.add(user)
-        found.rows["ratings"] += 1
-    found.rows["tags"] = 0
+        contents.raters.add(user)
+        contents.rows["ratings"] += 1
+    contents.rows["tags"] = 0
     for tag in read_tags(folder):
         _known("tags.csv", tag.movie_id, movies)
-        found.taggers.add(tag.user_id)
-        found.rows["tags"] += 1
-    return found
+        contents.taggers.add(tag.user_id)
+        contents.rows["tags"] += 1
+    return contents
 
 
 def read_movies(folder: Path) -> Iterator[MovieRow]:

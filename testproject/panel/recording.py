@@ -83,24 +83,24 @@ class Recording:
     def databases(self) -> list[Share]:
         """Return the statements of each alias, in the order of its first use; those of many shards
         together."""
-        found = []
+        shares = []
         by_node: dict[str, list[str]] = {}
         for alias in dict.fromkeys(each.alias for each in self.statements):
             by_node.setdefault(_node(alias), []).append(alias)
         for node, aliases in by_node.items():
             together = [aliases] if node and len(aliases) > MOST_LINES else [[a] for a in aliases]
-            found += [_share(several, self.statements) for several in together]
-        return found
+            shares += [_share(several, self.statements) for several in together]
+        return shares
 
     @property
     def steps(self) -> list[Share]:
         """Return all statements; consecutive ones with the same text are joined."""
-        found = []
+        steps = []
         for sql, several in groupby(self.statements, key=lambda each: each.sql):
             statements = list(several)
             share = _share(list(dict.fromkeys(each.alias for each in statements)), statements)
-            found.append(replace(share, sql=sql))
-        return found
+            steps.append(replace(share, sql=sql))
+        return steps
 
     @property
     def shards(self) -> list[str]:
@@ -111,9 +111,9 @@ class Recording:
     @property
     def nodes(self) -> list[str]:
         """Return the nodes of these shards."""
-        single = [_node(each.alias) for each in self.statements]
-        asked = {*single, *(node for each in self.scatters for node in each.nodes)}
-        return sorted(asked - {""})
+        single = [_node(statement.alias) for statement in self.statements]
+        nodes = {*single, *(node for scatter in self.scatters for node in scatter.nodes)}
+        return sorted(nodes - {""})
 
     @property
     def cached(self) -> list[Cached]:
@@ -172,21 +172,21 @@ def recording() -> Iterator[Recording]:
     connections of their own and are not recorded.
     """
     with ExitStack() as stack:
-        made = Recording(counts=stack.enter_context(counting()))
+        result = Recording(counts=stack.enter_context(counting()))
         for alias in connections:
-            stack.enter_context(connections[alias].execute_wrapper(made.watch))
-        token = _current.set(made)
+            stack.enter_context(connections[alias].execute_wrapper(result.watch))
+        token = _current.set(result)
         stack.callback(_current.reset, token)
         began = time.perf_counter()
         try:
-            yield made
+            yield result
         finally:
-            made.seconds = time.perf_counter() - began
+            result.seconds = time.perf_counter() - began
 
 
 def note_scatter(sender: Any, route: Any, call_site: str, **kwargs: Any) -> None:
     """Receiver of ``sharded_orm.signals.scattered``."""
-    made = _current.get()
-    if made is not None:
+    current = _current.get()
+    if current is not None:
         label = sender._meta.label
-        made.scatters.append(Scatter(label, route.aliases, route.nodes, call_site))
+        current.scatters.append(Scatter(label, route.aliases, route.nodes, call_site))

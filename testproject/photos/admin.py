@@ -39,7 +39,7 @@ def _picture(photo_id: int | None, description: str, width: int) -> str:
     )  # fmt: skip
 
 
-class _Pictured:
+class _PictureMixin:
     """Adds a small picture, as a column and on the row's page."""
 
     @admin.display(description="picture")
@@ -47,7 +47,7 @@ class _Pictured:
         return _picture(photo.photo_id, photo.description, 80)
 
 
-class _Beside(ShardedModelAdmin):
+class _CopiesMixin(ShardedModelAdmin):
     """Updates the other copies of photos and comments, whichever page writes or deletes them.
 
     The authors' copies of comments are updated after the commit of the photo's shard, whose rows
@@ -63,19 +63,19 @@ class _Beside(ShardedModelAdmin):
         if formset.model not in (Photo, Comment):
             super().save_formset(request, form, formset, change)
             return
-        with self._beside([form.instance]):
+        with self._update_copies([form.instance]):
             super().save_formset(request, form, formset, change)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        with self._beside(list(queryset)):
+        with self._update_copies(list(queryset)):
             super().delete_queryset(request, queryset)
 
     @contextmanager
-    def _beside(self, rows: list[Any]) -> Iterator[None]:
+    def _update_copies(self, rows: list[Any]) -> Iterator[None]:
         """Update the copies for rows of one shard, which the block changes, deletes, or inserts."""
         # A deleted row loses its id.
         place = _place(rows)
@@ -111,7 +111,7 @@ def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
     return stored[0]._state.db if stored else None, [row.pk for row in stored]
 
 
-class PhotosOfAlbum(_Pictured, ShardedTabularInline):
+class PhotosOfAlbum(_PictureMixin, ShardedTabularInline):
     model = Photo
     fields = ["picture", "title", "posted_at"]
     readonly_fields = ["picture"]
@@ -121,7 +121,7 @@ class PhotosOfAlbum(_Pictured, ShardedTabularInline):
 
 
 @admin.register(Album)
-class AlbumAdmin(_Beside):
+class AlbumAdmin(_CopiesMixin):
     photos_by = "album__in"
     comments_by = "photo__album__in"
     list_display = ["title", "owner", "photos_in_it", "created_at"]
@@ -155,7 +155,7 @@ class CommentsOfPhoto(ShardedStackedInline):
 
 
 @admin.register(Photo)
-class PhotoAdmin(_Pictured, _Beside):
+class PhotoAdmin(_PictureMixin, _CopiesMixin):
     photos_by = "pk__in"
     comments_by = "photo__in"
     list_display = ["picture", "title", "owner", "album", "posted_at"]
@@ -178,7 +178,7 @@ class PhotoAdmin(_Pictured, _Beside):
         if change:  # the owner, and the text of the comments, cannot be changed
             super().save_model(request, obj, form, change)
             return
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().save_model(request, obj, form, change)
 
     @admin.action(description="Show as new: posted now", permissions=["change"])
@@ -196,7 +196,7 @@ class PhotoTagAdmin(ShardedModelAdmin):
 
 
 @admin.register(Comment)
-class CommentAdmin(_Beside):
+class CommentAdmin(_CopiesMixin):
     comments_by = "pk__in"
     list_display = ["__str__", "author", "photo", "owner", "posted_at"]
     list_select_related = ["photo"]
@@ -206,7 +206,7 @@ class CommentAdmin(_Beside):
     raw_id_fields = ["owner", "photo", "author"]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().save_model(request, obj, form, change)
 
 

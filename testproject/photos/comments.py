@@ -77,14 +77,14 @@ class Difference:
     author_id: int
 
     def __str__(self) -> str:
-        told = {
+        reason = {
             MISSING: "has no copy with its author",
             DIFFERENT: "is not what the copy of its author says",
             LEFT_OVER: "is gone, but its author has a copy",
         }[self.what]
         return (
             f"comment {self.comment_id} (on a photo of user {self.owner_id},"
-            f" by user {self.author_id}) {told}"
+            f" by user {self.author_id}) {reason}"
         )
 
 
@@ -97,8 +97,8 @@ def settle(alias: str, named: Iterable[tuple[int, int]]) -> None:
         new
         author is named with both authors.
     """
-    for author_id, told in groupby(sorted(set(named)), key=itemgetter(0)):
-        ids = [comment_id for _, comment_id in told]
+    for author_id, pairs in groupby(sorted(set(named)), key=itemgetter(0)):
+        ids = [comment_id for _, comment_id in pairs]
         with transaction.atomic(using=GROUP):
             # Locked until the end of the block: a comment that is deleted meanwhile must not get a
             # copy.
@@ -122,27 +122,30 @@ def check(*, repair: bool = False) -> Iterator[Difference]:
         for copies in _pages(WrittenComment, alias):
             # The comments are queried after their copies: a comment commits before its copy does,
             # so a comment that is missing now has been deleted.
-            found = list(_left_over(copies))
+            differences = list(_left_over(copies))
             if repair:
-                ids = [each.comment_id for each in found]
+                ids = [difference.comment_id for difference in differences]
                 WrittenComment.objects.using(alias).filter(pk__in=ids).delete()
-            yield from found
+            yield from differences
 
     for alias in aliases:
         for comments in _pages(Comment, alias):
-            found = list(_compared(comments))
+            differences = list(_compared(comments))
             if repair:
-                settle(alias, ((each.author_id, each.comment_id) for each in found))
-            yield from found
+                settle(
+                    alias,
+                    ((difference.author_id, difference.comment_id) for difference in differences),
+                )
+            yield from differences
 
 
 def _compared(comments: list[Comment]) -> Iterator[Difference]:
     copies = WrittenComment.objects.uncached().filter(
         author__in={c.author_id for c in comments}, pk__in=[c.pk for c in comments]
     )
-    found = {copy.pk: copy for copy in copies}
+    copies_by_id = {copy.pk: copy for copy in copies}
     for comment in comments:
-        copy = found.get(comment.pk)
+        copy = copies_by_id.get(comment.pk)
         if copy is None:
             yield _difference(MISSING, comment)
         elif _content(copy) != _content(_copy_of(comment)):
@@ -153,8 +156,8 @@ def _left_over(copies: list[WrittenComment]) -> Iterator[Difference]:
     comments = Comment.objects.uncached().filter(
         owner__in={c.owner_id for c in copies}, pk__in=[c.pk for c in copies]
     )
-    found = {(c.pk, c.author_id) for c in comments}
-    return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in found)
+    stored = {(c.pk, c.author_id) for c in comments}
+    return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in stored)
 
 
 def _pages(model: type[Any], alias: str) -> Iterator[list[Any]]:

@@ -39,14 +39,14 @@ def newest(photos: Any, before: str = "") -> Page:
         photos = photos.filter(
             Q(posted_at__lt=posted_at) | Q(posted_at=posted_at, photo_id__lt=photo_id)
         )
-    found = photos.scatter(partial=True).order_by("-posted_at", "-photo_id")[: SIZE + 1]
-    rows = list(found)
+    newest_photos = photos.scatter(partial=True).order_by("-posted_at", "-photo_id")[: SIZE + 1]
+    rows = list(newest_photos)
     older = _written(rows[SIZE - 1]) if len(rows) > SIZE else ""
     owners = get_user_model().objects.filter(is_active=True).in_bulk({row.owner_id for row in rows})
     shown = [row for row in rows[:SIZE] if row.owner_id in owners]
     for row in shown:
         row.owner = owners[row.owner_id]
-    return Page(shown, older, list(found.failed_shards))
+    return Page(shown, older, list(newest_photos.failed_shards))
 
 
 def _written(photo: Photo) -> str:

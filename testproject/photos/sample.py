@@ -145,7 +145,7 @@ def _tags(owner: Any, chance: random.Random) -> int:
 
 
 def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random.Random) -> int:
-    made = [
+    comments = [
         Comment(
             owner=owner,
             photo=photo,
@@ -156,5 +156,5 @@ def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random
         for photo in photos
         for _ in range(chance.randrange(0, 5))
     ]
-    Comment.objects.bulk_create(made)
-    return len(made)
+    Comment.objects.bulk_create(comments)
+    return len(comments)

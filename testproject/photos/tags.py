@@ -19,12 +19,12 @@ def parse(text: str) -> list[str]:
     :raises InvalidTags: too many, too long, or other characters than letters, digits, ``-`` and
         blanks.
     """
-    found = dict.fromkeys(filter(None, map(normal, text.split(","))))
-    if len(found) > MOST:
-        raise InvalidTags(f"At most {MOST} tags; these are {len(found)}.")
-    for tag in found:
+    tags = dict.fromkeys(filter(None, map(normal, text.split(","))))
+    if len(tags) > MOST:
+        raise InvalidTags(f"At most {MOST} tags; these are {len(tags)}.")
+    for tag in tags:
         check(tag)
-    return list(found)
+    return list(tags)
 
 
 def give(photo: Photo, tags: Iterable[str]) -> None:

@@ -43,7 +43,7 @@ class SegmentConverter:
             return _NOTHING
         # "." and ".." alone are this folder and the one above.
         special = _SPECIAL if value.strip(".") else _SPECIAL_AND_DOT
-        return special.sub(lambda found: f"%{ord(found[0]):02X}", value)
+        return special.sub(lambda match: f"%{ord(match[0]):02X}", value)
 
 
 _NOTHING = "%"

@@ -26,7 +26,7 @@ from testproject.photos import comments, pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
 from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import newest
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.words import normal
 
 PER_PAGE = 24
@@ -61,8 +61,11 @@ def tag(request: HttpRequest, text: str) -> HttpResponse:
 def all_tags(request: HttpRequest) -> HttpResponse:
     """The most common tags: each shard counts its own, the counts are added up."""
     counted = PhotoTag.objects.scatter(partial=True).values("text").annotate(photos=Count("pk"))
-    found = counted.order_by("-photos", "text")[:MOST_TAGS]
-    context = {"tags": sorted(found, key=lambda tag: tag["text"]), "missing": found.failed_shards}
+    most_common = counted.order_by("-photos", "text")[:MOST_TAGS]
+    context = {
+        "tags": sorted(most_common, key=lambda tag: tag["text"]),
+        "missing": most_common.failed_shards,
+    }
     return render(request, "photos/tags.html", context)
 
 
@@ -111,17 +114,19 @@ def user_comments(request: HttpRequest, username: str) -> HttpResponse:
 @require_safe
 def album(request: HttpRequest, username: str, album_id: int) -> HttpResponse:
     owner = _user(username)
-    found = get_object_or_404(Album, owner=owner, pk=album_id)
+    shown_album = get_object_or_404(Album, owner=owner, pk=album_id)
     # Through the owner, so that each photo knows its owner without a query.
-    photos = owner.photos.filter(album=found).order_by("posted_at", "photo_id")
-    return render(request, "photos/album.html", {"owner": owner, "album": found, "photos": photos})
+    photos = owner.photos.filter(album=shown_album).order_by("posted_at", "photo_id")
+    return render(
+        request, "photos/album.html", {"owner": owner, "album": shown_album, "photos": photos}
+    )
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
     """A photo with its tags and comments; a user who is logged in may add a comment."""
     owner = _user(username)
-    found = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
+    shown_photo = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
     # Not request.path: that is decoded.
     address = reverse("photos:photo", args=[username, photo_id])
     form = CommentForm()
@@ -129,7 +134,7 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
         if not request.user.is_authenticated:
             return redirect_to_login(address)
         form = CommentForm(
-            request.POST, instance=Comment(owner=owner, photo=found, author=request.user)
+            request.POST, instance=Comment(owner=owner, photo=shown_photo, author=request.user)
         )
         if form.is_valid():
             comment = form.save(commit=False)
@@ -140,11 +145,11 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
                 get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
                 raise
             return redirect(f"{address}#comment-{comment.pk}")
-    shown = found.comments.filter(owner=owner).order_by("posted_at", "comment_id")
+    shown = shown_photo.comments.filter(owner=owner).order_by("posted_at", "comment_id")
     context = {
         "owner": owner,
-        "photo": found,
-        "tags": found.tags.filter(owner=owner).order_by("text"),
+        "photo": shown_photo,
+        "tags": shown_photo.tags.filter(owner=owner).order_by("text"),
         # Authors are in the global database, so they take a query of their own, no join.
         "comments": shown.prefetch_related("author"),
         "form": form,
@@ -189,8 +194,8 @@ class Login(LoginView):
 
     def get_redirect_url(self) -> str:
         """Return another page than the login, which Django would treat as a programming error."""
-        found: str = super().get_redirect_url()
-        return "" if found == self.request.path else found
+        address: str = super().get_redirect_url()
+        return "" if address == self.request.path else address
 
 
 @require_safe

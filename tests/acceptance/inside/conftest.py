@@ -10,7 +10,7 @@ from django.test import Client
 
 from sharded_orm import runtime
 from testproject.photos.models import Photo
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 
 User = get_user_model()
 

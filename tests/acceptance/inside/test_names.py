@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from testproject.photos.comments import write
 from testproject.photos.models import Comment
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.urls import SegmentConverter
 
 pytestmark = pytest.mark.django_db(

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from testproject.databases import SHARDS
 from testproject.photos.models import Album, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import SIZE
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from tests.acceptance.inside.pages import NODES, most_statements, titles, token
 
 pytestmark = pytest.mark.django_db(

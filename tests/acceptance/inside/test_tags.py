@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from testproject.photos.models import Photo, PhotoTag
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.tags import parse
 from testproject.photos.words import InvalidTags
 from tests.acceptance.inside.pages import most_statements, titles

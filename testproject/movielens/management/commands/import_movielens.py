@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from testproject.movielens import loading
+from testproject.movielens import loader
 from testproject.movielens.folder import FolderError, check
 from testproject.movielens.progress import progress
 
@@ -56,20 +56,20 @@ class Command(BaseCommand):
             ) from exc
 
     def _make_room(self, *, replace: bool) -> None:
-        if loading.is_empty():
+        if loader.is_empty():
             return
         if not replace:
             raise CommandError(
                 "There are films, ratings or tags already; a second import would store them twice."
                 " Use --replace to delete them first."
             )
-        loading.clear()
+        loader.clear()
         self.stdout.write("Deleted what was there.")
 
     def _load(self, folder: Path, total: int) -> None:
         began = time.perf_counter()
         with progress(total, self.stderr) as update:
-            loaded = list(loading.load(folder, update))
+            loaded = list(loader.load(folder, update))
         for part in loaded:
             self.stdout.write(
                 f"{part.name}: {part.rows:,} rows in {part.seconds:.2f} s,"

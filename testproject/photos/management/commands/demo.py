@@ -10,8 +10,8 @@ from django.conf import settings
 from django.contrib.staticfiles.management.commands.runserver import Command as RunServer
 from django.core.management import BaseCommand, CommandError, call_command
 
-from testproject.photos.browsing import CheckFailed, browse, serving
-from testproject.photos.preparing import ADMIN, admin_password, prepare
+from testproject.photos.browser import CheckFailed, browse, serving
+from testproject.photos.installation import ADMIN, admin_password, prepare
 
 
 class Command(BaseCommand):

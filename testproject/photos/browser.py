@@ -22,9 +22,9 @@ from django.core.servers.basehttp import (
 from django.urls import reverse
 from django.utils.html import escape
 
+from testproject.photos.installation import ADMIN
 from testproject.photos.models import PhotoOwner, WrittenComment
 from testproject.photos.pictures import WIDTHS
-from testproject.photos.preparing import ADMIN
 
 TIMEOUT = 30  # seconds
 
@@ -135,12 +135,12 @@ def browse(address: str, password: str) -> Iterator[str]:
 def _expect(
     browser: Browser, path: str, status: int, text: str, form: dict[str, str] | None = None
 ) -> str:
-    found, body, headers = browser.open(path, form)
+    actual_status, body, headers = browser.open(path, form)
     where = headers.get("Location", "")
     method = "GET" if form is None else "POST"
-    if found != status or text not in (where if 300 <= status < 400 else body):
+    if actual_status != status or text not in (where if 300 <= status < 400 else body):
         raise CheckFailed(
-            f"{method} {path}: expected {status} with {text!r}, got {found}"
+            f"{method} {path}: expected {status} with {text!r}, got {actual_status}"
             f"{f' to {where}' if where else ''}:\n{body[:500]}"
         )
-    return f"{method} {path}: {found}{f' to {where}' if where else ''}"
+    return f"{method} {path}: {actual_status}{f' to {where}' if where else ''}"

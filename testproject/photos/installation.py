@@ -33,11 +33,11 @@ def prepare() -> Iterator[str]:
         yield f"group {name!r} is migrated: {group.count} shards on {', '.join(nodes)}"
     sequences = {one.name for one in tickets.create()}
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
-    made = sample.make()
+    added = sample.make()
     yield (
-        f"sample content: {made.users} users, {made.photos} photos, {made.tags} tags and"
-        f" {made.comments} comments made"
-        if made.photos or made.tags
+        f"sample content: {added.users} users, {added.photos} photos, {added.tags} tags and"
+        f" {added.comments} comments made"
+        if added.photos or added.tags
         else "sample content: there already"
     )
 
