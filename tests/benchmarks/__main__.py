@@ -24,30 +24,30 @@ def subjects() -> dict[str, Subject]:
     """Return all subjects in the order of the table. Imports the models, so Django must be set
     up."""
     from tests.benchmarks import (
-        connecting,
-        following,
-        migrating,
-        reading,
-        scattering,
+        connections,
+        migrate,
+        reads,
+        scatter,
         signals,
         tickets,
-        writing,
+        topology,
+        writes,
     )
     from tests.benchmarks.cache.run import cached
 
     return {
-        "get": reading.get_staying,
-        "alternating": reading.get_alternating,
-        "filter": reading.filter_page,
-        "bulk_create": writing.bulk_create,
-        "scatter": scattering.top_rows,
-        "update": writing.atomic_update,
+        "get": reads.get_staying,
+        "alternating": reads.get_alternating,
+        "filter": reads.filter_page,
+        "bulk_create": writes.bulk_create,
+        "scatter": scatter.top_rows,
+        "update": writes.atomic_update,
         "signals": signals.request_signals,
-        "connections": connecting.connections_held,
+        "connections": connections.connections_held,
         "tickets": tickets.tickets,
         "cache": cached,
-        "migrations": migrating.migrations,
-        "topology": following.topology_change,
+        "migrations": migrate.migrations,
+        "topology": topology.topology_change,
     }
 
 

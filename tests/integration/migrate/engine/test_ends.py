@@ -26,7 +26,12 @@ from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 from tests.integration.migrate.engine.test_equality import PLACE, SQUASHED
-from tests.integration.migrate.engine.test_own_operations import COLUMN, INSERT, is_clean, names
+from tests.integration.migrate.engine.test_per_shard_operations import (
+    COLUMN,
+    INSERT,
+    is_clean,
+    names,
+)
 
 pytestmark = pytest.mark.every_backend
 
@@ -45,10 +50,10 @@ def test_a_difference_in_the_middle_of_a_migration_is_mended(
     migrations.add("0002_rows", INSERT.format(atomic=True), COLUMN, 'migrations.RunSQL("SELECT 1")')
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "place" in statement.sql:
-            execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
+            execute(executor, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
         patch.setattr(ScriptExecutor, "_execute", with_a_guest)
@@ -276,8 +281,8 @@ def test_nothing_is_recorded_that_was_not_compared(
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "more" in statement.sql:
             fleet.execute(1, "CREATE TABLE guest (id int)")
 
@@ -363,7 +368,7 @@ def test_what_a_person_has_recorded_is_not_compared(
     first(fleet)
     migrations.add("0002_place", PLACE)
 
-    def broken(replay: ScriptExecutor, statement: Any) -> None:
+    def broken(executor: ScriptExecutor, statement: Any) -> None:
         raise ValueError("no")
 
     with monkeypatch.context() as patch:

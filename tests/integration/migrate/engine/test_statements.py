@@ -34,12 +34,12 @@ class BreaksAt:
     def within(self, patch: pytest.MonkeyPatch) -> BreaksAt:
         execute = ScriptExecutor._execute
 
-        def broken(replay: ScriptExecutor, statement: Any) -> None:
+        def broken(executor: ScriptExecutor, statement: Any) -> None:
             is_it = len(self.run) == self.number
             if is_it and self.before:
                 raise Broken
             self.run.append(statement.sql)
-            execute(replay, statement)
+            execute(executor, statement)
             if is_it:
                 raise Broken
 
@@ -112,10 +112,10 @@ def test_a_shard_that_is_changed_meanwhile(
     fleet.slowly(1, "fleet", "0001")
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "by_place" in statement.sql:
-            execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
+            execute(executor, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
         patch.setattr(ScriptExecutor, "_execute", with_a_guest)
