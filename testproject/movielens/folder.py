@@ -19,8 +19,7 @@ COLUMNS = {
 
 
 class FolderError(Exception):
-    """The folder, or a line of a file in it, is malformed. The message names the place and the
-    reason."""
+    """The folder, or a line of a file in it, is malformed. The message names place and reason."""
 
 
 @dataclass(frozen=True)

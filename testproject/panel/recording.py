@@ -81,8 +81,7 @@ class Recording:
 
     @property
     def databases(self) -> list[Share]:
-        """Return the statements of each alias, in the order of its first use; those of many shards
-        together."""
+        """Return the statements of each alias, by its first use; those of many shards together."""
         shares = []
         by_node: dict[str, list[str]] = {}
         for alias in dict.fromkeys(each.alias for each in self.statements):

@@ -93,8 +93,7 @@ class _CopiesMixin(ShardedModelAdmin):
             transaction.on_commit(partial(settle, alias, named), using=alias, robust=True)
 
     def _stored(self, alias: str | None, ids: list[int]) -> tuple[dict[int, int], set[Any]]:
-        """Return the photos of these rows with their owners, and author and id of their
-        comments."""
+        """Return the photos of these rows with owners, and author and id of the comments."""
         if not ids:
             return {}, set()
         comments = Comment.objects.using(alias).uncached().filter(**{self.comments_by: ids})

@@ -63,8 +63,7 @@ class Browser:
         self._opener = build_opener(HTTPCookieProcessor(self.cookies), _StayHere())
 
     def open(self, path: str, form: dict[str, str] | None = None) -> tuple[int, str, Message]:
-        """Return status, text and headers of the answer. Bytes that are no text become
-        ``\ufffd``."""
+        """Return status, text and headers; ``\ufffd`` replaces bytes that are no text."""
         request = Request(self.address + path)
         if form is not None:
             token = next((c.value for c in self.cookies if c.name == "csrftoken"), None)

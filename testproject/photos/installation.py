@@ -19,8 +19,7 @@ ADMIN = "admin"
 
 
 def prepare() -> Iterator[str]:
-    """Create and migrate all databases and add the sample content; yield a line for each step
-    done."""
+    """Create and migrate all databases and add the sample content; yield a line per step."""
     for alias in ALIASES:
         wrapper: Any = connections[alias]
         wrapper.create_shard_database()

@@ -244,8 +244,7 @@ class _Canvas:
     # -- Textures and shapes
 
     def _layer(self, edge: list[tuple[float, float]], far: float, bottom: float = 1.0) -> None:
-        """Fill everything below ``edge``, in the colour of its distance, with haze in the
-        valley."""
+        """Fill all below ``edge``, in the colour of its distance, with haze in the valley."""
         colour = _mix(self.near, self.haze, far * 0.85)
         self._fill(edge, [colour, _mix(colour, self.haze, 0.15 + 0.3 * far)], bottom)
 
@@ -309,8 +308,7 @@ class _Canvas:
     def _fir(
         self, pen: ImageDraw.ImageDraw, x: float, y: float, size: float, colour: Colour
     ) -> None:
-        """Draw a fir of height ``size`` that stands on ``y``: jagged branches on both sides of its
-        trunk."""
+        """Draw a fir of height ``size`` that stands on ``y``: a trunk with jagged branches."""
         middle, foot, tall = x * self.width, y * self.height, size * self.height
         half = tall * 0.2
         left, right = [(middle, foot - tall)], []

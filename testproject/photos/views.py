@@ -102,8 +102,7 @@ def user_tag(request: HttpRequest, username: str, text: str) -> HttpResponse:
 
 @require_safe
 def user_comments(request: HttpRequest, username: str) -> HttpResponse:
-    """The comments that a user has written under photos of all users: the author's copies, on one
-    shard."""
+    """A user's comments under photos of all users: the author's copies, on one shard."""
     author = _user(username)
     # Owners are in the global database, so they take a query of their own, no join.
     written = author.written_comments.order_by("-posted_at", "-comment_id")

@@ -28,8 +28,7 @@ class Data:
 
 
 def find_or_make(folder: Path, scale: float = 0.2) -> Data:
-    """Return the folder that ``$MOVIELENS_DIR`` names, else the default folder, else a generated
-    one."""
+    """Return the folder of ``$MOVIELENS_DIR``, else the default folder, else a generated one."""
     named = os.environ.get(VARIABLE)
     real = Path(named) if named else DEFAULT
     if named or real.is_dir():

@@ -31,8 +31,7 @@ class Project:
     variables: dict[str, str] = field(default_factory=dict)
 
     def manage(self, *arguments: object, fails: bool = False) -> str:
-        """Run ``manage.py`` and return its output. Fail unless it succeeds (or fails) as
-        expected."""
+        """Run ``manage.py``, which must succeed (or fail), and return its output."""
         done = self._run(str(ROOT / "manage.py"), *map(str, arguments))
         assert bool(done.returncode) is fails, f"status {done.returncode}\n{done.stdout}"
         return done.stdout
@@ -73,8 +72,7 @@ class Project:
 
 @contextmanager
 def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Project]:
-    """An installation on ``backend``. The databases that it creates on shared servers are dropped
-    at the end."""
+    """An installation on ``backend``. Its databases on shared servers are dropped at the end."""
     if backend == "sqlite":
         yield Project(backend, folder)
         return
@@ -89,8 +87,7 @@ def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
 
 
 def on_servers(nodes: list[Address], prefix: str) -> dict[str, str]:
-    """Environment variables of an installation on MariaDB whose database names begin with
-    ``prefix``."""
+    """Environment variables of an installation on MariaDB with this prefix of database names."""
     return {
         "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
         "SHARDED_ORM_DEMO_PREFIX": prefix,

@@ -21,8 +21,7 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 
 
 def subjects() -> dict[str, Subject]:
-    """Return all subjects in the order of the table. Imports the models, so Django must be set
-    up."""
+    """Return all subjects in the order of the table. Imports models: set Django up before."""
     from tests.benchmarks import (
         connections,
         migrate,

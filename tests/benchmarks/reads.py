@@ -60,8 +60,7 @@ def _by_directory(site: Site, rounds: Rounds) -> Line:
 
 
 def get_alternating(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Time ``get()`` on another shard each time: ours with one connection, stock with one per
-    shard."""
+    """Time ``get()`` on changing shards: ours with one connection, stock with one per shard."""
     photos = [site.photo(number) for number in range(site.shards)]
     stock = [(site.stock(f"photos_{n:05d}"), pk) for n, pk in photos]
     for alias, _ in stock:

@@ -33,8 +33,7 @@ _PATH, _RAW = "/benchmarks", "/raw"
 
 
 def topology_change(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Time ``operations.topology.change`` from its call until ``runtime.topology()`` is the new
-    topology."""
+    """Time ``operations.topology.change`` until ``runtime.topology()`` is the new topology."""
     what = f"topology change until the last of {PROCESSES} processes uses it"
     with contextlib.ExitStack() as stack:
         try:

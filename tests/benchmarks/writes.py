@@ -19,8 +19,7 @@ CALLS = 40
 
 
 def bulk_create(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Compare rows per second: ours draws ids and groups rows by shard, stock has ids and one
-    table."""
+    """Compare rows per second: ours draws ids and groups by shard, stock has ids and one table."""
     rows = rounds.of(BULK)
     rounds = Rounds(max(3, rounds.count // 2))
     alias = site.stock("uploads_00005")

@@ -15,8 +15,7 @@ _DETAIL_LINES = 12
 def show(
     stock: Run, ours: Run, differences: list[Difference], allowed: dict[str, Allowed]
 ) -> Iterator[str]:
-    """Return the lines: numbers per label, then each difference, then errors of the runs, then the
-    sum."""
+    """Return the lines: numbers per label, each difference, errors of the runs, the sum."""
     yield from _table(stock, ours)
     losses = [
         difference

@@ -72,7 +72,7 @@ class Run:
 
 
 def run(plan: Plan, backend: Backend, progress: Callable[[str], None]) -> Run:
-    """Run the suite to its end, its crash or its timeout. A failed test is no trouble of the
+    """Run the suite to its end, its crash or its timeout. Failed tests are no trouble of the
     run."""
     results = plan.folder / f"{backend.name}.jsonl"
     log = plan.folder / f"{backend.name}.log"

@@ -53,8 +53,7 @@ def fetch(cache: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the archive into ``folder`` and return the top folder of the distribution, which has
-    ``tests/``."""
+    """Unpack the archive into ``folder`` and return its top folder, which has ``tests/``."""
     with tarfile.open(archive) as packed:
         # Python 3.11.2 (Debian 12) does not know filters yet.
         filters: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

@@ -33,8 +33,7 @@ PICTURES = {
 
 
 def shrink(source: Path, target: Path, most: int) -> None:
-    """Cut off the blank part below, or everything beyond ``most`` pixels, and store the picture in
-    few bytes."""
+    """Cut off the blank part below, or all beyond ``most`` pixels, and compress the picture."""
     with Image.open(source) as opened:
         page = opened.convert("RGB")
     blank = Image.new("RGB", page.size, page.getpixel((page.width - 1, page.height - 1)))

@@ -148,8 +148,7 @@ def test_who_finds_a_millisecond_used_up_waits_for_the_next(connection: Any, sch
 def test_concurrent_bulk_inserts_are_unique(
     postgresql: Address, connection: Any, schema: str
 ) -> None:
-    """The published function generates duplicates here: other sessions pass between nextval and
-    clock."""
+    """The published function generates duplicates here, between nextval and clock."""
     table = make(connection, schema, 5)
     barrier = threading.Barrier(4)
     drawn: list[list[int]] = []

@@ -93,8 +93,7 @@ def _changed(rows: list[Any], **values: Any) -> list[Any]:
 
 
 def _names(rows: Any, *path: str) -> Any:
-    """Return the primary key of each row with the related rows that prefetching has put under
-    ``path``."""
+    """Return the primary key of each row with its prefetched rows under ``path``."""
 
     def follow(row: Any, names: tuple[str, ...]) -> Any:
         if not names:
@@ -292,8 +291,7 @@ class _Slow:
 
 
 def _lookup(case: Case) -> dict[str, Any]:
-    """Return a lookup that finds an existing row by its key, not by the value that the manager
-    sets."""
+    """Return a lookup of an existing row by its key, not by the value that the manager sets."""
     owner = {} if case.relation.field == "owner" else {"owner": case.member.owner}
     return {**owner, "pk": case.relation.members[0]}
 

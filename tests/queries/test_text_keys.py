@@ -149,8 +149,7 @@ def altered() -> Iterator[Any]:
 
 @pytest.fixture
 def looks(db: None) -> Iterator[Callable[[], list[int]]]:
-    """Return the number of shards that each query for collations covered, as the servers logged
-    it."""
+    """Return the number of shards of each query for collations, from the servers' logs."""
     if _is_sqlite():
         yield list
         return
@@ -341,8 +340,7 @@ class TestCosts:
     pytestmark = [pytest.mark.django_db(databases=DATABASES)]
 
     def test_of_one_shard(self, db: None, looks: Callable[[], list[int]]) -> None:
-        """One query per shard and process for all tables; on SQLite none. It does not appear in the
-        log."""
+        """One query per shard and process for all tables; on SQLite none, and none is logged."""
         guard.forget()
         of = Event.objects.using("events_00003")
         with assert_queries(1, using="events"):
@@ -373,8 +371,7 @@ class TestLength:
 
     @pytest.mark.mysql_settings
     def test_a_key_that_the_database_would_shorten_is_refused(self, db: None) -> None:
-        """A server drops spaces that do not fit, without an error: the row would have another
-        key."""
+        """A server drops spaces that do not fit without an error, and would change the key."""
         too_long = "a" * 99 + "  "
         for use in (
             lambda: Event.objects.create(account=too_long),

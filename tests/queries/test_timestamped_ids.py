@@ -41,8 +41,7 @@ def on(number: int, **values: Any) -> Visit:
 
 @pytest.fixture
 def same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the clock by one that advances by waiting only, and starts again, as in another
-    process."""
+    """Use a clock that advances by waiting only, and starts again as in another process."""
 
     def restart() -> TimestampClock:
         time = Time(FIELD.layout)

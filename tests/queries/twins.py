@@ -64,8 +64,7 @@ class World:
         yield self.models.Item.friends.through
 
     def rows(self) -> dict[str, list[Any]]:
-        """Return all rows of all tables, without the ids of automatic tables, which only count
-        rows."""
+        """Return all rows of all tables, without the ids of automatic tables."""
         rows_by_table: dict[str, list[Any]] = {}
         for model in self.tables():
             columns = [f.column for f in model._meta.concrete_fields]

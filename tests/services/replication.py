@@ -58,8 +58,7 @@ class Pair:
     second: LoggingServer
 
     def node(self, server: LoggingServer, **more: Any) -> dict[str, Any]:
-        """Return settings of a node without the account that may do everything, as a site has
-        them."""
+        """Return settings of a node as a site has them, without the all-powerful account."""
         return {
             "ENGINE": "sharded_orm.backends.mysql",
             "HOST": HOST,

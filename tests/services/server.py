@@ -237,8 +237,7 @@ def _state(pid: int) -> str:
 
 
 def run_to_end(command: list[str], environment: dict[str, str]) -> int:
-    """Run ``command`` and return its exit code. It is interrupted with us, and does not outlive
-    us."""
+    """Run ``command`` and return its exit code. It is interrupted and ends with us."""
     child = subprocess.Popen(
         command,
         env=environment,

@@ -1,5 +1,4 @@
-"""The admin of the site's own models: each page of each model, and the other rows that a save
-changes."""
+"""The admin of the site's own models: each page, and the other rows that a save changes."""
 
 from __future__ import annotations
 

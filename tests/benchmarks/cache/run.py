@@ -48,8 +48,7 @@ TWIN, MEMCACHED, REDIS = "ours, not cached", "ours, memcached", "ours, Redis"
 
 
 def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Time objects, lists and writes of one process; then four processes that read beside one that
-    writes."""
+    """Time objects, lists and writes of one process; then four readers beside one writer."""
     with contextlib.ExitStack() as stack:
         try:
             bench = stack.enter_context(_bench(site.prefix))
@@ -322,8 +321,7 @@ def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
 
 
 def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
-    """Let four processes read objects and lists of all users, half and half, while one writes
-    random rows."""
+    """Let four processes read objects and lists of all users while one writes random rows."""
     yield from bench.warm()
     seconds = max(0.5, 2 * rounds.scale)
     crews = {

@@ -171,8 +171,7 @@ class InterleavingHarness:
         self.lines: list[bytes] = []
 
     def install(self, monkeypatch: Any) -> None:
-        """Install the points and the clock. Call it after an ablation, as that belongs inside of
-        them."""
+        """Install the points and the clock, after an ablation, which belongs inside of them."""
         for server in self.servers:
             for method in _METHODS:
                 self._wrap(monkeypatch, server, method)
@@ -372,8 +371,7 @@ class InterleavingHarness:
         raise AssertionError(f"it is not cached again: {counted}")
 
     def _drop_leases(self) -> None:
-        """Delete the leases of dead processes: they expire by the servers' clocks, which cannot be
-        advanced."""
+        """Delete leases of dead processes: they expire by the servers' clocks, not by ours."""
         for server in self.servers:
             with suppress(ServerDown):
                 for pk in self._pks:

@@ -151,8 +151,7 @@ def killed_before_closing(harness: InterleavingHarness) -> None:
 
 
 def killed_and_repaired_by_a_list(harness: InterleavingHarness) -> None:
-    """The first reader to repair asks for a count, perhaps under another alias of the same
-    server."""
+    """The first repairing reader asks for a count, perhaps under another alias of the server."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), lambda: count(ALBUM))
     harness.killed(lambda: rename(pk), die=("before", "finish"))

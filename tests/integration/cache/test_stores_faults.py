@@ -1,5 +1,4 @@
-"""Cache servers that are down, slow, dead or broken: how long a caller waits, and who is served
-next."""
+"""Cache servers that are down, slow, dead or broken: how long callers wait, and who is next."""
 
 from __future__ import annotations
 
@@ -450,8 +449,7 @@ def test_a_value_may_come_in_pieces(opened: Any, kind: str) -> None:
 
 
 def test_a_kept_connection_that_died_is_replaced_once(opened: Any, kind: str) -> None:
-    """A server that closes the connection on each request is down, though it accepts
-    connections."""
+    """A server that closes the connection on each request is down, though it listens."""
 
     def hang_up(connection: socket.socket) -> None:
         greet(kind, connection)

@@ -61,8 +61,7 @@ class Site:
             self.manage("migrate_shards", "--create")
 
     def _make_databases(self) -> None:
-        """Create the databases. Commands do so once in a test run; after that, their files are
-        copied."""
+        """Create the databases: by commands once in a test run, after that by copying files."""
         if not _content_by_name:
             for alias in ("default", "directory"):
                 self.manage("migrate", "--database", alias)
@@ -129,8 +128,7 @@ class Site:
         self.grow(*arguments, code=-signal.SIGKILL, KILL_AT=where)
 
     def run(self, code: str) -> Any:
-        """Run Python in a process of the site and return the value of ``answer``, passed as
-        JSON."""
+        """Run Python in a process of the site and return its ``answer``, passed as JSON."""
         text = f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         return json.loads(self.manage("shell", "-v", "0", "-c", text).out)
 
@@ -151,8 +149,7 @@ class Site:
         return sorted(path.stem for path in (self.folder / "two").glob("*.sqlite3"))
 
     def migrations(self, number: int) -> list[str]:
-        """Return the applied migrations of the app ``entries`` on a shard of node ``two``, one
-        entry per run."""
+        """Return the migrations of ``entries`` on a shard of node ``two``, one entry per run."""
         path = self.folder / "two" / f"photos_{number:05d}.sqlite3"
         connection = sqlite3.connect(path)
         rows = connection.execute(

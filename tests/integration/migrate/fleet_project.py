@@ -134,8 +134,8 @@ class Fleet:
         path.write_text(text, encoding="utf-8")
 
     def migration(self, name: str, *operations: str, atomic: bool = True) -> None:
-        """Add a migration after the last one; ``ADD_NOTE``, ``MAY_FAIL`` and ``WAITS`` are
-        examples."""
+        """Add a migration after the last one, for example ``ADD_NOTE``, ``MAY_FAIL`` or
+        ``WAITS``."""
         last = sorted(path.stem for path in (self.folder / "shop/migrations").glob("0*.py"))[-1:]
         dependencies = [("shop", stem) for stem in last]
         text = MIGRATION.format(

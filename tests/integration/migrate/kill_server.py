@@ -110,8 +110,7 @@ def listen(events: Events) -> None:
 
 
 def _listen_below(events: Events) -> None:
-    """Report statements that use no cursor: schemas are created and dropped without one, and
-    several tables in one packet."""
+    """Report statements without a cursor: of schemas, and of several tables in one packet."""
     try:
         from sharded_orm.backends.mysql import snapshot
         from sharded_orm.backends.mysql.session import NodeSession
@@ -188,8 +187,7 @@ def _position_too_late() -> None:
 
 
 def _whole_stretches() -> None:
-    """The engine assumes that the statements of one checkpoint are either all done or not at
-    all."""
+    """The engine assumes that the statements of a checkpoint are all done or not at all."""
     from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
     statements = RecoveryCheck.statements
@@ -246,8 +244,7 @@ def _never_unclear() -> None:
 
 
 def _from_the_beginning() -> None:
-    """The engine starts an interrupted migration from the beginning, as a loop over the shards
-    does."""
+    """The engine starts an interrupted migration anew, as a loop over the shards does."""
     from sharded_orm.operations.migrate.executor import ScriptExecutor
 
     ScriptExecutor._resumed = lambda self: (0, 0)  # type: ignore[method-assign]

@@ -32,8 +32,7 @@ class NotAsItShouldBe(AssertionError):
 
 @dataclass
 class Killing:
-    """A project with something to migrate, a process that forks commands, and a stored state to
-    restore."""
+    """A project with something to migrate, a process that forks commands, and a stored state."""
 
     fleet: Fleet
     store: Store
@@ -84,8 +83,7 @@ class Killing:
     # ##### To the end #####
 
     def to_the_end(self, selected: Sequence[str]) -> None:
-        """Run the command until nothing is left to do, and settle unclear operations as it asks
-        for."""
+        """Run the command until nothing is left to do; settle unclear operations as it asks."""
         for _ in range(_ROUNDS):
             if self.is_over(self.migrate(selected)):
                 return
@@ -213,8 +211,7 @@ class Started:
 
     @property
     def events(self) -> list[str]:
-        """The events of the command, in their order. If it was killed, the last event did not
-        happen."""
+        """The events of the command in order. If it was killed, the last one did not happen."""
         return Path(f"{self.output}.events").read_text().splitlines()
 
 

@@ -105,8 +105,7 @@ def execute(fleet: Fleet, alias: str, statement: str) -> None:
 
 
 def test_a_shard_that_another_tool_left_half_migrated(migrated: Fleet) -> None:
-    """It fails alone and unchanged, with an error that names the obstacle; once fixed, it is
-    migrated."""
+    """It fails alone and unchanged, and names the obstacle; once fixed, it is migrated."""
     execute(migrated, "shop_00002", "CREATE TABLE shop_extra (id bigint, user_id bigint)")
     before = look(migrated)["shop_00002"]
     migrated.migration("0002_extra", _EXTRA)

@@ -1,5 +1,4 @@
-"""The journal: who holds a run, what a run leaves, and what a process may write that has lost its
-run."""
+"""The journal: who holds a run, what a run leaves, and what a process without its run may write."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def test_a_run_whose_process_died_on_this_machine_is_taken_over_at_once() -> Non
 
 
 def test_a_run_whose_process_nobody_waited_for_is_taken_over_at_once() -> None:
-    """For example in a container whose first process does not wait for processes that it
-    inherits."""
+    """For example in a container whose first process does not wait for orphans."""
     with migrating() as run:
         dead = subprocess.Popen([sys.executable, "-c", ""])
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)

@@ -1,5 +1,4 @@
-"""A text key in a collation that treats two keys as equal: it is found, refused, and fixed by a
-migration."""
+"""A text key whose collation treats two keys as equal: found, refused, fixed by a migration."""
 
 from __future__ import annotations
 

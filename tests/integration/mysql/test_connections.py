@@ -206,8 +206,7 @@ def test_a_wrapper_knows_when_it_is_idle(node: Node) -> None:
 
 
 def test_a_wrapper_is_small(node: Node) -> None:
-    """With thousands of aliases, the cost of one beyond Django's own connection object is
-    bounded."""
+    """With thousands of aliases, the cost of one beyond Django's own object is bounded."""
     started = time.perf_counter()
     for _ in range(100):
         connections["t_0"].close()

@@ -132,8 +132,7 @@ def test_a_killed_pin_loses_its_state_loudly(node: Node) -> None:
 
 
 class Cut:
-    """Lets a session be killed between the poll and the statement, or after the statement was
-    sent."""
+    """Lets a session be killed between the poll and the statement, or after it was sent."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node

@@ -219,8 +219,7 @@ class Site:
         return Done(process.returncode, out, err)
 
     def run(self, code: str) -> Any:
-        """Run Python in a process of the site and return the value of ``answer``, passed as
-        JSON."""
+        """Run Python in a process of the site and return its ``answer``, passed as JSON."""
         done = self.manage(
             "shell", "-v", "0", "-c", f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         )
@@ -284,8 +283,7 @@ class Site:
 
     @contextlib.contextmanager
     def unlogged_on_second(self) -> Iterator[Callable[[str], Any]]:
-        """Yield a function that runs statements on the second server without writing its binary
-        log."""
+        """Yield a function that runs statements on the second server without its binary log."""
         connection = MySQLdb.connect(**self.pair.second.address.mysqldb(), autocommit=True)
         with contextlib.closing(connection), connection.cursor() as cursor:
             cursor.execute("SET sql_log_bin = 0")
@@ -295,8 +293,7 @@ class Site:
         self._wait(lambda: self._slave("Slave_IO_Running", "Slave_SQL_Running") == ("Yes", "Yes"))
 
     def wait_until_received(self) -> None:
-        """Return when the second server has all events of the first in its relay log, executed or
-        not."""
+        """Return when the second server has all events of the first in its relay log."""
         self._wait(lambda: self._slave("Gtid_IO_Pos") == (self.logged("first"),))
 
     def wait_for_run(self, phase: str = "") -> None:

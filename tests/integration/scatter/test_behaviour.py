@@ -45,8 +45,7 @@ def rows() -> None:
 
 
 def per_scatter(unions: int) -> int:
-    """Return the number of statements of one phase: unions, or one for each shard without
-    unions."""
+    """Return the number of statements of one phase: one union, or one statement per shard."""
     return unions if connections["photos_00000"].scatter_union else len(SHARDS)
 
 

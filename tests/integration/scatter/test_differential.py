@@ -41,8 +41,7 @@ def _rows(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Return a form that compares equal for equal values: texts of a group may be spelled
-    differently."""
+    """Return a comparable form of a value: texts of a group may be spelled differently."""
     if isinstance(value, Model):
         shown = {name: getattr(value, name) for name in value.__dict__ if not name.startswith("_")}
         return [(name, _canonical(found)) for name, found in sorted(shown.items())]

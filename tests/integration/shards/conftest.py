@@ -213,8 +213,7 @@ def mysql_fleet(
     mariadb: Address,
     own_mariadb: MariaDBServer,
 ) -> Iterator[MariaDBFleet]:
-    """A migrated fleet on two servers; the node "two" has a server of its own. Leave it
-    unchanged."""
+    """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
     fleet = _mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)
     try:
         done = fleet.python("-m", "tests.integration.shards.populate")

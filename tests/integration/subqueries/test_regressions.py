@@ -1,5 +1,4 @@
-"""Queries and writes that once had another result than on one database, each in its smallest
-form."""
+"""Queries and writes that once differed from one database, each in its smallest form."""
 
 from __future__ import annotations
 

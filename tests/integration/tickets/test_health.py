@@ -85,8 +85,7 @@ def test_a_server_that_is_left_alone_serves_when_nobody_else_does(
 def test_callers_share_the_luck_of_the_one_that_tries(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If both are down, among threads that come together one waits for each server, not each for
-    each."""
+    """If both are down, of threads that come together only one waits for each server."""
     asked: list[str] = []
     failed: list[Exception] = []
 

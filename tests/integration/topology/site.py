@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = PATIENCE) -> T:
-    """Call ``look`` until it returns something true, and return that. It polls, as there is no
-    event."""
+    """Poll ``look`` until it returns something true, and return that. There is no event."""
     end = time.monotonic() + patience
     while not (result := look()):
         assert time.monotonic() < end, f"{what} did not happen within {patience:g} s"
@@ -165,15 +164,13 @@ class Site:
         return self.topology("push", self.write(content), *arguments, code=code)
 
     def reported_version(self, pid: int) -> int | None:
-        """Return the version that a process has reported to the source; None while it is not
-        connected."""
+        """Return the version that a process has reported; None while it is not connected."""
         processes = self.topology("show", "--json").json["processes"]
         return next((process["version"] for process in processes if process["pid"] == pid), None)
 
     @contextlib.contextmanager
     def processes(self, count: int = 1) -> Iterator[list[SiteProcess]]:
-        """Start processes of the site and yield them when they are ready; they end with the
-        block."""
+        """Start processes of the site and yield them when ready; they end with the block."""
         with contextlib.ExitStack() as stack:
             started = []
             for number in range(count):

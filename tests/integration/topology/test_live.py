@@ -1,5 +1,4 @@
-"""A change in running processes: transactions end where they began, later statements use the new
-node."""
+"""A change in running processes: transactions end where they began, the rest moves."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ TABLE, HOME, ISOLATED = ALBUM.guards
 
 
 class Store(CacheServer):
-    """A cache server with only the methods used here, in the promised order; it records finished
-    entries."""
+    """A cache server with the methods used here, in the promised order; it records finishes."""
 
     name = "store"
 

@@ -91,8 +91,7 @@ class FaultHarness(contextlib.ExitStack):
             self._clients.append(SteppedClient(self._client_setup))
 
     def client(self) -> SteppedClient:
-        """Return a client that waits for an order. The caller gives it back by :meth:`give_back` or
-        kills it."""
+        """Return an idle client. The caller gives it back by :meth:`give_back` or kills it."""
         while True:
             self._prepare_clients()
             client = self._clients.pop(0)
@@ -129,8 +128,7 @@ class FaultHarness(contextlib.ExitStack):
         return self.dice.choice(OWNERS), self.dice.choice(LANES)
 
     def work(self) -> str:
-        """Return the name of a kind of work that surely changes each kind of answer about a
-        lane."""
+        """Return a kind of work that surely changes each kind of answer about a lane."""
         return self.dice.choice(["save", "update_lane", "bulk_update", "save"])
 
     def question(self, kind: str, owner: int, lane: int, item: int | None = None) -> Question:

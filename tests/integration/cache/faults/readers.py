@@ -24,8 +24,7 @@ COUNTED = (
 
 
 class Jitter:
-    """Delays a process now and then where lateness does harm: while it holds rows that may be
-    old."""
+    """Delays a process now and then where it does harm: while it holds rows that may be old."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice

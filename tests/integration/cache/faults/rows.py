@@ -208,8 +208,7 @@ def transact_together(
 
 
 def sweep(owners: Sequence[Owner], lane: int, dice: random.Random) -> None:
-    """Work on the rows of several owners at once, inside of transact(), without naming their
-    keys."""
+    """Work on the rows of several owners at once, inside of transact(), without their keys."""
     first = owners[0]
     rows = first.model.objects.using(first.alias).filter(lane=lane, shown=dice.random() < 0.5)
     if dice.random() < 0.7:

@@ -115,8 +115,7 @@ def record_stale(harness: FaultHarness, reader: SteppedClient) -> None:
 
 
 def two_writers(harness: FaultHarness) -> None:
-    """One writer closes its markers while another one is about to commit; the other one then
-    dies."""
+    """One writer closes its markers while another is about to commit, and dies afterwards."""
     owner, lane = harness.place()
     harness.warm(owner)
     first = stopped(harness, owner, lane, "closing")
@@ -195,8 +194,7 @@ def pause(harness: FaultHarness) -> None:
 
 
 def pause_at(point: str) -> Trouble:
-    """A cache server stops answering when a writer is at the point. It gets the writer's packets
-    later."""
+    """A cache server stops answering when a writer is at the point; it gets the packets later."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
@@ -217,8 +215,7 @@ def pause_at(point: str) -> Trouble:
 
 
 def pause_and_die(harness: FaultHarness) -> None:
-    """A cache server stops answering after a writer has committed, and the writer dies before it is
-    back."""
+    """A cache server stops answering after a writer's commit, and the writer dies meanwhile."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "closing")
     with harness.dice.choice(harness.caches).paused():
@@ -288,8 +285,7 @@ def restart(harness: FaultHarness) -> None:
 
 
 def restart_at(point: str) -> Trouble:
-    """A cache server is killed and comes back while a writer is at the point; the writer then
-    dies."""
+    """A cache server crashes and comes back while a writer is at the point, who then dies."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()

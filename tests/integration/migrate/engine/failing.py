@@ -39,7 +39,6 @@ def lose(apps: Any, schema_editor: Any) -> None:
 
 
 def alter_within_default(apps: Any, schema_editor: Any) -> None:
-    """Run :func:`alter` in a transaction of the global database, as ``atomic()`` without alias
-    does."""
+    """Run :func:`alter` in a transaction of the global database, as a plain ``atomic()`` does."""
     with transaction.atomic():
         alter(apps, schema_editor)

@@ -200,8 +200,7 @@ def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
 
 @pytest.mark.mysql_settings
 def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> None:
-    """For example the session of a killed process, whose last statement still runs in the
-    server."""
+    """For example the session of a killed process whose last statement is still running."""
     fleet.create(1)
     alias = fleet.shard(1).alias
     waits = threading.Event()

@@ -39,8 +39,7 @@ def on(owner: int) -> Any:
 
 
 def texts(owner: int) -> list[str]:
-    """Return the notes on the shard of ``owner``, with those of other owners and of the
-    migration."""
+    """Return all notes on the shard of ``owner``, including those of the migration."""
     notes = Note.objects.using(on(owner).alias).order_by("text")
     return list(notes.values_list("text", flat=True))
 
@@ -57,8 +56,7 @@ def committed(owner: int) -> list[str]:
 
 
 def in_thread(function: Any) -> Any:
-    """Return the result of ``function`` in a new thread, whose connections are closed
-    afterwards."""
+    """Return the result of ``function`` in a new thread, and close its connections."""
     outcome: list[Any] = []
 
     def run() -> None:

@@ -57,8 +57,7 @@ def _in_threads(generator: Any, sequence: str, threads: int) -> list[int]:
 
 
 class Interruption(Exception):
-    """An exception that a signal handler raises in the middle of any code, as some task queues
-    do."""
+    """Raised by a signal handler in the middle of any code, as some task queues do."""
 
 
 def _interrupted(generator: Any, sequence: str) -> list[int]:
