@@ -252,12 +252,12 @@ async def _request(application: Any) -> bytes:
         "http_version": "1.1", "server": ("testserver", 80),
     }  # fmt: skip
     sent: list[Any] = []
-    asked = [{"type": "http.request", "body": b""}]
+    messages = [{"type": "http.request", "body": b""}]
     never = asyncio.Event()
 
     async def receive() -> Any:
-        if asked:
-            return asked.pop()
+        if messages:
+            return messages.pop()
         await never.wait()
 
     async def send(message: Any) -> None:

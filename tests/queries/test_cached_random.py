@@ -91,7 +91,7 @@ def query(dice: random.Random, number: int) -> Any:
 
 
 def results(rows: Any) -> list[Any]:
-    asked: list[Callable[[], Any]] = [
+    reads: list[Callable[[], Any]] = [
         lambda: [photo.pk for photo in rows.all()],
         lambda: rows.count(),
         lambda: rows.exists(),
@@ -99,7 +99,7 @@ def results(rows: Any) -> list[Any]:
         lambda: rows.get(),
     ]
     found: list[Any] = []
-    for ask in asked:
+    for ask in reads:
         try:
             found.append(ask())
         except Exception as exc:  # any error of Django's: it must be the same

@@ -151,7 +151,7 @@ class TestLists:
 
     def test_values_of_other_types_are_other_lists(self, photos):
         rows = CachedPhoto.objects.filter(user_id=ONE)
-        asked: list[Any] = [
+        reads: list[Any] = [
             rows.filter(stars=1),
             rows.filter(stars__gt=1),
             rows.filter(stars__in=[1]),
@@ -175,7 +175,7 @@ class TestLists:
             rows.filter(price=Decimal("1.5")),
         ]
         for _ in range(3):
-            for query in asked:
+            for query in reads:
                 plain = list(query.uncached())
                 assert list(query.all()) == plain, query.query
                 assert query.count() == len(plain)

@@ -106,8 +106,8 @@ def test_the_id_may_come_as_parts() -> None:
 
 
 def test_why_nothing_is_found_is_told_on_request() -> None:
-    told = str(Board.objects.filter(pk=-1).explain_routing())
-    assert "no shard" in told and "-1" in told
+    explanation = str(Board.objects.filter(pk=-1).explain_routing())
+    assert "no shard" in explanation and "-1" in explanation
 
 
 @pytest.mark.parametrize("odd", [-1, PACKED.pack(999, 1, 1), 1 << 63])

@@ -29,16 +29,16 @@ USER = 7001
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The requests to the ticket servers."""
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
     generator = runtime.tickets()
     take = generator.take
 
     def noted(sequence: str, count: int) -> Any:
-        asked.append((sequence, count))
+        requests.append((sequence, count))
         return take(sequence, count)
 
     monkeypatch.setattr(generator, "take", noted)
-    return asked
+    return requests
 
 
 def test_save_and_create_draw_one(drawn: list[tuple[str, int]]) -> None:

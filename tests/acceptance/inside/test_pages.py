@@ -34,12 +34,12 @@ def shards_asked() -> CaptureQueriesContext:
 def test_front_page_shows_the_newest_of_everybody(
     browser: Client, dunes: Photo, lake: Photo
 ) -> None:
-    with shards_asked() as asked:
+    with shards_asked() as queries:
         page = browser.get("/")
     assert titles(page) == ["Lake", "Dunes <at> dawn"]
     assert "Dunes &lt;at&gt; dawn" in page.content.decode()
     assert dunes.get_absolute_url() in page.content.decode()
-    assert 1 <= len(asked) <= most_statements(2)
+    assert 1 <= len(queries) <= most_statements(2)
 
 
 def test_older_photos(browser: Client, ada: Any, bela: Any, dunes: Photo, lake: Photo) -> None:
@@ -81,11 +81,11 @@ def test_photos_of_an_inactive_user_are_not_shown(
 
 
 def test_empty_front_page(browser: Client) -> None:
-    with shards_asked() as asked:
+    with shards_asked() as queries:
         page = browser.get("/")
     assert "No photos yet" in page.content.decode()
     # No shard has an open transaction, so each node gets one statement; there are no rows to fetch.
-    assert len(asked) == {"sqlite": SHARDS, "mysql": NODES}[connections["default"].vendor]
+    assert len(queries) == {"sqlite": SHARDS, "mysql": NODES}[connections["default"].vendor]
 
 
 def test_front_page_asks_the_global_database_once(

@@ -149,10 +149,10 @@ for alias in "mrdl":
 
 def test_a_missing_client_library_is_named_with_its_extra() -> None:
     script = _WITHOUT % (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert told == [
+    assert output == [
         'pymemcache is not installed: pip install "sharded-orm[memcached]"',
         'django_redis is not installed: pip install "sharded-orm[redis]"',
         'redis is not installed: pip install "sharded-orm[redis]"',

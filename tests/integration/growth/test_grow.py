@@ -89,9 +89,9 @@ def test_a_shard_that_cannot_be_migrated_is_not_named(site: Site) -> None:
 
 def test_other_arguments_have_to_wait(site: Site) -> None:
     site.grow_and_die("before:change:1")
-    told = site.manage("shards", "grow", "photos", "--count", "3", "--primary", "two", code=1).err
-    assert "count differ" in told
-    assert "shards grow photos --count 2 --primary two" in told
+    error = site.manage("shards", "grow", "photos", "--count", "3", "--primary", "two", code=1).err
+    assert "count differ" in error
+    assert "shards grow photos --count 2 --primary two" in error
     assert "is given up" in site.manage("shards", "grow", "photos", "--abort").out
     site.manage("shards", "grow", "photos", "--count", "3", "--primary", "two")
     assert site.ranges()[1]["range"] == [2, 4]
@@ -99,8 +99,8 @@ def test_other_arguments_have_to_wait(site: Site) -> None:
 
 def test_a_range_that_is_named_is_not_given_up(site: Site) -> None:
     site.grow_and_die("after:change:1")
-    told = site.manage("shards", "grow", "photos", "--abort", code=1).err
-    assert "in the topology already" in told
+    error = site.manage("shards", "grow", "photos", "--abort", code=1).err
+    assert "in the topology already" in error
     site.grow()
     assert "Nothing was broken off" in site.manage("shards", "grow", "photos", "--abort").out
 

@@ -32,8 +32,8 @@ def site(tmp_path: Path, mariadb_nodes: list[Address]) -> Iterator[Site]:
 
 def test_bounds_and_a_kill(site: Site) -> None:
     site.run("answer = [Entry(entry_id=n, user_id=n).save() for n in (1, 1500)]")
-    told = site.grow("--bounds", "1500", "3000", code=1).err
-    assert "must lie above every key in use" in told
+    error = site.grow("--bounds", "1500", "3000", code=1).err
+    assert "must lie above every key in use" in error
     site.grow_and_die("after:migrate:1", "--bounds", "1501", "3000")
     assert len(site.ranges()) == 1
     site.grow("--bounds", "1501", "3000")

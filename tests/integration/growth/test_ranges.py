@@ -40,8 +40,8 @@ def test_a_weight(site: Site) -> None:
 
 def test_the_last_open_range_stays_open(site: Site) -> None:
     site.manage("shards", "close", "photos", "0-1")
-    told = site.manage("shards", "close", "photos", "2-3", code=1).err
-    assert "no range is open for new keys" in told
+    error = site.manage("shards", "close", "photos", "2-3", code=1).err
+    assert "no range is open for new keys" in error
     assert placed(site) == {2, 3}
 
 
@@ -71,5 +71,5 @@ def test_what_is_no_range_or_weight(site: Site, arguments: list[str]) -> None:
 
 def test_a_group_that_chooses_no_shards(tmp_path: Path) -> None:
     site = Site(tmp_path, "modulo")
-    told = site.manage("shards", "close", "photos", "0-1", code=1).err
-    assert "never chooses a shard" in told
+    error = site.manage("shards", "close", "photos", "0-1", code=1).err
+    assert "never chooses a shard" in error

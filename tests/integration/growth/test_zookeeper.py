@@ -40,8 +40,8 @@ def test_a_range_is_opened_when_every_process_knows_it(
     site.wait_for_scatter(2)
     process.send_signal(signal.SIGSTOP)
     try:
-        told = site.grow(code=1, PATIENCE="1").err
-        assert f"({process.pid})" in told
+        error = site.grow(code=1, PATIENCE="1").err
+        assert f"({process.pid})" in error
         assert new_range()["open"] is False
     finally:
         process.send_signal(signal.SIGCONT)

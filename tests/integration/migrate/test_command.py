@@ -116,17 +116,17 @@ def test_the_plan_is_told_once_for_shards_that_are_alike(migrated: Fleet) -> Non
     migrated.migration("0002_note", ADD_NOTE)
     migrated.manage("migrate_shards", "--shards", "0-2")
     migrated.migration("0003_may_fail", MAY_FAIL)
-    told = migrated.manage("migrate_shards", "--plan").out
-    assert "shop: 8 shards, 0 of them current" in told
-    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in told
-    assert "Shards: 3\n    shop.0003_may_fail\n" in told
+    plan = migrated.manage("migrate_shards", "--plan").out
+    assert "shop: 8 shards, 0 of them current" in plan
+    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in plan
+    assert "Shards: 3\n    shop.0003_may_fail\n" in plan
     plan = migrated.manage("migrate_shards", "--plan", "--json").json["groups"]["shop"]["plans"]
     assert plan == [
         {"shards": 5, "migrations": ["shop.0002_note", "shop.0003_may_fail"]},
         {"shards": 3, "migrations": ["shop.0003_may_fail"]},
     ]
-    told = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
-    assert "    shop.0001_first (backwards)\n" in told
+    plan = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
+    assert "    shop.0001_first (backwards)\n" in plan
     assert migrated.columns()["shop_00003"] == FIRST
 
 
@@ -185,8 +185,8 @@ def test_three_of_64_shards_fail_and_are_mended(
         assert done.out == ""
         assert set(fleet.columns().values()) == {NOTED}
 
-        told = fleet.manage("migrate_shards", "--status").out
-        assert [line for line in told.splitlines() if line.startswith("shop_")] == sorted(
+        status = fleet.manage("migrate_shards", "--status").out
+        assert [line for line in status.splitlines() if line.startswith("shop_")] == sorted(
             lines[:-1]
         )
         status = fleet.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]

@@ -156,9 +156,9 @@ def test_makemigrations_sees_nothing_of_the_topology(tmp_path: Path) -> None:
         fleet.manage("makemigrations", "--check", "--dry-run")
         settings = (tmp_path / "settings.py").read_text()
         fleet.write("settings.py", settings + _MORE_NODES.format(folder=str(tmp_path / "three")))
-        told = fleet.manage("makemigrations", "--check", "--dry-run").out
-        assert "No changes detected" in told
+        output = fleet.manage("makemigrations", "--check", "--dry-run").out
+        assert "No changes detected" in output
         # It does see changes of models.
         fleet.write("shop/models.py", kill_plan.MODELS.replace("max_length=80", "max_length=90"))
-        told = fleet.manage("makemigrations", "--check", "--dry-run", status=1).out
-        assert "Alter field name on order" in told
+        output = fleet.manage("makemigrations", "--check", "--dry-run", status=1).out
+        assert "Alter field name on order" in output

@@ -56,11 +56,11 @@ def states() -> dict[tuple[int, str], str]:
 
 def test_who_comes_second_is_told_who_holds_the_run() -> None:
     with migrating() as run:
-        with pytest.raises(OperationHeld) as told, migrating():
+        with pytest.raises(OperationHeld) as caught, migrating():
             pass
         held = row(run)
-        assert f"run {run.id}," in str(told.value)
-        assert f"{held.user}@{held.host} (process {held.pid})" in str(told.value)
+        assert f"run {run.id}," in str(caught.value)
+        assert f"{held.user}@{held.host} (process {held.pid})" in str(caught.value)
         # Another subject or kind does not collide.
         with running("migrate", "events", {}), running("check", "photos", {}):
             pass

@@ -167,9 +167,9 @@ def test_an_operation_without_a_transaction_is_asked_for(
     killing.killed(THREE, BETWEEN_ROWS)
     assert killing.migrate(THREE).status == 1
     (failure,) = killing.failures()
-    told = failure["error"]
-    assert told.startswith("shop.0004_loose: ")
-    assert "was interrupted on shop_00000, and it is not in one transaction" in told
+    error = failure["error"]
+    assert error.startswith("shop.0004_loose: ")
+    assert "was interrupted on shop_00000, and it is not in one transaction" in error
     # No run touches that shard, and all others can be migrated.
     before = killing.look()["shards"]["shop_00000"]
     assert [row["word"] for row in before["shop_log"]][-1] == "loose a"

@@ -111,5 +111,5 @@ def test_migrating_keeps_little_of_each_shard(many: Fleet) -> None:
     first = MANY // 8
     grown = int(many.python(MIGRATE.format(first=first - 1, last=MANY - 1)))
     assert grown < (MANY - first) * 2 * KB
-    told = many.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
-    assert (told["current"], told["left"]) == (MANY, {})
+    status = many.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
+    assert (status["current"], status["left"]) == (MANY, {})

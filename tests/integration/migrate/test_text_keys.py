@@ -86,9 +86,9 @@ def test_it_is_found_refused_and_mended(fleet: Fleet) -> None:
         assert "HINT: Declare shop.Customer.name" in checked.err
     fleet.manage("check")  # uses no database
     looked = fleet.manage("shards", "check", status=1)
-    told = " ".join(looked.err.split())
-    assert "shop.Customer.name tells the shard" in told
-    assert "on 4 shards, 'shop_00000' for one" in told
+    error = " ".join(looked.err.split())
+    assert "shop.Customer.name tells the shard" in error
+    assert "on 4 shards, 'shop_00000' for one" in error
     listed = fleet.manage("shards", "check", "--json", status=1).json["inexact_keys"]
     assert {one["model"]: one["field"] for one in listed} == {
         "shop.Customer": "name",

@@ -194,8 +194,8 @@ def test_what_nobody_can_tell_is_told_by_a_person(migrated: Fleet, answer: str) 
     assert line in migrated.manage("migrate_shards", "--status").out
     migrated.manage("migrate_shards", "--check", status=1)
 
-    told = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
-    assert told.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
+    settled = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
+    assert settled.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
     migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}", status=1)
     migrated.manage("migrate_shards")
     assert migrated.ran() == (ALL[1:] if answer == "done" else ALL)

@@ -216,9 +216,9 @@ def test_constraints_are_those_of_this_schema(node: Node, packets: list[str]) ->
 def test_django_still_asks_for_constraints_as_we_expect(packets: list[str], node: Node) -> None:
     with node[0].cursor() as cursor:
         node[0].introspection.get_constraints(cursor, "item")
-    asked = [packet for packet in packets if "key_column_usage" in packet]
-    assert len(asked) == 1
-    assert "c.table_schema = DATABASE()" in asked[0]
+    lookups = [packet for packet in packets if "key_column_usage" in packet]
+    assert len(lookups) == 1
+    assert "c.table_schema = DATABASE()" in lookups[0]
 
 
 def test_server_data_is_asked_once_per_node(packets: list[str], node: Node) -> None:

@@ -111,7 +111,7 @@ def test_killed_and_run_again(site: Site) -> None:
 def test_an_unforced_run_of_a_dead_primary_says_what_is_wrong(site: Site) -> None:
     site.pair.first.kill()
     for arguments in ((), ("--check",)):
-        told = site.promote(*arguments, code=1).err
-        assert "node 'db1' does not answer" in told
-        assert "If 'db1' is dead, --force does without it" in told
-        assert "account" not in told
+        error = site.promote(*arguments, code=1).err
+        assert "node 'db1' does not answer" in error
+        assert "If 'db1' is dead, --force does without it" in error
+        assert "account" not in error

@@ -37,5 +37,5 @@ def test_a_dead_primary(site: Site) -> None:
     wait_until_equal(site.pair)
     site.pair.first.kill()
     done = site.promote("--force", answer="no\n", code=1)
-    told = [*normal(done.err)[:2], *normal(done.out)]
-    assert [line.strip() for line in told] == shown("db1 --force")
+    lines = [*normal(done.err)[:2], *normal(done.out)]
+    assert [line.strip() for line in lines] == shown("db1 --force")

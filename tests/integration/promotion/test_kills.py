@@ -86,10 +86,10 @@ def test_a_published_map_cannot_be_undone(site: Site) -> None:
 
 def test_a_check_tells_of_what_was_broken_off(site: Site) -> None:
     site.promote_and_die("end:fencing")
-    told = site.promote("--check", code=1).err
-    assert "replaces 'db1' was broken off in the phase 'fencing'" in told
-    assert "'manage.py shards promote db1'" in told
-    assert "'manage.py shards promote db1 --abort'" in told
+    error = site.promote("--check", code=1).err
+    assert "replaces 'db1' was broken off in the phase 'fencing'" in error
+    assert "'manage.py shards promote db1'" in error
+    assert "'manage.py shards promote db1 --abort'" in error
     site.promote("--abort")
     site.promote("--check")
 
@@ -174,11 +174,11 @@ def test_an_old_primary_that_dies_meanwhile(site: Site) -> None:
     site.write_a_row(1)
     site.promote_and_die("begin:waiting")
     site.pair.first.kill()
-    told = site.promote(code=1).err
-    assert "could not be undone" in told
-    assert "are refused until it is" in told
-    assert "'manage.py shards promote db1 --abort'" in told
-    assert "'manage.py shards promote db1 --force'" in told
+    error = site.promote(code=1).err
+    assert "could not be undone" in error
+    assert "are refused until it is" in error
+    assert "'manage.py shards promote db1 --abort'" in error
+    assert "'manage.py shards promote db1 --force'" in error
     done = site.promote("--abort", "--json")
     assert any("could not be made writable" in each for each in done.json["warnings"])
     assert site.promote("--force", "--no-input", "--json").json["forced"]

@@ -56,10 +56,10 @@ def altered(site: Site, which: str, broken: str, mended: str) -> Iterator[None]:
 def refused(site: Site, *arguments: str) -> str:
     """Return the reasons why a promotion, and its check, are refused."""
     checked = site.promote("--check", *arguments, code=1).err
-    told = site.promote(*arguments, code=1).err
-    assert told.strip().splitlines()[1:] == checked.strip().splitlines()[1:]
+    error = site.promote(*arguments, code=1).err
+    assert error.strip().splitlines()[1:] == checked.strip().splitlines()[1:]
     assert site.are_as_before()
-    return told
+    return error
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def refused(site: Site, *arguments: str) -> str:
 )
 def test_an_application_that_may_write_through(site: Site, privilege: str, taken_back: str) -> None:
     with altered(site, "first", f"GRANT {privilege} TO {APP}", f"REVOKE {taken_back} FROM {APP}"):
-        told = refused(site)
-    assert f"may write through read_only ({privilege.removesuffix(' ON *.*')})" in told
-    assert "'application'" in told
+        reasons = refused(site)
+    assert f"may write through read_only ({privilege.removesuffix(' ON *.*')})" in reasons
+    assert "'application'" in reasons
 
 
 def test_an_application_that_may_write_through_by_a_role(site: Site) -> None:
@@ -95,9 +95,9 @@ def test_an_operator_that_lacks_a_privilege(site: Site) -> None:
         f"REVOKE READ_ONLY ADMIN, SLAVE MONITOR ON *.* FROM {OP}",
         f"GRANT READ_ONLY ADMIN, SLAVE MONITOR ON *.* TO {OP}",
     ):
-        told = refused(site)
-        assert "GRANT READ_ONLY ADMIN ON *.*" in told
-        assert "GRANT READ_ONLY ADMIN, SLAVE MONITOR ON *.*" in told
+        reasons = refused(site)
+        assert "GRANT READ_ONLY ADMIN ON *.*" in reasons
+        assert "GRANT READ_ONLY ADMIN, SLAVE MONITOR ON *.*" in reasons
     wait_until_equal(site.pair)
 
 
@@ -112,10 +112,10 @@ def test_a_node_without_an_operator(site: Site, node: str) -> None:
 def test_an_operator_that_cannot_log_in(site: Site, node: str) -> None:
     site.setting["NODES"][node]["OPERATOR"]["PASSWORD"] = "wrong-and-secret"
     site.save()
-    told = refused(site)
-    assert f"node {node!r} refuses the OPERATOR account 'operator'" in told
-    assert "does not answer" not in told
-    assert "wrong-and-secret" not in told
+    reasons = refused(site)
+    assert f"node {node!r} refuses the OPERATOR account 'operator'" in reasons
+    assert "does not answer" not in reasons
+    assert "wrong-and-secret" not in reasons
 
 
 def test_a_server_that_has_refused_an_account_is_not_asked_again(site: Site) -> None:
@@ -137,18 +137,18 @@ def connections(site: Site) -> int:
 def test_an_application_that_cannot_log_in(site: Site, node: str) -> None:
     site.setting["NODES"][node]["PASSWORD"] = "wrong-and-secret"
     site.save()
-    told = refused(site)
-    assert f"node {node!r} refuses the application's account 'application'" in told
-    assert "wrong-and-secret" not in told
+    reasons = refused(site)
+    assert f"node {node!r} refuses the application's account 'application'" in reasons
+    assert "wrong-and-secret" not in reasons
 
 
 def test_a_replica_that_does_not_answer(site: Site) -> None:
     site.setting["NODES"]["db2"]["PORT"] = 1
     site.save()
-    told = refused(site)
-    assert "node 'db2' does not answer" in told
-    assert "account" not in told
-    assert "--force" not in told
+    reasons = refused(site)
+    assert "node 'db2' does not answer" in reasons
+    assert "account" not in reasons
+    assert "--force" not in reasons
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_a_replica_that_was_written_by_itself(site: Site) -> None:
         f"SET GLOBAL gtid_strict_mode = 0; CREATE TABLE photos_00000.stray_{number} (a INT)",
         "STOP SLAVE",
     ):
-        told = site.promote("--check", code=1).err
-    assert "has written by itself" in told
+        error = site.promote("--check", code=1).err
+    assert "has written by itself" in error
     # Rebuilt, without the rows that only this server had.
     execute(site.pair.second, f"DROP TABLE photos_00000.stray_{number}")
     position = site.logged("first")
@@ -234,9 +234,9 @@ def test_ranges_with_different_replicas(site: Site) -> None:
 
 
 def test_the_reasons_as_json(site: Site) -> None:
-    told = site.promote("--check", "--json", "--to", "db1", code=1).json
-    assert told["outcome"] == "refused"
-    assert told["problems"] == ["the ranges on 'db1' name 'db2' as their replica, not 'db1'"]
+    report = site.promote("--check", "--json", "--to", "db1", code=1).json
+    assert report["outcome"] == "refused"
+    assert report["problems"] == ["the ranges on 'db1' name 'db2' as their replica, not 'db1'"]
 
 
 def test_every_end_is_told_as_json(site: Site) -> None:
@@ -272,8 +272,8 @@ def test_a_global_database_that_would_be_fenced(site: Site) -> None:
     # If its account is refused, nobody can tell.
     site.databases["other"]["PASSWORD"] = "wrong"
     site.save()
-    told = refused(site)
-    assert "Whether 'other' of DATABASES is on the same server is not known" in told
+    reasons = refused(site)
+    assert "Whether 'other' of DATABASES is on the same server is not known" in reasons
     # A server that does not answer is another one: this server answers.
     site.databases["other"]["PORT"] = 1
     site.save()
@@ -288,27 +288,27 @@ def test_another_address_of_the_same_server(site: Site) -> None:
     }
     site.save()
     site.publish(edited(lambda ranges: ranges[1].update(primary="db3")))
-    told = refused(site)
-    assert "nodes 'db3' and 'db1' are the same server by different addresses" in told
+    reasons = refused(site)
+    assert "nodes 'db3' and 'db1' are the same server by different addresses" in reasons
 
 
 def test_shards_that_the_application_does_not_see(site: Site) -> None:
     # Not by replication: only on the new primary, and in no log.
     with site.unlogged_on_second() as run:
         run(f"REVOKE ALL PRIVILEGES ON `%`.* FROM {APP}")
-    told = refused(site)
+    reasons = refused(site)
     with site.unlogged_on_second() as run:
         run(f"GRANT {APPLICATION_PRIVILEGES} ON `%`.* TO {APP}")
-    assert "on 'db2' the application's account does not see photos_00000" in told
+    assert "on 'db2' the application's account does not see photos_00000" in reasons
 
 
 def test_a_source_that_commands_do_not_write(site: Site) -> None:
     site.setting["GROUPS"] = copy.deepcopy(GROUPS)
     del site.setting["TOPOLOGY"]
     site.save()
-    told = site.promote(code=1).err
-    assert "range [0, 1]: primary 'db1' becomes 'db2'" in told
-    assert "SET GLOBAL read_only = ON" in told
+    error = site.promote(code=1).err
+    assert "range [0, 1]: primary 'db1' becomes 'db2'" in error
+    assert "SET GLOBAL read_only = ON" in error
     assert not site.is_read_only("first")
 
 

@@ -28,9 +28,9 @@ POSSIBLE = {
 
 def suggested(site: Site, code: int = 1) -> list[str]:
     """Return the commands that a check names."""
-    told = site.promote("--check", code=code).err
-    assert "was broken off" in told
-    return re.findall(r"'manage\.py (shards promote [^']+)'", told)
+    error = site.promote("--check", code=code).err
+    assert "was broken off" in error
+    return re.findall(r"'manage\.py (shards promote [^']+)'", error)
 
 
 def follow(site: Site, suggestion: str) -> None:
@@ -111,8 +111,8 @@ def test_a_replica_that_has_died_since(site: Site) -> None:
 def test_a_source_that_does_not_answer(site: Site, place: str) -> None:
     site.promote_and_die(place)
     site.trouble("down")
-    told = site.promote("--check", code=1).err
-    assert "are refused until" in told
+    error = site.promote("--check", code=1).err
+    assert "are refused until" in error
     if place == "begin:unfencing":
         # The map was not published, whatever the source would say.
         assert suggested(site) == [UNDO]
@@ -120,7 +120,7 @@ def test_a_source_that_does_not_answer(site: Site, place: str) -> None:
         assert site.are_as_before()
         site.trouble("")
     else:
-        assert "when it answers" in told
+        assert "when it answers" in error
         assert suggested(site) == BOTH
         site.trouble("")
         follow(site, FINISH)

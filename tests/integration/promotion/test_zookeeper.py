@@ -96,11 +96,11 @@ def test_it_is_gone_before_anything_is_fenced(on_zookeeper: Site, lost: Callable
     with site.writers(1) as writers:
         process = stopped(site, "begin:checked")
         lost()
-        told = go_on(process)
+        error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in told
-    assert "Nothing was touched" in told
-    assert "makes db1 read only" not in told
+    assert "does not answer" in error
+    assert "Nothing was touched" in error
+    assert "makes db1 read only" not in error
     assert not writers.errors(0)
     assert site.are_as_before()
 
@@ -111,10 +111,10 @@ def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Site, lost: Callable[[
     with site.writers(1) as writers:
         process = stopped(site, "begin:unfencing")
         lost()
-        told = go_on(process)
+        error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in told
-    assert "Everything is as before" in told
+    assert "does not answer" in error
+    assert "Everything is as before" in error
     assert site.are_as_before()
 
 
@@ -125,10 +125,10 @@ def test_it_is_gone_when_the_map_may_have_been_sent(
     with site.writers(1) as writers:
         process = stopped(site, "begin:switching", LOOK_UP="7")
         lost()
-        told = go_on(process)
-        assert "writes to photos 0-1, photos 2-3, visits 0-0 are refused" in told
-        assert "'manage.py shards promote db1'" in told
-        assert "'manage.py shards promote db1 --abort'" in told
+        error = go_on(process)
+        assert "writes to photos 0-1, photos 2-3, visits 0-0 are refused" in error
+        assert "'manage.py shards promote db1'" in error
+        assert "'manage.py shards promote db1 --abort'" in error
         assert site.is_read_only("first")
         zookeeper.start()
         site.promote("--abort")
@@ -145,10 +145,10 @@ def test_writers_need_not_wait_for_the_last_word(
     lost()
     os.kill(process.pid, signal.SIGCONT)
     assert process.stderr is not None
-    told = ""
-    while "are refused until" not in told:
-        told = process.stderr.readline()
-        assert told, "it has ended"
+    line = ""
+    while "are refused until" not in line:
+        line = process.stderr.readline()
+        assert line, "it has ended"
     zookeeper.start()
     _out, err = process.communicate(timeout=PATIENCE)
     # Nobody has published anything, so it is undone.

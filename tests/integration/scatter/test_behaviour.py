@@ -295,8 +295,8 @@ def test_a_node_that_is_down(node_down: None) -> None:
     assert list(raised.value.failures) == ["photos_00008", "photos_00009"]
     assert raised.value.__cause__ is not None
     reports: list[ScatterError] = []
-    asked = queryset.all()[:2]
-    found = fetch(asked, partial=True, on_failure=reports.append)
+    page = queryset.all()[:2]
+    found = fetch(page, partial=True, on_failure=reports.append)
     assert [row.pk for row in found] == [0, 1]
     (report,) = reports
     assert set(report.failures) == {"photos_00008", "photos_00009"}
@@ -304,8 +304,8 @@ def test_a_node_that_is_down(node_down: None) -> None:
 
 def test_a_node_that_is_down_before_its_keys_were_looked_at(node_down: None) -> None:
     guard.forget()
-    asked = Handle.objects.scatter(partial=True)
-    assert list(asked) == []
-    assert set(asked.failed_shards) == {f"photos_{number:05d}" for number in range(8, 16)}
+    handles = Handle.objects.scatter(partial=True)
+    assert list(handles) == []
+    assert set(handles.failed_shards) == {f"photos_{number:05d}" for number in range(8, 16)}
     with pytest.raises(ScatterError, match="8 of 16 shards"):
         list(Handle.objects.scatter())

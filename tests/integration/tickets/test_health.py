@@ -86,18 +86,18 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If both are down, of threads that come together only one waits for each server."""
-    asked: list[str] = []
+    aliases: list[str] = []
     failed: list[Exception] = []
 
     def refuse(self: TicketSessionPool, deadline: float) -> TicketSession:
-        asked.append(self.alias)
+        aliases.append(self.alias)
         raise OperationalError("it is down")
 
     monkeypatch.setattr(TicketSessionPool, "open", refuse)
     with pytest.raises(TicketServersUnavailable):
         patient.next(sequence)
-    assert sorted(asked) == sorted(PAIR)
-    asked.clear()
+    assert sorted(aliases) == sorted(PAIR)
+    aliases.clear()
 
     # A caller shares the failures met after it came. So all must have come before the first one
     # asks.
@@ -123,7 +123,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     for thread in threads:
         thread.join(PATIENCE)
     assert len(failed) == 8
-    assert sorted(asked) == sorted(PAIR)
+    assert sorted(aliases) == sorted(PAIR)
 
 
 def test_one_sequence_that_is_behind_does_not_stop_the_others(

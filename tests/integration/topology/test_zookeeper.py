@@ -50,9 +50,11 @@ def test_a_push_reaches_twenty_processes(zk_site: Site) -> None:
         # All of them; the command itself does not count.
         assert f"{PROCESSES} other processes are connected, and use it." in done.out
         assert {process.ask("place()") for process in processes} == {"two"}
-        told = zk_site.topology("show", "--json").json["processes"]
-        assert {one["version"] for one in told} == {2}
-        assert {one["pid"] for one in told} >= {process.popen.pid for process in processes}
+        processes_shown = zk_site.topology("show", "--json").json["processes"]
+        assert {one["version"] for one in processes_shown} == {2}
+        assert {one["pid"] for one in processes_shown} >= {
+            process.popen.pid for process in processes
+        }
 
 
 def ranges(*spans: tuple[int, int, str]) -> dict[str, Any]:
@@ -195,8 +197,8 @@ def test_a_push_of_what_is_there_and_refused_is_no_success(
 def test_the_processes_are_shown_with_the_one_that_asks(zk_site: Site) -> None:
     zk_site.push(document(1))
     with zk_site.process() as process:
-        told = zk_site.topology("show", "--json").json["processes"]
-        assert [one["own"] for one in told if one["pid"] == process.popen.pid] == [False]
+        processes_shown = zk_site.topology("show", "--json").json["processes"]
+        assert [one["own"] for one in processes_shown if one["pid"] == process.popen.pid] == [False]
         lines = zk_site.topology("show").out.splitlines()
         (line,) = (line for line in lines if str(process.popen.pid) in line)
         assert not line.endswith("this command")
@@ -387,8 +389,8 @@ def test_a_forked_worker_follows_by_itself(zk_site: Site) -> None:
             wait_for(lambda ask=ask: ask("version()") == 2, "version 2 in use")
             assert ask("place()") == "two"
         assert process.ask("of_child('session()')")[0] != process.ask("session()")[0]
-        told = zk_site.topology("show", "--json").json["processes"]
-        assert {child, process.popen.pid} <= {one["pid"] for one in told}
+        processes_shown = zk_site.topology("show", "--json").json["processes"]
+        assert {child, process.popen.pid} <= {one["pid"] for one in processes_shown}
         # The end of the child does not end the parent's session.
         session = process.ask("session()")
         process.run("of_child('end')")
@@ -462,8 +464,8 @@ def test_pull_edit_push_history_rollback_watch(zk_site: Site) -> None:
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["version"] == 1
     zk_site.push(content, "--comment", "to two")
-    told = json.loads(watcher.stdout.readline())
-    assert (told["version"], len(told["changes"])) == (2, 1)
+    answer = json.loads(watcher.stdout.readline())
+    assert (answer["version"], len(answer["changes"])) == (2, 1)
     zk_site.topology("rollback", "1", "--comment", "two was a mistake")
     assert json.loads(watcher.stdout.readline())["version"] == 3
     watcher.send_signal(signal.SIGINT)

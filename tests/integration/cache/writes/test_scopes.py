@@ -125,14 +125,14 @@ def test_isolate_key_costs_no_query_while_it_stays(album: CachedAlbum, local: Re
     photo = CachedPhoto.objects.create(user_id=ONE, album=album, title="p")
     loose = CachedPhoto.objects.create(user_id=ONE, title="in no album")
     for row in (photo, loose):
-        told = own(scope(CachedPhoto, ONE), home_of(row))
+        guard_names = own(scope(CachedPhoto, ONE), home_of(row))
         for fields in (None, ["title"]):
             row.title += "!"
             local.clear()
             with CaptureQueriesContext(connections["photos"]) as captured:
                 row.save(update_fields=fields)
             assert statements(captured) == ["BEGIN", "UPDATE", "COMMIT"]
-            assert local.named("mark") == told
+            assert local.named("mark") == guard_names
     local.clear()
     CachedComment.objects.create(user_id=ONE, photo=photo, text="c").delete()
     assert local.named("mark") == own(
@@ -526,10 +526,10 @@ def test_objects_and_lists_on_two_servers(
         recorded.clear()
         photo.save()
         home, narrow = scope(CachedPhoto, ONE), scope(CachedPhoto, ONE, album.pk)
-        told = {(what, server): set(names) for what, server, names in recorded.events}
+        names_by_call = {(what, server): set(names) for what, server, names in recorded.events}
         of_objects = recorded.cache.objects(SHARD[ONE]).name
         of_lists = recorded.cache.lists(SHARD[ONE]).name
-        assert told == {
+        assert names_by_call == {
             ("mark", of_objects): own(home),
             ("mark", of_lists): own(home, narrow),
             ("finish", of_objects): own(home) | objects(CachedPhoto, ONE, photo.pk),

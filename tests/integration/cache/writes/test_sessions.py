@@ -66,13 +66,13 @@ def test_marker_names_the_session_that_commits(local: Recorded, wrapper: Any) ->
     with transaction.atomic(using=SHARD[ONE]):
         CachedTag.objects.create(user_id=ONE, name="a")
         session = own_session(wrapper)
-        told = wrapper.session_id()
+        session_id = wrapper.session_id()
     (marker,) = markers
-    assert marker.writer.connection == session == told.connection
-    assert marker.writer.account == told.account
+    assert marker.writer.connection == session == session_id.connection
+    assert marker.writer.account == session_id.account
     # The cache does not learn the account.
     assert "tester" not in repr(marker)
-    assert marker.writer.server == told.server != ""
+    assert marker.writer.server == session_id.server != ""
     # No session outside of a transaction.
     assert wrapper.session_id() == SessionID()
 
@@ -368,5 +368,5 @@ def test_row_that_appears_between_reading_and_writing(local: Recorded, wrapper: 
     added[0].join()
     found = CachedTag.objects.uncached().filter(user_id=ONE).order_by("name")
     assert [row.uses for row in found] == [5, 0]
-    told = {name for what, _, names in local.events if what == "finish" for name in names}
-    assert scope(CachedTag, ONE).object_name(str(tag.pk)) in told
+    finished = {name for what, _, names in local.events if what == "finish" for name in names}
+    assert scope(CachedTag, ONE).object_name(str(tag.pk)) in finished

@@ -25,7 +25,7 @@ class Breaking:
     def __init__(self) -> None:
         self.left = 0
         self.before = False
-        self.told: list[str] = []
+        self.entries: list[str] = []
 
     def on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         at = JournalStep.at
@@ -35,7 +35,7 @@ class Breaking:
             if self.left == 0 and self.before:
                 raise Broken
             at(step, **changes)
-            self.told.append(f"{step.migration}: {step.operation}")
+            self.entries.append(f"{step.migration}: {step.operation}")
             if self.left == 0:
                 raise Broken
 

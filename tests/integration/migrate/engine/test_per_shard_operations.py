@@ -80,12 +80,12 @@ def test_without_a_transaction_a_person_has_to_look(
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=False))
     broken_off(fleet, Broken())
     for _ in range(2):
-        with pytest.raises(OperationUnclear) as told:
+        with pytest.raises(OperationUnclear) as caught:
             fleet.migrate(1)
     assert "fleet.0002_rows: 'Raw Python operation' was interrupted on fleet_00001" in str(
-        told.value
+        caught.value
     )
-    assert "--settle fleet_00001=done" in str(told.value)
+    assert "--settle fleet_00001=done" in str(caught.value)
     assert names(fleet) == ["before"]
     fleet.settle(1, done=done)
     fleet.migrate(1)

@@ -29,11 +29,11 @@ def test_a_schema_is_built_from_what_another_one_told(fleet: Fleet) -> None:
     fleet.create(0, 4)
     for statement in [*TABLES, TRIGGER[fleet.connection(0).vendor]]:
         fleet.execute(0, statement)
-    told = fleet.schema(0)
+    snapshot = fleet.schema(0)
     assert fleet.schema(4).is_empty
     for _ in range(2):
-        fleet.connection(4).build_schema(told)
-        assert fleet.schema(4).differences(told) == []
+        fleet.connection(4).build_schema(snapshot)
+        assert fleet.schema(4).differences(snapshot) == []
     fleet.execute(4, "INSERT INTO one (id, word) VALUES (1, 'x')")
     assert fleet.execute(4, "SELECT word FROM one") == [("X",)]
 

@@ -92,9 +92,9 @@ def test_a_schema_that_is_neither_as_before_nor_as_after(
     fleet.slowly(1, "fleet", "0001")
     broken_off(fleet, monkeypatch, 0, before=True)
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN by_hand integer NULL")
-    with pytest.raises(OperationUnclear) as told:
+    with pytest.raises(OperationUnclear) as caught:
         fleet.migrate(1)
-    message = str(told.value)
+    message = str(caught.value)
     assert "'Add field place to album' was interrupted on fleet_00001" in message
     assert "neither as it was before the statement nor as it is after it" in message
     assert "ADD COLUMN" in message

@@ -115,12 +115,14 @@ def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
 
 def test_only_shards_with_a_plan_are_signalled(fleet: Fleet) -> None:
     fleet.create(1)
-    told: list[tuple[str, Any]] = []
+    events: list[tuple[str, Any]] = []
 
     def hear(sender: Any, using: str, plan: Any, apps: Any, signal: Any, **kwargs: Any) -> None:
         if sender.label == "fleet" and using == "fleet_00001":
             state = {model._meta.model_name for model in apps.get_models()}
-            told.append(("pre" if signal is pre_migrate else "post", (len(plan), "photo" in state)))
+            events.append(
+                ("pre" if signal is pre_migrate else "post", (len(plan), "photo" in state))
+            )
 
     for signal in (pre_migrate, post_migrate):
         signal.connect(hear)
@@ -129,7 +131,7 @@ def test_only_shards_with_a_plan_are_signalled(fleet: Fleet) -> None:
     finally:
         for signal in (pre_migrate, post_migrate):
             signal.disconnect(hear)
-    (pre, post) = told
+    (pre, post) = events
     assert pre[0] == "pre" and post[0] == "post"
     assert pre[1][0] == post[1][0] > 28
     assert (pre[1][1], post[1][1]) == (False, True)

@@ -47,18 +47,18 @@ def fork(
     )
     # A child that could not draw has printed the reason.
     assert ran.stderr == ""
-    told: dict[str, Any] = json.loads(ran.stdout)
-    return told
+    result: dict[str, Any] = json.loads(ran.stdout)
+    return result
 
 
-def prove(told: dict[str, Any], busy: str) -> None:
-    assert told["ends"] == [0] * forking.CHILDREN
-    ids = [number for drawn in told["ids"] for number in drawn]
+def prove(result: dict[str, Any], busy: str) -> None:
+    assert result["ends"] == [0] * forking.CHILDREN
+    ids = [number for drawn in result["ids"] for number in drawn]
     assert len(ids) == len(set(ids))
-    children = told["ids"][1:]
+    children = result["ids"][1:]
     assert sorted(map(len, children)) == sorted([0, forking.EACH] * (forking.CHILDREN // 2))
     if busy == "idle":  # otherwise the threads take turns with several connections
-        assert told["kept"] == [True, True]
+        assert result["kept"] == [True, True]
 
 
 @BLOCKS

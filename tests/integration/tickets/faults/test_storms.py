@@ -57,15 +57,15 @@ def prove(drawn: DrawnIds, minimum: int, record: Callable[[str, object], None]) 
         # Each call returned as many ids as requested; an error would have ended its process.
         assert len(drawn.ids[name]) == report.count >= minimum
     # For information only: on a busy machine anything is late.
-    told = {
+    figures = {
         "ids": drawn.count,
         "calls": sum(report.calls for report in drawn.reports.values()),
         "longest wait of a call (s)": round(drawn.longest, 3),
         "configured (s)": TIMEOUT,
     }
-    for name, value in told.items():
+    for name, value in figures.items():
         record(name, value)
-    print(told)
+    print(figures)
 
 
 SIZES = pytest.mark.parametrize(

@@ -139,17 +139,17 @@ def test_status_is_readable(tickets: Run) -> None:
 
 def test_status_for_machines(tickets: Run, generator: TicketGenerator) -> None:
     tickets("create")
-    told = json.loads(tickets("status", "--json"))
-    assert told["problems"] == []
-    assert [server["alias"] for server in told["servers"]] == list(PAIR)
+    shown = json.loads(tickets("status", "--json"))
+    assert shown["problems"] == []
+    assert [server["alias"] for server in shown["servers"]] == list(PAIR)
     assert {"name", "form", "position", "mark", "used", "problem"} == set(
-        told["servers"][0]["sequences"][0]
+        shown["servers"][0]["sequences"][0]
     )
-    assert set(told["drift"]) == set(declared())
+    assert set(shown["drift"]) == set(declared())
     with down(generator, 1):
-        told = json.loads(tickets("status", "--json", fails="'tickets_2' does not answer"))
-    assert told["servers"][0]["error"] is None
-    assert told["problems"][0].startswith("'tickets_2' does not answer")
+        shown = json.loads(tickets("status", "--json", fails="'tickets_2' does not answer"))
+    assert shown["servers"][0]["error"] is None
+    assert shown["problems"][0].startswith("'tickets_2' does not answer")
 
 
 def test_status_fails_when_something_is_wrong(tickets: Run, generator: TicketGenerator) -> None:
@@ -266,5 +266,5 @@ def test_two_kinds_of_servers(postgresql: Address, tmp_path: Path) -> None:
     (tmp_path / "tickets_2.sqlite3").unlink()
     assert "has no sequence 'jobs'" in project.manage("tickets", "status", fails=True)
     assert "21,004  made" in project.manage("tickets", "create")
-    told = json.loads(project.manage("tickets", "status", "--json"))
-    assert [server["sequences"][0]["form"] for server in told["servers"]] == ["sequence", "update"]
+    shown = json.loads(project.manage("tickets", "status", "--json"))
+    assert [server["sequences"][0]["form"] for server in shown["servers"]] == ["sequence", "update"]

@@ -70,9 +70,9 @@ def test_only_the_ids_above_the_position_are_read(
     create(["photos"], start=1000, servers=servers)
     with django_assert_num_queries(
         32 if connections["photos"].vendor == "sqlite" else 4, using="photos"
-    ) as asked:
+    ) as caught:
         verify(["photos"], servers=servers)
-    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in asked.captured_queries)
+    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in caught.captured_queries)
 
 
 def test_ids_in_the_global_database_are_compared(servers: list[TicketServer]) -> None:

@@ -134,11 +134,11 @@ def test_a_million_ids_are_one_request(
         generator.next(sequence)
     with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
-    asked: list[str] = []
+    statements: list[str] = []
     ask = kind._ask  # type: ignore[attr-defined]
 
     def noted(self: TicketSession, *args: Any) -> Any:
-        asked.append(self.alias)
+        statements.append(self.alias)
         return ask(self, *args)
 
     monkeypatch.setattr(kind, "_ask", noted)
@@ -146,7 +146,7 @@ def test_a_million_ids_are_one_request(
     for state in (server._current() for server in generator.servers):
         state.marks_kept[sequence] = time.monotonic() + 60
     ids = generator.take(sequence, 1_000_000)
-    assert len(asked) == 1
+    assert len(statements) == 1
     assert len(ids) == 1_000_000
     assert ids[-1] - ids[0] == 1_999_998
 

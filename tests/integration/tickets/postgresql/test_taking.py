@@ -48,11 +48,11 @@ def test_a_million_ids_are_one_request(
     session: Any, row: SequenceRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(session, row, 2)  # prepares the statement
-    asked = []
+    statements = []
     ask = session._ask
-    monkeypatch.setattr(session, "_ask", lambda *args: (asked.append(1), ask(*args))[1])
+    monkeypatch.setattr(session, "_ask", lambda *args: (statements.append(1), ask(*args))[1])
     ids = take(session, row, 1_000_000)
-    assert len(asked) == 1
+    assert len(statements) == 1
     assert (len(ids), ids[0], ids[-1]) == (1_000_000, 5, 2_000_003)
     assert list(ids) == list(range(5, 2_000_004, 2))
 

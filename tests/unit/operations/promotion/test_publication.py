@@ -70,9 +70,9 @@ def test_what_it_means_for_writers_is_said_at_once_and_once(
 def test_the_error_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PromotionFailed) as caught:
         Source(Clock(), 5.0).ask(monkeypatch)
-    told = str(caught.value)
-    assert "writes to photos 0-15 are refused until that is settled" in told
-    assert "'manage.py shards promote db1' to finish" in told
-    assert "'manage.py shards promote db1 --abort' to go back" in told
+    error = str(caught.value)
+    assert "writes to photos 0-15 are refused until that is settled" in error
+    assert "'manage.py shards promote db1' to finish" in error
+    assert "'manage.py shards promote db1 --abort' to go back" in error
     with pytest.raises(PromotionFailed, match="promote db1 --force' to finish"):
         Source(Clock(), 5.0).ask(monkeypatch, forced=True)
