@@ -216,10 +216,10 @@ for shard in runtime.group("shop").shards():
     connection = connections[shard.alias]
     try:
         with connection.cursor() as cursor:
-            told = connection.introspection.get_table_description(cursor, "shop_order")
+            columns = connection.introspection.get_table_description(cursor, "shop_order")
     except Exception:
         continue
-    found[shard.alias] = " ".join(column.name for column in told)
+    found[shard.alias] = " ".join(column.name for column in columns)
 print(json.dumps(found))
 """
 

@@ -53,7 +53,7 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--group", "shops"], "There is no group 'shops'; choose from ['shop']"),
         (["--shards", "5-9"], "Group 'shop' has no shard 9: its shards are 0 to 7"),
@@ -72,9 +72,9 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, idle: Fleet) -> None:
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, idle: Fleet) -> None:
     done = idle.manage("migrate_shards", *arguments, status=1)
-    assert told in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
     assert done.out == ""
 

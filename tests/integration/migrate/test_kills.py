@@ -152,7 +152,7 @@ def test_kills_at_random_with_several_workers(
     killing.check({"shards": promised}, ALIASES)
 
 
-# ##### What cannot be told #####
+# ##### Unclear operations #####
 
 
 # One of the two rows of an operation without a transaction is stored.

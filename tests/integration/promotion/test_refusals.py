@@ -240,13 +240,13 @@ def test_the_reasons_as_json(site: Site) -> None:
 
 
 def test_every_end_is_told_as_json(site: Site) -> None:
-    told = site.promote("--abort", "--json", code=1).json
-    assert told["problems"] == ["No promotion that replaces 'db1' was broken off."]
+    report = site.promote("--abort", "--json", code=1).json
+    assert report["problems"] == ["No promotion that replaces 'db1' was broken off."]
     site.trouble("down")
     try:
         for arguments in ((), ("--check",)):
-            told = site.promote("--json", *arguments, code=1).json
-            assert told == {"outcome": "refused", "problems": ["the file does not answer"]}
+            report = site.promote("--json", *arguments, code=1).json
+            assert report == {"outcome": "refused", "problems": ["the file does not answer"]}
     finally:
         site.trouble("")
 
@@ -313,8 +313,8 @@ def test_a_source_that_commands_do_not_write(site: Site) -> None:
 
 
 def test_a_dead_primary_needs_force(site: Site) -> None:
-    told = site.promote("--force", "--no-input", code=1).err
-    assert "'db1' answers" in told
+    error = site.promote("--force", "--no-input", code=1).err
+    assert "'db1' answers" in error
     assert site.is_as_before()
 
 

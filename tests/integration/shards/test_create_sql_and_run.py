@@ -73,7 +73,7 @@ def test_run_on_each_shard(fleet: Fleet, parallel: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told", "parallel"),
+    ("how", "message", "parallel"),
     [
         ("error", "photos_00002: told to fail", "1"),
         ("error", "photos_00002: told to fail", "2"),
@@ -83,14 +83,14 @@ def test_run_on_each_shard(fleet: Fleet, parallel: str) -> None:
     ],
 )
 def test_a_failure_does_not_keep_the_others_back(
-    sqlite_fleet: Fleet, how: str, told: str, parallel: str
+    sqlite_fleet: Fleet, how: str, message: str, parallel: str
 ) -> None:
     fleet = sqlite_fleet
     command = f"visit --fail-on photos_00002 --fail-on photos_00005 --how {how}"
     run = fleet.shards(
         "run", command, "--group", "photos", "--parallel", parallel, code=1, given="yes\n" * 9
     )
-    assert told in run.err
+    assert message in run.err
     assert "2 of 8 shards failed: photos_00002, photos_00005. The others are done." in run.err
     assert "  about to fail on photos_00005" in run.out
     assert run.out.count("has auth in process") == 8

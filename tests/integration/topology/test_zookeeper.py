@@ -155,7 +155,7 @@ def test_an_error_that_nobody_expects_does_not_end_the_following(zk_site: Site) 
         process.wait_version(2)
         process.wait_log("a mistake of ours")
         # It reports its version when it has recovered.
-        wait_for(lambda: zk_site.reported_version(process.popen.pid) == 2, "version 2 was told")
+        wait_for(lambda: zk_site.reported_version(process.popen.pid) == 2, "version 2 is reported")
         zk_site.push(document(2))
         process.wait_version(3)
 

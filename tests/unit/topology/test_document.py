@@ -183,7 +183,7 @@ def test_differences_are_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "difference"),
     [
         ({}, {"weight": 5}, "weight 1 (the default) becomes 5"),
         ({"weight": 0.5}, {}, "weight 0.5 becomes 1 (the default)"),
@@ -198,13 +198,13 @@ def test_differences_are_sentences() -> None:
     ],
 )
 def test_what_changes_in_a_range_is_said_with_its_default(
-    before: dict[str, Any], after: dict[str, Any], told: str
+    before: dict[str, Any], after: dict[str, Any], difference: str
 ) -> None:
     old, new = (
         Document(1, {}, {"photos": {"RANGES": [{"range": [0, 3], "primary": "a", **more}]}})
         for more in (before, after)
     )
-    assert old.differences(new) == [f"group 'photos': range [0, 3]: {told}"]
+    assert old.differences(new) == [f"group 'photos': range [0, 3]: {difference}"]
     assert not old.same_content(new)
 
 

@@ -129,7 +129,7 @@ def test_initial_migrations_whose_tables_exist_are_faked(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         (("nowhere", None), "No installed app with label 'nowhere'"),
         (("samples", None), "'samples' does not have migrations"),
@@ -138,10 +138,10 @@ def test_initial_migrations_whose_tables_exist_are_faked(fleet: Fleet) -> None:
     ],
 )
 def test_a_target_that_does_not_exist(
-    fleet: Fleet, target: tuple[str, str | None], told: str
+    fleet: Fleet, target: tuple[str, str | None], message: str
 ) -> None:
     fleet.create(1)
-    with pytest.raises(InvalidMigrationTarget, match=told):
+    with pytest.raises(InvalidMigrationTarget, match=message):
         fleet.migrate(1, target=target)
     assert fleet.schema(1).is_empty
 

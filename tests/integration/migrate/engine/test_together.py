@@ -165,8 +165,8 @@ def test_ids_of_tables_that_are_made_anew(fleet: Fleet, migrations: Migrations, 
     fleet.migrate(1, target=target)
     migrations.add("0003_again", 'migrations.DeleteModel("Receipt")', RECEIPT.format(more=more))
     fleet.migrate(1, target=target)
-    ((_, told),) = fleet.execute(1, "SHOW CREATE TABLE fleet_receipt")
-    assert "AUTO_INCREMENT=" in told
+    ((_, definition),) = fleet.execute(1, "SHOW CREATE TABLE fleet_receipt")
+    assert "AUTO_INCREMENT=" in definition
 
 
 @pytest.mark.mysql_settings
