@@ -15,7 +15,7 @@ from django.db import DatabaseError
 from django.db.models import Count, Prefetch
 
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
-from tests.queries.twins import REMEDIES, World, everything, outcome
+from tests.queries.twins import REMEDIES, World, all_rows, outcome
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -89,7 +89,7 @@ def _seen(rows: Any, name: str) -> Any:
 
 def _reverse(world: World, field: Field, queryset: Any = None) -> Any:
     lookup = field.accessor if queryset is None else Prefetch(field.accessor, queryset)
-    targets = everything(field.targets(world), world).prefetch_related(lookup)
+    targets = all_rows(field.targets(world), world).prefetch_related(lookup)
     return _seen(targets, field.accessor)
 
 
@@ -128,39 +128,39 @@ ACTIONS: dict[str, Action] = {
     "filter by the value": lambda world, field: field.rows(world).objects.filter(
         **{field.name: field.own}
     ),
-    "filter everything by the value": lambda world, field: everything(
+    "filter everything by the value": lambda world, field: all_rows(
         field.rows(world), world
     ).filter(**{field.name: field.own}),
-    "filter by NULL": lambda world, field: everything(field.rows(world), world).filter(
+    "filter by NULL": lambda world, field: all_rows(field.rows(world), world).filter(
         **{f"{field.name}__isnull": False}
     ),
-    "exclude the instance": lambda world, field: everything(field.rows(world), world).exclude(
+    "exclude the instance": lambda world, field: all_rows(field.rows(world), world).exclude(
         **{field.name: world.of(field.target, field.own)}
     ),
-    "join": lambda world, field: everything(field.rows(world), world).filter(
+    "join": lambda world, field: all_rows(field.rows(world), world).filter(
         **{f"{field.name}__name__contains": "1"}
     ),
     "group by it": lambda world, field: list(
-        everything(field.rows(world), world)
+        all_rows(field.rows(world), world)
         .values(field.name)
         .annotate(n=Count("pk"))
         .order_by(field.name)
     ),
     "select_related": lambda world, field: _seen(
-        everything(field.rows(world), world).select_related(field.name), field.name
+        all_rows(field.rows(world), world).select_related(field.name), field.name
     ),
     "prefetch_related": lambda world, field: _seen(
-        everything(field.rows(world), world).prefetch_related(field.name), field.name
+        all_rows(field.rows(world), world).prefetch_related(field.name), field.name
     ),
     "prefetch by a queryset": lambda world, field: _seen(
-        everything(field.rows(world), world).prefetch_related(
-            Prefetch(field.name, everything(field.targets(world), world))
+        all_rows(field.rows(world), world).prefetch_related(
+            Prefetch(field.name, all_rows(field.targets(world), world))
         ),
         field.name,
     ),
     "prefetch the other side": _reverse,
     "prefetch the other side by a queryset": lambda world, field: _reverse(
-        world, field, everything(field.rows(world), world)
+        world, field, all_rows(field.rows(world), world)
     ),
     "read the other side": lambda world, field: (
         [
@@ -170,7 +170,7 @@ ACTIONS: dict[str, Action] = {
         if field.accessor in ("passport", "badge", "cover")
         else None
     ),
-    "join from the other side": lambda world, field: everything(field.targets(world), world).filter(
+    "join from the other side": lambda world, field: all_rows(field.targets(world), world).filter(
         **{f"{field.accessor}__name__contains": "1"}
     ),
     "delete the row": lambda world, field: _row(world, field).delete(),

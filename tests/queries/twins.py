@@ -147,7 +147,7 @@ class Outcome:
 
 
 @contextmanager
-def undone() -> Iterator[None]:
+def rolled_back() -> Iterator[None]:
     """Undo all writes of the block."""
     with transaction.atomic(), transaction.atomic(using=GROUP):
         yield
@@ -162,9 +162,9 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
     """
     value: Any = None
     error: BaseException | None = None
-    with undone() if writes else nullcontext():
+    with rolled_back() if writes else nullcontext():
         try:
-            value = plain(call(world))
+            value = comparable_value(call(world))
         except Exception as exc:
             error = exc
         for alias in ("default", GROUP):
@@ -173,13 +173,13 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
         return Outcome(value, error, world.rows() if writes else {})
 
 
-def everything(model: Any, world: World) -> Any:
+def all_rows(model: Any, world: World) -> Any:
     """Return all rows of a model."""
     is_global = world.aliases is None or model.__name__ in ("Agent", "City")
     return model.objects.all() if is_global else model.objects.scatter()
 
 
-def plain(value: Any) -> Any:
+def comparable_value(value: Any) -> Any:
     """Convert a value so that it equals its twin's."""
     if isinstance(value, models.Model):
         columns = [f.attname for f in value._meta.concrete_fields]
@@ -188,16 +188,20 @@ def plain(value: Any) -> Any:
             (name, value.__dict__.get(name)) for name in columns if name not in deferred
         ]
     if isinstance(value, QuerySet):
-        rows = [plain(row) for row in value]
+        rows = [comparable_value(row) for row in value]
         return rows if value.ordered else sorted(rows, key=repr)
     if isinstance(value, dict):
         # delete() may report a table from which nothing was deleted.
-        pairs = [(plain(key), plain(item)) for key, item in value.items() if item != 0]
+        pairs = [
+            (comparable_value(key), comparable_value(item))
+            for key, item in value.items()
+            if item != 0
+        ]
         return sorted(pairs, key=repr)
     if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=repr)
+        return sorted((comparable_value(item) for item in value), key=repr)
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [comparable_value(item) for item in value]
     if isinstance(value, str):
         return value.replace("relatives_sharded", "relatives_plain")
     assert not isinstance(value, BaseIterable)

@@ -81,7 +81,7 @@ class Pair:
         execute(replica, "SET GLOBAL read_only = ON")
         execute(replica, "START SLAVE")
 
-    def begin_again(self, schemas: str) -> None:
+    def reset(self, schemas: str) -> None:
         """Reset both servers: they run, have no schemas that begin with the prefix, and the second
         replicates from the first.
 

@@ -257,7 +257,7 @@ class InterleavingHarness:
         """Call ``action`` when this thread reaches a point."""
         self._rules.append((threading.current_thread(), method, when, action))
 
-    def killed(self, work: Callable[[], Any], *, die: tuple[str, str]) -> None:
+    def run_until_killed(self, work: Callable[[], Any], *, die: tuple[str, str]) -> None:
         """Run ``work`` in a process that is killed at a point, and return after that."""
         self.begin_process(work, die=die).join()
 
@@ -344,7 +344,7 @@ class InterleavingHarness:
             result = read()
         return result, any(CachedPhoto._meta.db_table in sql for sql in statements)
 
-    def reads(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
+    def check(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
         """Check that ``read`` returns the committed state, cached or not."""
         for _ in range(times):
             result = read()
@@ -354,9 +354,9 @@ class InterleavingHarness:
     def warm(self, *reads: Callable[[], Any]) -> None:
         """Return when all reads are answered from the cache."""
         for read in reads:
-            self.reads_again(read, read())
+            self.check_cached_again(read, read())
 
-    def reads_again(self, read: Callable[[], Any], expected: Any) -> None:
+    def check_cached_again(self, read: Callable[[], Any], expected: Any) -> None:
         """Check that ``read`` returns the committed state and is cached again in the end."""
         for _ in range(20):
             result, was_asked = self.observe(read)

@@ -102,8 +102,8 @@ def late_fill(harness: InterleavingHarness) -> None:
     rename(pk)
     filling.release()
     assert reader.join() == "old"
-    harness.reads(lambda: title(pk), "new")
-    harness.reads_again(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
 def late_fill_of_a_list(harness: InterleavingHarness) -> None:
@@ -116,9 +116,9 @@ def late_fill_of_a_list(harness: InterleavingHarness) -> None:
     rename(pk)
     filling.release()
     assert reader.join() == ["old"]
-    harness.reads(all_titles, ["new"])
-    harness.reads(lambda: title(pk), "new")
-    harness.reads_again(all_titles, ["new"])
+    harness.check(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
 def late_fill_with_the_lease_of_another(harness: InterleavingHarness) -> None:
@@ -132,21 +132,21 @@ def late_fill_with_the_lease_of_another(harness: InterleavingHarness) -> None:
     second_fills.wait()
     first_fills.release()
     assert first.join() == "old"
-    harness.reads(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
     second_fills.release()
     assert second.join() == "new"
-    harness.reads_again(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
 def killed_before_closing(harness: InterleavingHarness) -> None:
     """A writer is killed after COMMIT, before it has deleted anything."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles, lambda: count(None))
-    harness.killed(lambda: rename(pk), die=("before", "finish"))
-    harness.reads(lambda: title(pk), "new")
-    harness.reads(all_titles, ["new"])
-    harness.reads_again(lambda: title(pk), "new")
-    harness.reads_again(all_titles, ["new"])
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
     assert not harness.open_markers()
 
 
@@ -154,22 +154,22 @@ def killed_and_repaired_by_a_list(harness: InterleavingHarness) -> None:
     """The first repairing reader asks for a count, perhaps under another alias of the server."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), lambda: count(ALBUM))
-    harness.killed(lambda: rename(pk), die=("before", "finish"))
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
     harness.clock.advance(20)
-    harness.reads(lambda: count(ALBUM), 0)
-    harness.reads(all_titles, ["new"])
-    harness.reads(lambda: title(pk), "new")
-    harness.reads_again(lambda: title(pk), "new")
+    harness.check(lambda: count(ALBUM), 0)
+    harness.check(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
 def killed_before_commit(harness: InterleavingHarness) -> None:
     """A writer is killed after it has marked, and its transaction never happens."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
-    harness.killed(lambda: rename(pk), die=("after", "announce"))
-    harness.reads(lambda: title(pk), "old")
-    harness.reads_again(lambda: title(pk), "old")
-    harness.reads_again(all_titles, ["old"])
+    harness.run_until_killed(lambda: rename(pk), die=("after", "announce"))
+    harness.check(lambda: title(pk), "old")
+    harness.check_cached_again(lambda: title(pk), "old")
+    harness.check_cached_again(all_titles, ["old"])
     assert not harness.open_markers()
 
 
@@ -188,23 +188,23 @@ def evicted_between_mark_and_commit(harness: InterleavingHarness) -> None:
         assert harness.begin(read)[0].join() == expected
     writer.release()
     writer.join()
-    harness.reads(lambda: title(pk), "new")
-    harness.reads(all_titles, ["new"])
-    harness.reads_again(lambda: title(pk), "new")
-    harness.reads_again(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
 def evicted_after_a_kill(harness: InterleavingHarness) -> None:
     """The marker of a killed writer is evicted: the new guard has another generation."""
     pk = harness.photo("old")
     harness.warm(lambda: title(pk), all_titles)
-    harness.killed(lambda: rename(pk), die=("before", "finish"))
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
     harness.evict()
-    harness.reads(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
     harness.settle()
-    harness.reads(lambda: title(pk), "new")
-    harness.reads(all_titles, ["new"])
-    harness.reads_again(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(all_titles, ["new"])
 
 
 def two_writers_at_once(harness: InterleavingHarness) -> None:
@@ -225,12 +225,12 @@ def two_writers_at_once(harness: InterleavingHarness) -> None:
         expected = "OTHER"
     marked.release()
     committed.wait()
-    harness.reads(lambda: title(one), "ONE")
-    harness.reads(lambda: title(other), expected)
-    harness.reads(all_titles, ["ONE", expected])
+    harness.check(lambda: title(one), "ONE")
+    harness.check(lambda: title(other), expected)
+    harness.check(all_titles, ["ONE", expected])
     committed.release()
     slow.join()
-    harness.reads_again(all_titles, ["ONE", expected])
+    harness.check_cached_again(all_titles, ["ONE", expected])
     assert not harness.open_markers()
 
 
@@ -239,8 +239,8 @@ def a_guard_is_never_what_it_was(harness: InterleavingHarness) -> None:
     harness.photo("one")
     harness.warm(all_titles)
     harness.photo("other")
-    harness.reads(all_titles, ["one", "other"])
-    harness.reads_again(all_titles, ["one", "other"])
+    harness.check(all_titles, ["one", "other"])
+    harness.check_cached_again(all_titles, ["one", "other"])
 
 
 def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
@@ -252,24 +252,24 @@ def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
         lambda: move(pk, OTHER), ("after", "announce"), ("before", "finish")
     )
     marked.wait()
-    harness.reads(lambda: titles(ALBUM), ["photo"])
-    harness.reads(lambda: titles(OTHER), [])
-    harness.reads(lambda: count(OTHER), 0)
+    harness.check(lambda: titles(ALBUM), ["photo"])
+    harness.check(lambda: titles(OTHER), [])
+    harness.check(lambda: count(OTHER), 0)
     # The third album is not affected.
     assert harness.observe(lambda: titles(THIRD)) == ([], False)
     marked.release()
     committed.wait()
-    harness.reads(lambda: titles(ALBUM), [])
-    harness.reads(lambda: titles(OTHER), ["photo"])
-    harness.reads(lambda: count(ALBUM), 0)
-    harness.reads(lambda: count(OTHER), 1)
+    harness.check(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(OTHER), ["photo"])
+    harness.check(lambda: count(ALBUM), 0)
+    harness.check(lambda: count(OTHER), 1)
     committed.release()
     writer.join()
     for read, expected in (
         (lambda: titles(ALBUM), []), (lambda: titles(OTHER), ["photo"]),
         (lambda: count(ALBUM), 0), (lambda: count(OTHER), 1),
     ):  # fmt: skip
-        harness.reads_again(read, expected)
+        harness.check_cached_again(read, expected)
 
 
 def moves_and_is_killed(harness: InterleavingHarness) -> None:
@@ -280,14 +280,14 @@ def moves_and_is_killed(harness: InterleavingHarness) -> None:
         lambda: move(pk, OTHER), stop=("after", "announce"), die=("before", "finish")
     )
     writer.wait()
-    harness.reads(lambda: titles(ALBUM), ["photo"])
-    harness.reads(lambda: titles(OTHER), [])
+    harness.check(lambda: titles(ALBUM), ["photo"])
+    harness.check(lambda: titles(OTHER), [])
     writer.release()
     writer.join()
-    harness.reads(lambda: titles(ALBUM), [])
-    harness.reads(lambda: titles(OTHER), ["photo"])
-    harness.reads_again(lambda: titles(ALBUM), [])
-    harness.reads_again(lambda: titles(OTHER), ["photo"])
+    harness.check(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(OTHER), ["photo"])
+    harness.check_cached_again(lambda: titles(ALBUM), [])
+    harness.check_cached_again(lambda: titles(OTHER), ["photo"])
     assert not harness.open_markers(ALBUM, OTHER)
 
 
@@ -295,12 +295,12 @@ def unlisted_rows_and_a_kill(harness: InterleavingHarness) -> None:
     """More rows than a marker lists; the writer is killed, and a reader repairs."""
     pk, *_ = harness.photos(guards.MAX_LISTED + 1)
     harness.warm(lambda: title(pk))
-    harness.killed(
+    harness.run_until_killed(
         lambda: CachedPhoto.objects.filter(user_id=USER).update(title="new"),
         die=("before", "finish"),
     )
-    harness.reads(lambda: title(pk), "new")
-    harness.reads_again(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
 def stopped_for_long_after_marking(harness: InterleavingHarness) -> None:
@@ -313,18 +313,18 @@ def stopped_for_long_after_marking(harness: InterleavingHarness) -> None:
     marked.wait()
     harness.clock.advance(60)
     for _ in range(3):
-        harness.reads(lambda: title(pk), "old")
-        harness.reads(all_titles, ["old"])
+        harness.check(lambda: title(pk), "old")
+        harness.check(all_titles, ["old"])
         harness.clock.advance(20)
     marked.release()
     committed.wait()
-    harness.reads(lambda: title(pk), "new")
-    harness.reads(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
     committed.release()
     writer.join()
     assert not harness.open_markers()
-    harness.reads_again(lambda: title(pk), "new")
-    harness.reads_again(all_titles, ["new"])
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
 def stopped_for_long_before_commit(harness: InterleavingHarness) -> None:
@@ -337,16 +337,16 @@ def stopped_for_long_before_commit(harness: InterleavingHarness) -> None:
     announced.wait()
     harness.clock.advance(60)
     for _ in range(3):
-        harness.reads(lambda: title(pk), "old")
-        harness.reads(all_titles, ["old"])
+        harness.check(lambda: title(pk), "old")
+        harness.check(all_titles, ["old"])
         harness.clock.advance(20)
     announced.release()
     committed.wait()
-    harness.reads(lambda: title(pk), "new")
-    harness.reads(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
     committed.release()
     writer.join()
-    harness.reads_again(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
 def list_and_objects_of_one_state(harness: InterleavingHarness) -> None:
@@ -362,11 +362,11 @@ def list_and_objects_of_one_state(harness: InterleavingHarness) -> None:
     first.release()
     second.wait()
     CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(album_id=OTHER, title="there")
-    harness.reads_again(lambda: title(pk), "there")
+    harness.check_cached_again(lambda: title(pk), "there")
     second.release()
     if (found := reader.join()) not in (["here"], []):
         raise Stale(f"{found!r} never was")
-    harness.reads(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(ALBUM), [])
 
 
 def two_versions_of_the_code(harness: InterleavingHarness) -> None:
@@ -382,11 +382,11 @@ def two_versions_of_the_code(harness: InterleavingHarness) -> None:
         process = harness.process
         assert process is not None
         be_another_version()
-        harness.reads_again(one, "v0")
-        harness.reads_again(all_titles, ["v0"])
+        harness.check_cached_again(one, "v0")
+        harness.check_cached_again(all_titles, ["v0"])
         process.stop()
-        harness.reads(one, "v1")
-        harness.reads(all_titles, ["v1"])
+        harness.check(one, "v1")
+        harness.check(all_titles, ["v1"])
         harness.warm(one, all_titles)
         rename(pk, "v2")
         process.stop()
@@ -395,21 +395,21 @@ def two_versions_of_the_code(harness: InterleavingHarness) -> None:
 
     process = harness.begin_process(newer)
     process.wait()
-    harness.reads(one, "v0")
+    harness.check(one, "v0")
     rename(pk, "v1")
-    harness.reads(one, "v1")
+    harness.check(one, "v1")
     harness.warm(one, all_titles)
     process.release()
     process.wait()
-    harness.reads(one, "v2")
-    harness.reads(all_titles, ["v2"])
+    harness.check(one, "v2")
+    harness.check(all_titles, ["v2"])
     harness.warm(one, all_titles)
     process.release()
     process.join()
-    harness.reads(one, "v3")
-    harness.reads(all_titles, ["v3"])
-    harness.reads_again(one, "v3")
-    harness.reads_again(all_titles, ["v3"])
+    harness.check(one, "v3")
+    harness.check(all_titles, ["v3"])
+    harness.check_cached_again(one, "v3")
+    harness.check_cached_again(all_titles, ["v3"])
 
 
 def be_another_version() -> None:
@@ -579,8 +579,8 @@ def test_a_rolled_back_savepoint_leaves_nothing_marked(ready: InterleavingHarnes
             rename(pk)
             raise ZeroDivisionError
     assert not ready.open_markers()
-    ready.reads_again(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(other), "OTHER")
+    ready.check_cached_again(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(other), "OTHER")
 
 
 def _down(call: Any, *args: Any) -> Any:
@@ -600,12 +600,12 @@ def test_what_cannot_be_marked_is_rolled_back(
     ready.warm(lambda: title(pk), all_titles)
     with ready.instead("mark", failure), pytest.raises(CacheUnavailable):
         rename(pk)
-    ready.reads(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(pk), "old")
+    ready.check(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
     assert not ready.open_markers()
     rename(pk)
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
 
 
 def test_a_mark_that_lands_after_its_closing(ready: InterleavingHarness) -> None:
@@ -619,13 +619,13 @@ def test_a_mark_that_lands_after_its_closing(ready: InterleavingHarness) -> None
 
     with ready.instead("mark", late), pytest.raises(CacheUnavailable):
         rename(pk)
-    ready.reads(lambda: title(pk), "old")
+    ready.check(lambda: title(pk), "old")
     for land in under_way:
         land()
     assert not ready.open_markers()
-    ready.reads_again(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
     rename(pk)
-    ready.reads(lambda: title(pk), "new")
+    ready.check(lambda: title(pk), "new")
 
 
 @pytest.mark.parametrize("failure", [_down, _unheard])
@@ -636,11 +636,11 @@ def test_a_closing_that_fails_is_made_up_for(
     ready.warm(lambda: title(pk), all_titles)
     with ready.instead("finish", failure):
         rename(pk)
-        ready.reads(lambda: title(pk), "new")
-        ready.reads(all_titles, ["new"])
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+        ready.check(lambda: title(pk), "new")
+        ready.check(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
     assert not ready.open_markers()
 
 
@@ -663,8 +663,8 @@ def test_a_late_commit_marks_again(ready: InterleavingHarness) -> None:
     assert len(opened) == 2
     assert closed == opened
     assert not ready.open_markers()
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
 
 
 def test_a_late_commit_on_one_of_two_shards_marks_again(ready: InterleavingHarness) -> None:
@@ -691,7 +691,7 @@ def test_a_late_commit_on_one_of_two_shards_marks_again(ready: InterleavingHarne
     assert ready.calls[:2] == ["mark", "mark"]
     assert len(set(opened)) == 3
     assert sorted(opened) == sorted(closed)
-    ready.reads(lambda: title(pk), "new")
+    ready.check(lambda: title(pk), "new")
 
 
 @pytest.mark.mysql_settings
@@ -706,7 +706,7 @@ def test_the_connection_is_lost_between_mark_and_commit(ready: InterleavingHarne
     marked.release()
     with pytest.raises(DatabaseError):
         writer.join()
-    ready.reads(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(pk), "old")
-    ready.reads_again(all_titles, ["old"])
+    ready.check(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
+    ready.check_cached_again(all_titles, ["old"])
     assert not ready.open_markers()

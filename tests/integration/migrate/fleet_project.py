@@ -148,10 +148,10 @@ class Fleet:
         self.write("failing.txt", " ".join(aliases))
 
     def waiting(self, *aliases: str) -> None:
-        """Set the shards on which ``WAITS`` waits for :meth:`let_go`."""
+        """Set the shards on which ``WAITS`` waits for :meth:`release`."""
         self.write("waiting.txt", " ".join(aliases))
 
-    def arrived(self) -> str:
+    def wait_for_arrival(self) -> str:
         """Wait for a command to arrive on a shard, and return that shard."""
         opened = os.open(self.folder / "arrivals", os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -161,11 +161,11 @@ class Fleet:
         finally:
             os.close(opened)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the waiting command go on."""
         (self.folder / "gate").write_text("go")
 
-    def ran(self) -> list[str]:
+    def completed_shards(self) -> list[str]:
         """Return the shards on which ``WAITS`` came to its end, one entry per time."""
         path = self.folder / "ran.txt"
         return sorted(path.read_text().split()) if path.exists() else []

@@ -71,7 +71,7 @@ class Killing:
     def migrate(self, selected: Sequence[str]) -> Done:
         return self.run("migrate_shards", *selected)
 
-    def killed(self, selected: Sequence[str], moment: Moment) -> None:
+    def run_until_killed(self, selected: Sequence[str], moment: Moment) -> None:
         """Migrate with a process that is killed."""
         done = self.start("migrate_shards", *selected, kill=moment).end()
         assert done.status == -signal.SIGKILL, f"{moment} did not come: {done.err}"
@@ -82,14 +82,14 @@ class Killing:
 
     # ##### To the end #####
 
-    def to_the_end(self, selected: Sequence[str]) -> None:
+    def run_to_end(self, selected: Sequence[str]) -> None:
         """Run the command until nothing is left to do; settle unclear operations as it asks."""
         for _ in range(_ROUNDS):
-            if self.is_over(self.migrate(selected)):
+            if self.is_finished(self.migrate(selected)):
                 return
         raise NotAsItShouldBe(f"not done after {_ROUNDS} times")
 
-    def to_the_end_killed(self, selected: Sequence[str], least: int) -> int:
+    def run_to_end_with_kills(self, selected: Sequence[str], least: int) -> int:
         """Run to the end, with every process killed as soon as it has done something on a shard.
 
         :param least: changes of shards that a process makes before it is killed. If a change is
@@ -102,7 +102,7 @@ class Killing:
             moment = Moment(kill, only_shards=True)
             done = self.start("migrate_shards", *selected, kill=moment).end()
             if done.status != -signal.SIGKILL:
-                if self.is_over(done):
+                if self.is_finished(done):
                     return kills
                 continue
             kills += 1
@@ -110,7 +110,7 @@ class Killing:
             kill = least if after != before else kill + 1
             before = after
 
-    def is_over(self, done: Done) -> bool:
+    def is_finished(self, done: Done) -> bool:
         """Whether that run has finished everything; settles unclear operations.
 
         :raises NotAsItShouldBe: something failed.

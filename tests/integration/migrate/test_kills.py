@@ -89,8 +89,8 @@ def kill_once(undisturbed: Undisturbed, event: int) -> None:
     """Kill a run before ``event``, run it again, and check the result."""
     killing = undisturbed.killing
     killing.store.put_back()
-    killing.killed(THREE, Moment(event))
-    killing.to_the_end(THREE)
+    killing.run_until_killed(THREE, Moment(event))
+    killing.run_to_end(THREE)
     killing.check(undisturbed.promised, ALIASES[:3])
 
 
@@ -110,7 +110,7 @@ def test_a_kill_at_any_moment(part: int, undisturbed: Undisturbed, killing: Kill
 
 def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: Killing) -> None:
     """A later run finds no shard that is behind, and finishes the interrupted one."""
-    killing.killed(ONE, Moment(0, parts=["default UPDATE", "finished_at"]))
+    killing.run_until_killed(ONE, Moment(0, parts=["default UPDATE", "finished_at"]))
     status = killing.run("migrate_shards", "--status").out
     assert "broken off; 1 done" in status
     assert killing.migrate(ONE).status == 0
@@ -127,7 +127,7 @@ def test_every_process_is_killed(
     selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
 ) -> None:
     """Each process gets a few statements further than the last, or as far as its first commit."""
-    assert killing.to_the_end_killed(selected, least) > 5
+    assert killing.run_to_end_with_kills(selected, least) > 5
     killing.check(undisturbed.promised, [ALIASES[int(selected[1])]])
 
 
@@ -142,8 +142,8 @@ def test_kills_at_random_with_several_workers(
         moment = Moment(chance.randrange(len(undisturbed.events)))
         done = killing.start("migrate_shards", *everything, kill=moment).end()
         if done.status != -signal.SIGKILL:
-            killing.is_over(done)
-    killing.to_the_end(everything)
+            killing.is_finished(done)
+    killing.run_to_end(everything)
     promised = dict(undisturbed.promised["shards"])
     for number in range(3):
         one = promised[ALIASES[number]]
@@ -164,7 +164,7 @@ def test_an_operation_without_a_transaction_is_asked_for(
     complete: bool, undisturbed: Undisturbed, killing: Killing
 ) -> None:
     """Killed after the first of its two rows; only a person can tell what is missing."""
-    killing.killed(THREE, BETWEEN_ROWS)
+    killing.run_until_killed(THREE, BETWEEN_ROWS)
     assert killing.migrate(THREE).status == 1
     (failure,) = killing.failures()
     error = failure["error"]
@@ -178,7 +178,7 @@ def test_an_operation_without_a_transaction_is_asked_for(
     assert killing.run("migrate_shards", "--retry-failed").status == 0
     assert killing.look()["shards"]["shop_00000"] == before
     killing.settle(failure, complete=complete)
-    killing.to_the_end(THREE)
+    killing.run_to_end(THREE)
     killing.check(undisturbed.promised, ALIASES[:3])
 
 
@@ -315,12 +315,12 @@ def test_a_weaker_engine_is_found_out(
     """The engine survives this kill; without one of its precautions it does not."""
     if isinstance(moment, dict):
         moment = moment["mariadb" if isinstance(killing.store, Schemas) else "sqlite"]
-    killing.killed(ONE, moment)
-    killing.to_the_end(ONE)
+    killing.run_until_killed(ONE, moment)
+    killing.run_to_end(ONE)
     killing.check(undisturbed.promised, ALIASES[:1])
     killing.store.put_back()
     killing.ablations = [ablation]
-    killing.killed(ONE, moment)
+    killing.run_until_killed(ONE, moment)
     with pytest.raises(NotAsItShouldBe):
-        killing.to_the_end(ONE)
+        killing.run_to_end(ONE)
         killing.check(undisturbed.promised, ALIASES[:1])

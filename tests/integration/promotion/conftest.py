@@ -25,5 +25,5 @@ def pair() -> Iterator[Pair]:
 def site(pair: Pair, tmp_path: Path) -> Site:
     """A site whose second server replicates from the first; no rows are written yet."""
     site = Site(pair, tmp_path)
-    site.begin()
+    site.create_databases()
     return site

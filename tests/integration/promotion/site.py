@@ -176,9 +176,9 @@ class Site:
             connection.execute(sql)
             connection.commit()
 
-    def begin(self) -> None:
+    def create_databases(self) -> None:
         """Create the journal, and the shards on both servers."""
-        self.pair.begin_again("photos_")
+        self.pair.reset("photos_")
         done = self.manage("migrate", "--database", "default")
         assert done.code == 0, done.err
         for number in range(SHARDS):

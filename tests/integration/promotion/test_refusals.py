@@ -25,7 +25,7 @@ APP, OP = (f"'{account[0]}'@'%'" for account in (APPLICATION, OPERATOR))
 @pytest.fixture(scope="module")
 def shared(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Site:
     site = Site(pair, tmp_path_factory.mktemp("refusals"))
-    site.begin()
+    site.create_databases()
     return site
 
 

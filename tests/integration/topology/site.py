@@ -44,7 +44,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def untakeable(version: int) -> dict[str, str]:
+def unusable_documents(version: int) -> dict[str, str]:
     """Return documents as text that cannot be used, each under a part of its error message."""
 
     def text(**changes: Any) -> str:

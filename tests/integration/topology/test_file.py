@@ -10,7 +10,7 @@ from typing import Any
 
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.last_good import LastGoodCopy
-from tests.integration.topology.site import BREAK, MEND, Site, document, untakeable
+from tests.integration.topology.site import BREAK, MEND, Site, document, unusable_documents
 
 BROKEN = {
     "STRATEGY": "tests.integration.topology.strategies.Broken",
@@ -57,7 +57,7 @@ def test_a_bad_change_is_refused_and_named(file_site: Site) -> None:
 def test_whatever_it_holds_the_next_one_is_followed(file_site: Site) -> None:
     with file_site.process() as process:
         version = 1
-        for problem, text in untakeable(50).items():
+        for problem, text in unusable_documents(50).items():
             replace(file_site, text)
             process.wait_log(problem)
             assert process.ask("version()") == version
@@ -67,7 +67,7 @@ def test_whatever_it_holds_the_next_one_is_followed(file_site: Site) -> None:
             process.wait_version(version)
             assert process.ask("place()") == ("one", "two")[version % 2]
         assert "Exception in thread" not in process.log
-        assert version == 1 + len(untakeable(50))
+        assert version == 1 + len(unusable_documents(50))
 
 
 def test_a_document_that_cannot_be_begun_with_changes_nothing(file_site: Site) -> None:
@@ -115,7 +115,7 @@ def test_toml_is_followed_whatever_it_holds(file_site: Site) -> None:
 
 def test_a_last_good_copy_of_no_use_keeps_nothing_back(file_site: Site) -> None:
     file_site.last_good.parent.mkdir()
-    for problem, text in untakeable(50).items():
+    for problem, text in unusable_documents(50).items():
         file_site.last_good.write_text(text)
         with file_site.process() as process:
             assert process.ask("version()") == 1

@@ -18,7 +18,7 @@ from tests.integration.topology.site import (
     MEND,
     Site,
     document,
-    untakeable,
+    unusable_documents,
     wait_for,
 )
 from tests.patience import PATIENCE
@@ -123,7 +123,7 @@ def test_whatever_it_holds_the_next_one_is_followed(zk_site: Site, client: Kazoo
     zk_site.push(document(1))
     with zk_site.process() as process:
         version = 1
-        for problem, text in untakeable(50).items():
+        for problem, text in unusable_documents(50).items():
             client.set(path(zk_site), text.encode())
             process.wait_log(problem)
             assert process.ask("version()") == version

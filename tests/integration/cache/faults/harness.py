@@ -156,7 +156,7 @@ class FaultHarness(contextlib.ExitStack):
 
     def warm(self, owner: int) -> None:
         """Return when the cache answers all readers that ask for rows of ``owner``."""
-        self.workload.pass_by(owner, "hit_rounds", patience=_SETTLES_IN)
+        self.workload.wait_for_rounds(owner, "hit_rounds", patience=_SETTLES_IN)
 
     def warm_up(self) -> None:
         """Return when the cache answers readers for all owners; called at the beginning."""

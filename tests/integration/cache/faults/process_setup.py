@@ -164,7 +164,7 @@ def _create_tables(setup: ProcessSetup) -> None:
         dice = random.Random(owner.number)
         for lane in LANES:
             transact((owner,), (lane,), functools.partial(owner.create_many, lane, dice))
-        owner.alone(dice)
+        owner.write_in_autocommit(dice)
 
 
 def _create_schema(owner: Any) -> None:

@@ -46,7 +46,7 @@ class Owner:
     def new(self, item: int, lane: int, dice: random.Random) -> Any:
         return self.model(item_id=item, lane=lane, **self._key, **_random_values(dice))
 
-    def write_down(self, cursor: Any, lane: int) -> None:
+    def record_state(self, cursor: Any, lane: int) -> None:
         mine = "user_id = %s AND " if self.number else "%s = 0 AND "
         cursor.execute(
             f"SELECT item_id, album_id, shown, stamp FROM {self._table} WHERE {mine} lane = %s"
@@ -65,7 +65,7 @@ class Owner:
 
     # ##### Work on the lane that triggers write down: one row, no transaction #####
 
-    def alone(self, dice: random.Random) -> None:
+    def write_in_autocommit(self, dice: random.Random) -> None:
         item = dice.choice(ITEMS[self.number, SOLO])
         row = self.rows(item_id=item).uncached().first()
         how = dice.randrange(6)
@@ -188,7 +188,7 @@ def transact(
             )
         work()
         for owner, lane in places:
-            owner.write_down(cursor, lane)
+            owner.record_state(cursor, lane)
         if not keep:
             raise Rollback
 

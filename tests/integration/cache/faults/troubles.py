@@ -30,7 +30,7 @@ def stopped(
         if writer.write(owner, lane, work or harness.work(), *stops):
             return writer
         # Refused because a cache server was down a moment ago, or ended by a deadlock.
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
     raise AssertionError(f"no transaction comes to {stops[0]!r}; the last one: {writer.result!r}")
 
 
@@ -41,7 +41,7 @@ def complete(harness: FaultHarness, owner: int, lane: int, work: str | None = No
         writer.write(owner, lane, work or harness.work())
         if writer.result == "commits":
             return harness.give_back(writer)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
     raise AssertionError(f"no transaction is committed; the last one: {writer.result!r}")
 
 
@@ -55,7 +55,7 @@ def late_fill(harness: FaultHarness) -> None:
     harness.warm(owner)
     for _ in range(_ATTEMPTS):
         # Nobody else may store the row first.
-        with harness.workload.away_from(owner):
+        with harness.workload.no_reads_of(owner):
             complete(harness, owner, lane, "create")
             complete(harness, owner, lane, "update_lane")
             item = harness.dice.choice(harness.items(owner, lane))
@@ -68,15 +68,15 @@ def late_fill(harness: FaultHarness) -> None:
     else:
         raise AssertionError("no read stores anything")
     harness.give_back(reader)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def plain_write(harness: FaultHarness) -> None:
     owner, lane = harness.place()
     harness.warm(owner)
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
     complete(harness, owner, lane, "save")
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
 
 
 def torn_list(harness: FaultHarness) -> None:
@@ -85,7 +85,7 @@ def torn_list(harness: FaultHarness) -> None:
     # A reader that does not know yet which rows exist.
     reader, helper = harness.new_client(), harness.client()
     harness.warm(owner)
-    with harness.workload.away_from(owner):
+    with harness.workload.no_reads_of(owner):
         for kind in ("list", "album", "lane"):
             question = harness.question(kind, owner, lane)
             complete(harness, owner, lane, "create_many")
@@ -98,7 +98,7 @@ def torn_list(harness: FaultHarness) -> None:
             record_stale(harness, reader)
     harness.give_back(reader)
     harness.give_back(helper)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def store(harness: FaultHarness, reader: SteppedClient, question: Question) -> None:
@@ -122,11 +122,11 @@ def two_writers(harness: FaultHarness) -> None:
     second = stopped(harness, owner, lane, "committing", "closing")
     first.finish()
     harness.give_back(first)
-    harness.workload.pass_by(owner, rounds=3)
+    harness.workload.wait_for_rounds(owner, rounds=3)
     second.go_on()
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.kill(second)
-    harness.workload.pass_by(owner, rounds=3)
+    harness.workload.wait_for_rounds(owner, rounds=3)
 
 
 def slow_commit(harness: FaultHarness) -> None:
@@ -135,11 +135,11 @@ def slow_commit(harness: FaultHarness) -> None:
     writer = stopped(harness, owner, lane, "committing", "closing")
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
-        harness.workload.pass_by(owner)
-    harness.workload.pass_by(owner, rounds=6)
+        harness.workload.wait_for_rounds(owner)
+    harness.workload.wait_for_rounds(owner, rounds=6)
     writer.go_on()
     harness.kill(writer)
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
 
 
 def rollback(harness: FaultHarness) -> None:
@@ -147,7 +147,7 @@ def rollback(harness: FaultHarness) -> None:
     writer = harness.client()
     writer.write(owner, lane, harness.work(), keep=False)
     harness.give_back(writer)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 # ##### Writers that are killed #####
@@ -157,9 +157,9 @@ def dies_at(point: str) -> Trouble:
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
         writer = stopped(harness, owner, lane, point)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
         harness.kill(writer)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
 
     trouble.__name__ = f"dies_at_{point}"
     return trouble
@@ -169,15 +169,15 @@ def dies_with_commit(harness: FaultHarness) -> None:
     """A writer dies after it has sent COMMIT, before the answer."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     writer.commit_and_die()
     harness.kill(writer)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def dies_at_any_time(harness: FaultHarness) -> None:
     harness.workload.kill_a_writer(harness.dice.randrange(100))
-    harness.workload.pass_by(harness.place()[0])
+    harness.workload.wait_for_rounds(harness.place()[0])
 
 
 # ##### The cache server does not answer #####
@@ -189,8 +189,8 @@ def pause(harness: FaultHarness) -> None:
     end = time.monotonic() + 4 * TIMEOUT
     with cache.paused():
         while time.monotonic() < end:
-            harness.workload.pass_by(owner)
-    harness.workload.pass_by(owner)
+            harness.workload.wait_for_rounds(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def pause_at(point: str) -> Trouble:
@@ -199,16 +199,16 @@ def pause_at(point: str) -> Trouble:
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
         writer = stopped(harness, owner, lane, point)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
         cache = harness.dice.choice(harness.caches)
         with cache.paused():
             writer.finish()
-            harness.workload.pass_by(owner)
-        harness.workload.pass_by(owner)
+            harness.workload.wait_for_rounds(owner)
+        harness.workload.wait_for_rounds(owner)
         harness.give_back(writer)
         # The next transaction sends the remaining packets.
         complete(harness, owner, lane)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
 
     trouble.__name__ = f"pause_at_{point}"
     return trouble
@@ -221,8 +221,8 @@ def pause_and_die(harness: FaultHarness) -> None:
     with harness.dice.choice(harness.caches).paused():
         writer.finish()
         harness.kill(writer)
-        harness.workload.pass_by(owner)
-    harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 # ##### The cache server forgets #####
@@ -232,14 +232,14 @@ def evict_some(harness: FaultHarness) -> None:
     harness.warm(harness.place()[0])
     for cache in harness.caches:
         cache.evict_some(harness.dice, 0.3)
-    harness.workload.pass_by(harness.place()[0])
+    harness.workload.wait_for_rounds(harness.place()[0])
 
 
 def evict_guards(harness: FaultHarness) -> None:
     owner, _ = harness.place()
     harness.warm(owner)
     _evict_guards(harness, owner)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def _evict_guards(harness: FaultHarness, owner: int) -> None:
@@ -252,24 +252,24 @@ def evict_again(harness: FaultHarness) -> None:
     harness.warm(owner)
     evict_all_guards(harness, owner)
     harness.warm(owner)
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
     complete(harness, owner, lane, "save")
     evict_all_guards(harness, owner)
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
 
 
 def flush(harness: FaultHarness) -> None:
     harness.warm(harness.place()[0])
     for cache in harness.caches:
         cache.flush()
-    harness.workload.pass_by(harness.place()[0])
+    harness.workload.wait_for_rounds(harness.place()[0])
 
 
 def flood(harness: FaultHarness) -> None:
     harness.warm(harness.place()[0])
     for cache in harness.caches:
         cache.flood(harness.dice)
-    harness.workload.pass_by(harness.place()[0])
+    harness.workload.wait_for_rounds(harness.place()[0])
 
 
 def restart(harness: FaultHarness) -> None:
@@ -281,7 +281,7 @@ def restart(harness: FaultHarness) -> None:
     complete(harness, owner, lane)
     cache.server.kill()
     cache.server.start()
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
 
 
 def restart_at(point: str) -> Trouble:
@@ -295,12 +295,12 @@ def restart_at(point: str) -> Trouble:
         writer = stopped(harness, owner, lane, point, "closing")
         cache.server.kill()
         cache.server.start()
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
         if point != "closing":
             writer.go_on()
-            harness.workload.pass_by(owner)
+            harness.workload.wait_for_rounds(owner)
         harness.kill(writer)
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
 
     trouble.__name__ = f"restart_at_{point}"
     return trouble
@@ -317,15 +317,15 @@ def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
             began = time.monotonic()
             how(harness, owner)
             # The first round creates new guards, the second one finds them without markers.
-            harness.workload.pass_by(owner, rounds=6)
+            harness.workload.wait_for_rounds(owner, rounds=6)
             if time.monotonic() - began < QUARANTINE - COMMIT_WITHIN:
                 break
             # On a busy machine this took longer than the protocol promises to survive.
             harness.kill(writer)
         writer.go_on()
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
         harness.kill(writer)
-        harness.workload.pass_by(owner, rounds=6)
+        harness.workload.wait_for_rounds(owner, rounds=6)
 
     trouble.__name__ = f"lost_marker_{how.__name__.strip('_')}"
     return trouble
@@ -347,14 +347,14 @@ def dies_and_guard_is_lost(harness: FaultHarness) -> None:
     evict_all_guards(harness, owner)
     fills_from = time.monotonic() + QUARANTINE
     while time.monotonic() < fills_from:
-        harness.workload.pass_by(owner)
+        harness.workload.wait_for_rounds(owner)
     # Also the leases of readers that were not allowed to store anything.
     harness.evict(objects_of(owner))
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
     writer = stopped(harness, owner, lane, "closing", work="save_all")
     harness.kill(writer)
     evict_all_guards(harness, owner)
-    harness.workload.pass_by(owner, rounds=6)
+    harness.workload.wait_for_rounds(owner, rounds=6)
 
 
 # ##### The database does not answer #####
@@ -363,36 +363,36 @@ def dies_and_guard_is_lost(harness: FaultHarness) -> None:
 def session_is_killed(harness: FaultHarness) -> None:
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.kill_session(writer.session)
     writer.finish()
     harness.give_back(writer)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def connection_is_cut(harness: FaultHarness) -> None:
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.proxy.cut()
     writer.finish()
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.proxy.forward()
     harness.give_back(writer)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 def answer_is_lost(harness: FaultHarness) -> None:
     """COMMIT arrives and is executed, but its answer is lost."""
     owner, lane = harness.place()
     writer = stopped(harness, owner, lane, "committing")
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.proxy.drop_answers()
     writer.finish()
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
     harness.proxy.forward()
     harness.give_back(writer)
-    harness.workload.pass_by(owner)
+    harness.workload.wait_for_rounds(owner)
 
 
 #: The troubles of each mode.

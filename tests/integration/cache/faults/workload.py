@@ -127,7 +127,7 @@ class Workload:
             if member.kind == "reader":
                 assert not member.ended or self._stop_readers.is_set(), f"{member.name} has ended"
 
-    def pass_by(
+    def wait_for_rounds(
         self,
         owner: int,
         field: str = "rounds",
@@ -151,7 +151,7 @@ class Workload:
         self.preferred_owner.value = -1
 
     @contextlib.contextmanager
-    def away_from(self, owner: int) -> Iterator[None]:
+    def no_reads_of(self, owner: int) -> Iterator[None]:
         """Keep readers from reading rows of ``owner`` during the block."""
         self.preferred_owner.value = -2 - owner
         # Wait for the rounds that have begun.

@@ -88,7 +88,7 @@ def _any_write(owners: list[Any], dice: random.Random) -> Callable[[], None]:
     owner = dice.choice(owners)
     kind = dice.random()
     if kind < _ALONE:
-        return lambda: owner.alone(dice)
+        return lambda: owner.write_in_autocommit(dice)
     lane = dice.choice(LANES)
     if kind < _ALONE + _SWEEPS and owner.number:
         # In the order in which other writers take the locks.

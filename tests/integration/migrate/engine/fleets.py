@@ -35,7 +35,7 @@ class Fleet:
     """Shards 0 to 3 on one node, 4 to 7 on another; none of them exists at first."""
 
     group: ShardGroup
-    made: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
 
     def shard(self, number: int) -> Shard:
         return self.group.shard(number)
@@ -45,13 +45,13 @@ class Fleet:
         shards = [self.shard(number) for number in numbers]
         for shard in shards:
             self.connection(shard).create_shard_database()
-            self.made.add(shard.alias)
+            self.created.add(shard.alias)
         return shards
 
     def connection(self, shard: Shard | int) -> Any:
         return connections[(shard if isinstance(shard, Shard) else self.shard(shard)).alias]
 
-    def slowly(self, number: int, *target: str, **options: Any) -> None:
+    def migrate_with_django(self, number: int, *target: str, **options: Any) -> None:
         """Migrate a shard with Django's command ``migrate``."""
         call_command(
             "migrate", *target, database=self.shard(number).alias, verbosity=0, interactive=False,
@@ -110,7 +110,7 @@ class Fleet:
         assert self.schema(number).differences(self.schema(other)) == []
 
     def drop(self) -> None:
-        for alias in self.made:
+        for alias in self.created:
             connection: Any = connections[alias]
             if connection.vendor == "mysql":
                 connection.drop_shard_database()

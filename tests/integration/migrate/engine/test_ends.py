@@ -39,7 +39,7 @@ pytestmark = pytest.mark.every_backend
 def first(fleet: Fleet) -> None:
     """Shard 1 has applied the first migration."""
     fleet.create(1)
-    fleet.slowly(1, "fleet")
+    fleet.migrate_with_django(1, "fleet")
 
 
 def test_a_difference_in_the_middle_of_a_migration_is_mended(
@@ -82,7 +82,7 @@ def test_a_squashed_migration_is_recorded_and_then_broken_off(
         fleet.execute(
             number, "CREATE TABLE other (id int)"
         )  # so that it is not built from the template
-    fleet.slowly(0, "fleet")
+    fleet.migrate_with_django(0, "fleet")
     record = Records.record
 
     def broken(records: Records, *args: Any, **kwargs: Any) -> None:
@@ -173,9 +173,9 @@ def test_back_over_a_squashed_migration_that_is_not_recorded_yet(
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     migrations.write("0001_squashed", SQUASHED)
-    fleet.slowly(0, "fleet", "0001_squashed")
+    fleet.migrate_with_django(0, "fleet", "0001_squashed")
     fleet.migrate(1, target=("fleet", "0001_squashed"))
     fleet.assert_same(1, 0)
     assert "more" not in fleet.schema(1).definitions["fleet_album"]
@@ -198,7 +198,7 @@ def test_a_shard_whose_records_contradict_each_other_keeps_nobody_back(
     migrations.add("0002_place", PLACE)
     shards = fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     fleet.execute(0, "DELETE FROM django_migrations WHERE app = 'fleet' AND name = '0001_first'")
     found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).survey(shards)
     assert found.current == 1
@@ -375,7 +375,7 @@ def test_what_a_person_has_recorded_is_not_compared(
         patch.setattr(ScriptExecutor, "_execute", broken)
         assert attempt(fleet) == "failed ValueError: no"
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN place varchar(99) NULL")
-    fleet.slowly(1, "fleet", fake=True)
+    fleet.migrate_with_django(1, "fleet", fake=True)
     assert attempt(fleet) == "done"
     assert fleet.applied(1).count(("fleet", "0002_place")) == 1
 

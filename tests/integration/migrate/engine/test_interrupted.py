@@ -68,8 +68,8 @@ def test_forwards(fleet: Fleet, breaking: Breaking) -> None:
     # Where a transaction holds each migration, the last few migrations show it all.
     start = "0001" if fleet.connection(0).vendor == "mysql" else "0022"
     for number in (0, 1):
-        fleet.slowly(number, "fleet", start)
-    fleet.slowly(0)
+        fleet.migrate_with_django(number, "fleet", start)
+    fleet.migrate_with_django(0)
     assert broken_off_again_and_again(fleet, breaking, 1) > 5
     fleet.assert_same(1, 0)
 
@@ -77,8 +77,8 @@ def test_forwards(fleet: Fleet, breaking: Breaking) -> None:
 def test_backwards(fleet: Fleet, breaking: Breaking) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number)
-    fleet.slowly(0, "fleet", "0020")
+        fleet.migrate_with_django(number)
+    fleet.migrate_with_django(0, "fleet", "0020")
     target = ("fleet", "0020")
     assert broken_off_again_and_again(fleet, breaking, 1, target=target) > 5
     fleet.assert_same(1, 0)
@@ -86,6 +86,6 @@ def test_backwards(fleet: Fleet, breaking: Breaking) -> None:
 
 def test_a_new_shard(fleet: Fleet, breaking: Breaking) -> None:
     fleet.create(0, 1)
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     assert broken_off_again_and_again(fleet, breaking, 1) > 2
     fleet.assert_same(1, 0)

@@ -21,7 +21,7 @@ COLUMN = 'migrations.AddField("album", "place", models.CharField(max_length=9, n
 def first(fleet: Fleet, migrations: Migrations) -> None:
     """Shard 1 has applied the first migration."""
     fleet.create(1)
-    fleet.slowly(1, "fleet")
+    fleet.migrate_with_django(1, "fleet")
 
 
 def names(fleet: Fleet) -> list[str]:

@@ -54,7 +54,7 @@ def test_what_was_begun_is_finished(fleet: Fleet) -> None:
 def test_rows_and_their_next_number_are_no_part_of_it(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
     fleet.execute(0, "INSERT INTO fleet_album (id, user_id, name) VALUES (77, 1, 'x')")
     fleet.assert_same_schema(0, 1)
 
@@ -62,8 +62,8 @@ def test_rows_and_their_next_number_are_no_part_of_it(fleet: Fleet) -> None:
 def test_digests_of_what_is_applied(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0002")
-    fleet.slowly(1, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0002")
+    fleet.migrate_with_django(1, "fleet", "0001")
     shards = [fleet.shard(number) for number in (0, 1, 2, 3)]
     found = fleet.connection(0).applied_digests(shards)
     assert found == {
@@ -79,7 +79,7 @@ def test_digests_of_what_is_applied(fleet: Fleet) -> None:
 @pytest.mark.mysql_settings
 def test_a_snapshot_takes_two_packets_and_a_glance_one(packets: list[str], fleet: Fleet) -> None:
     fleet.create(1)
-    fleet.slowly(1)
+    fleet.migrate_with_django(1)
     connection = fleet.connection(1)
     # Packets are counted on sessions that are opened from now on.
     connection.node_pool.dispose()
@@ -94,7 +94,7 @@ def test_a_snapshot_takes_two_packets_and_a_glance_one(packets: list[str], fleet
 def test_what_a_glance_sees(fleet: Fleet) -> None:
     """New and missing tables, and changes of the tables that were asked for."""
     fleet.create(1)
-    fleet.slowly(1)
+    fleet.migrate_with_django(1)
     connection = connections[fleet.shard(1).alias]
     known = connection.schema_snapshot()
     fleet.execute(1, "CREATE TABLE guest (id integer)")

@@ -64,9 +64,9 @@ def test_each_statement_is_run_once(
     migrations.add("0002_several", *SEVERAL)
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
         fleet.execute(number, "INSERT INTO fleet_album (user_id, name) VALUES (1, 'x')")
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     run: list[str] = []
     for attempt in range(60):
         # Every second time one more, as rolled-back statements run again.
@@ -89,7 +89,7 @@ def test_a_schema_that_is_neither_as_before_nor_as_after(
 ) -> None:
     migrations.add("0002_several", *SEVERAL)
     fleet.create(1)
-    fleet.slowly(1, "fleet", "0001")
+    fleet.migrate_with_django(1, "fleet", "0001")
     broken_off(fleet, monkeypatch, 0, before=True)
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN by_hand integer NULL")
     with pytest.raises(OperationUnclear) as caught:
@@ -109,7 +109,7 @@ def test_a_shard_that_is_changed_meanwhile(
 ) -> None:
     migrations.add("0002_several", *SEVERAL)
     fleet.create(1)
-    fleet.slowly(1, "fleet", "0001")
+    fleet.migrate_with_django(1, "fleet", "0001")
     execute = ScriptExecutor._execute
 
     def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:

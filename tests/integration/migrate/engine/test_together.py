@@ -38,7 +38,7 @@ def in_threads(work: Callable[[int], Any], numbers: list[int]) -> None:
 def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
     numbers = [0, 1, 2, 4, 5, 6]
     fleet.create(3, *numbers)
-    fleet.slowly(3)
+    fleet.migrate_with_django(3)
     with fleet.run() as run:
         migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
         run.steps(fleet.shard(number).alias for number in numbers)
@@ -57,8 +57,8 @@ def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
 def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
     fleet.create(0, 1, 2, 4, 5)
     for number in (0, 4, 5):
-        fleet.slowly(number)
-    fleet.slowly(5, "fleet", "0027")
+        fleet.migrate_with_django(number)
+    fleet.migrate_with_django(5, "fleet", "0027")
     migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     shards = list(fleet.group.shards())
     survey = migrator.survey(shards)
@@ -76,7 +76,7 @@ def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
     """Beside its statements: a lock, three reads of the state, and two entries of the journal."""
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0022")
+        fleet.migrate_with_django(number, "fleet", "0022")
     # Packets are counted on sessions that are opened from now on.
     fleet.connection(0).node_pool.dispose()
     fleet.migrate(0, 1, target=("fleet", "0023"))
@@ -103,7 +103,7 @@ def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
 def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
-        fleet.slowly(number)
+        fleet.migrate_with_django(number)
     migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     asked = [connections[fleet.shard(number).alias] for number in (0, 1, 2)]
     with CaptureQueriesContext(asked[0]), CaptureQueriesContext(asked[1]) as one:
@@ -159,7 +159,7 @@ RECEIPT = """migrations.CreateModel("Receipt", [
 def test_ids_of_tables_that_are_made_anew(fleet: Fleet, migrations: Migrations, more: str) -> None:
     """The columns that were read of a table do not apply to a new table of the same name."""
     fleet.create(1)
-    fleet.slowly(1, "fleet")
+    fleet.migrate_with_django(1, "fleet")
     target = ("fleet", None)
     migrations.add("0002_receipt", RECEIPT.format(more=""))
     fleet.migrate(1, target=target)
@@ -176,7 +176,7 @@ def test_shards_whose_schemas_have_other_defaults(fleet: Fleet, migrations: Migr
     schema = fleet.connection(5).settings_dict["NAME"]
     fleet.execute(5, f"ALTER DATABASE `{schema}` COLLATE utf8mb4_unicode_ci")
     for number in (4, 5):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     place = 'migrations.AddField("album", "place", models.CharField(max_length=9, null=True))'
     migrations.add("0002_place", place)
     fleet.connection(4).node_pool.dispose()
@@ -188,8 +188,8 @@ def test_shards_whose_schemas_have_other_defaults(fleet: Fleet, migrations: Migr
 def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0020")
-    fleet.slowly(0)
+        fleet.migrate_with_django(number, "fleet", "0020")
+    fleet.migrate_with_django(0)
     for answers in range(1, 6):
         left = iter([False] * (answers * 3) + [True] * 1000)
         try:

@@ -227,7 +227,7 @@ class SQLiteTickets(TicketDatabase):
 def all_serve(workload: Workload, servers: Sequence[TicketDatabase], sequence: str) -> None:
     """Wait until each process has a new id of each server."""
     for place, server in enumerate(servers):
-        workload.go_past(place, server.position(sequence), all)
+        workload.wait_for_ids_above(place, server.position(sequence), all)
 
 
 def suffer(
@@ -239,6 +239,6 @@ def suffer(
         # Between two requests to the partner, each process has asked this server, or has given up
         # on it before.
         for _ in range(2):
-            workload.go_past(1 - place, partner.position(sequence), all)
+            workload.wait_for_ids_above(1 - place, partner.position(sequence), all)
     # Not all of them: the next fault may come while some still avoid this server.
-    workload.go_past(place, server.position(sequence), any)
+    workload.wait_for_ids_above(place, server.position(sequence), any)

@@ -148,7 +148,9 @@ class Workload:
             met_in_time = self._changed.wait_for(met, PATIENCE)
         assert met_in_time, f"{what} did not happen: {[member.last for member in self.members]!r}"
 
-    def go_past(self, place: int, number: int, quantity: Callable[[Iterable[bool]], bool]) -> None:
+    def wait_for_ids_above(
+        self, place: int, number: int, quantity: Callable[[Iterable[bool]], bool]
+    ) -> None:
         """Wait until ``all`` processes, or ``any``, have an id of a server above ``number``."""
         self.wait_for(
             f"that {quantity.__name__} have an id of server {place + 1} above {number}",

@@ -36,12 +36,12 @@ def spare_servers(folder: Path, *aliases: str) -> Iterator[None]:
                 name = f"test_spare_{secrets.token_hex(6)}"
                 run(alias, f"CREATE DATABASE {name}")
                 stack.callback(run, alias, f"DROP DATABASE {name}")
-            stack.enter_context(pointed(alias, NAME=name))
+            stack.enter_context(redirected(alias, NAME=name))
         yield
 
 
 @contextmanager
-def pointed(alias: str, **settings: Any) -> Iterator[None]:
+def redirected(alias: str, **settings: Any) -> Iterator[None]:
     """Let new connections to ``alias`` reach another database.
 
     Django's existing connection stays where it is.
@@ -59,12 +59,12 @@ def down(generator: TicketGenerator, index: int) -> Iterator[None]:
     """Make one of the servers unreachable."""
     server = generator.servers[index]
     server.close()
-    with pointed(server.alias, **nobody(server.alias)):
+    with redirected(server.alias, **unreachable(server.alias)):
         yield
     server.close()
 
 
-def nobody(alias: str) -> dict[str, Any]:
+def unreachable(alias: str) -> dict[str, Any]:
     """Return the settings of an unreachable database for ``alias``."""
     if connections[alias].vendor == "sqlite":
         return {"NAME": "/dev/null/none.sqlite3"}
@@ -89,7 +89,7 @@ def administer(server: TicketServer, sql: str, *params: Any) -> None:
         lent.ask(lambda session: session.execute(sql, params, deadline))
 
 
-def fall_back(server: TicketServer, name: str, value: int) -> None:
+def set_back(server: TicketServer, name: str, value: int) -> None:
     """Set a server back, like one that was restored from a backup."""
     administer(server, "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", value, name)
 
@@ -137,7 +137,10 @@ def a_shard_down() -> Iterator[str]:
             path.with_suffix(".kept").rename(path)
         return
     topology = runtime.topology()
-    nodes = {**topology.nodes, shard.node: {**topology.nodes[shard.node], **nobody(shard.alias)}}
+    nodes = {
+        **topology.nodes,
+        shard.node: {**topology.nodes[shard.node], **unreachable(shard.alias)},
+    }
     aliases = [s.alias for s in runtime.group("photos").shards()]
 
     def forget() -> None:

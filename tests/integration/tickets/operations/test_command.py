@@ -18,7 +18,7 @@ from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.operations.tickets import declared
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.project import Project, file
-from tests.integration.tickets.operations.spare import down, fall_back, lose, spare_servers
+from tests.integration.tickets.operations.spare import down, lose, set_back, spare_servers
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE
 from tests.services.postgresql import Address
@@ -169,7 +169,7 @@ def test_a_restored_server(tickets: Run, generator: TicketGenerator) -> None:
     generator.close()
     Photo.objects.create(photo_id=19, user_id=ONE, title="x")
     assert "WRONG" not in tickets("verify")
-    fall_back(generator.servers[0], "photos", 9)
+    set_back(generator.servers[0], "photos", 9)
 
     assert "WRONG" in tickets("status", fails="'photos' on 'tickets_1' is at 9, below 19")
     text = tickets("verify", fails="id 19 exists.*tickets advance photos'")

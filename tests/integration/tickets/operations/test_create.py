@@ -30,7 +30,7 @@ from tests.integration.tickets.operations.spare import (
     generator_of,
     lose,
     old_table,
-    pointed,
+    redirected,
     spare_servers,
 )
 from tests.photos.models import Album, Photo
@@ -174,7 +174,7 @@ def test_nothing_is_begun_while_a_server_is_down(
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "in use"])
 def test_one_database_under_two_aliases(servers: list[TicketServer], begun: bool) -> None:
     one, two = PAIR
-    with pointed(two, **connections.settings[one]):
+    with redirected(two, **connections.settings[one]):
         if begun:
             begin(servers[0], ["other"])
         for name in ("other", "another"):
@@ -189,7 +189,7 @@ def test_three_servers_with_two_offsets(servers: list[TicketServer]) -> None:
     create(["other"], servers=servers)
     one, two = PAIR
     aliases = (one, two, THIRD)
-    with pointed(THIRD, **connections.settings[two]), generator_of(aliases) as wrong:
+    with redirected(THIRD, **connections.settings[two]), generator_of(aliases) as wrong:
         with pytest.raises(TicketServerMisconfigured, match=r"server 1 of 3.*server 1 of 2"):
             create(["other"], servers=wrong.servers)
         with pytest.raises(TicketServerMisconfigured, match=rf"'{THIRD}'.*'{two}': both aliases"):

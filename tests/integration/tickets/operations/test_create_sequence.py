@@ -20,7 +20,7 @@ from sharded_orm.migrations.operations import CreateSequence
 from sharded_orm.operations.tickets import create, creation, missing, verify
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.project import Project
-from tests.integration.tickets.operations.spare import down, generator_of, pointed, spare_servers
+from tests.integration.tickets.operations.spare import down, generator_of, redirected, spare_servers
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE
 
@@ -146,7 +146,7 @@ class TestOnServers:
 
     def test_in_a_test_database_others_are_not_asked(self, generator: TicketGenerator) -> None:
         creation._real.update(dict.fromkeys(PAIR, "the real one"))
-        with pointed(PAIR[1], NAME="/dev/null/none"):
+        with redirected(PAIR[1], NAME="/dev/null/none"):
             apply(CreateSequence("other", start=7), PAIR[0])
         assert generator.servers[0].take("other", 1)[0] == 7
 

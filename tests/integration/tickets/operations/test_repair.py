@@ -19,8 +19,8 @@ from sharded_orm.ids.tickets.session import LAST_ID
 from sharded_orm.operations.tickets import advance, begin, create, declared, verify
 from tests.integration.tickets.operations.spare import (
     down,
-    fall_back,
     old_table,
+    set_back,
 )
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE, TWO
@@ -59,7 +59,7 @@ def test_an_id_above_the_position_is_found(
         one.problem
     )
     assert "tickets advance photos'" in str(one.problem)
-    fall_back(servers[0], "photos", 31)
+    set_back(servers[0], "photos", 31)
     one, two = verify(["photos"], servers=servers)
     assert (one.problem, two.offending) == (None, 12)
 
@@ -107,7 +107,7 @@ def test_a_sequence_that_no_model_draws_from_is_compared_with_the_mark(
         generator.take("other", 100)
     generator.close()
     assert not any(one.problem for one in verify(["other"], servers=servers))
-    fall_back(servers[0], "other", 99)
+    set_back(servers[0], "other", 99)
     one, two = verify(["other"], servers=servers)
     assert (one.position, one.mark, two.problem) == (99, 399, None)
     assert "partner knows that 399 has left it" in str(one.problem)
@@ -121,7 +121,7 @@ def test_a_restored_server_is_found_and_repaired(
     for _ in range(8):
         drawn.add(Photo.objects.create(photo_id=generator.next("photos"), user_id=ONE).pk)
     generator.close()
-    fall_back(servers[0], "photos", 1)
+    set_back(servers[0], "photos", 1)
     with pytest.raises(TicketServerBehind):
         servers[0].take("photos", 1)
     before = advance(["photos"], servers=servers, dry_run=True)

@@ -14,10 +14,10 @@ from sharded_orm.operations.tickets import advance, begin, create, missing, stat
 from tests.integration.tickets.operations.spare import (
     administer,
     down,
-    fall_back,
     generator_of,
     lose,
-    pointed,
+    redirected,
+    set_back,
 )
 from tests.queries.conftest import DATABASES
 
@@ -78,7 +78,7 @@ def test_status_of_a_server_that_fell_below_its_mark(
     for _ in range(4):
         generator.take("photos", 100)
     generator.close()
-    fall_back(servers[0], "photos", 99)
+    set_back(servers[0], "photos", 99)
     (problem,) = status(servers).problems
     assert "'photos' on 'tickets_1' is at 99, below 399" in problem
     assert "tickets advance photos'" in problem
@@ -108,6 +108,6 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         pytest.skip("about files")
     path = tmp_path / "none.sqlite3"
     path.write_bytes(b"no database" * 100)
-    with pointed("tickets_1", NAME=str(path)), generator_of(["tickets_1"]) as alone:
+    with redirected("tickets_1", NAME=str(path)), generator_of(["tickets_1"]) as alone:
         (problem,) = status(alone.servers).problems
     assert problem == "'tickets_1' does not answer: file is not a database"
