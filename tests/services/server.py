@@ -103,7 +103,7 @@ class PrivateServer(ABC):
             name = Path(command[0]).name
             raise RuntimeError(f"{name} failed ({result.returncode}):\n{result.stdout}")
 
-    # ##### Life and death #####
+    # ##### Start and end #####
 
     def _order(self, what: str) -> str:
         if self._keeper.stdin is None or self._keeper.stdin.closed:

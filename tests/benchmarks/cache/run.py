@@ -241,7 +241,7 @@ def _bench(prefix: str) -> Iterator[Bench]:
         yield bench
 
 
-# ##### What is compared #####
+# ##### Comparisons #####
 
 
 @dataclass(frozen=True)

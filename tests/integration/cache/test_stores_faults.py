@@ -107,7 +107,7 @@ def value_of(server: CacheServer, name: str) -> bytes | None:
     return server.read([name])[0][0]
 
 
-# ##### Away #####
+# ##### Unreachable servers #####
 
 
 def test_a_server_that_is_not_there_fails_at_once_and_rests(opened: Any, clock: Clock) -> None:
@@ -251,7 +251,7 @@ def test_a_signal_in_the_middle_of_a_call_disturbs_nothing(
         signal.signal(signal.SIGALRM, before)
 
 
-# ##### Mad #####
+# ##### Invalid answers #####
 
 
 OWNER = b"0aff:0123456789ab"

@@ -132,7 +132,7 @@ class Site:
         text = f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         return json.loads(self.manage("shell", "-v", "0", "-c", text).out)
 
-    # ##### How it is #####
+    # ##### The state of the site #####
 
     def ranges(self) -> list[dict[str, Any]]:
         document = json.loads(self.document_file.read_text())

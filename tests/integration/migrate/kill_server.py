@@ -142,7 +142,7 @@ def _listen_below(events: Events) -> None:
     snapshot.make, snapshot.drop = recorded_make, recorded_drop
 
 
-# ##### Weaker engines, to see that the tests see them #####
+# ##### Weaker engines, which the tests must detect #####
 
 
 def _no_position() -> None:
@@ -262,7 +262,7 @@ ABLATIONS: dict[str, Callable[[], None]] = {
 }
 
 
-# ##### Looking #####
+# ##### The state of shards and journal #####
 
 
 def look() -> dict[str, Any]:
@@ -308,7 +308,7 @@ def look() -> dict[str, Any]:
     }
 
 
-# ##### Serving #####
+# ##### The server process #####
 
 
 def _command(request: dict[str, Any]) -> int:

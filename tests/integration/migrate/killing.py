@@ -80,7 +80,7 @@ class Killing:
         content: dict[str, Any] = self.run("look").json
         return content
 
-    # ##### To the end #####
+    # ##### Complete runs #####
 
     def run_to_end(self, selected: Sequence[str]) -> None:
         """Run the command until nothing is left to do; settle unclear operations as it asks."""
@@ -215,7 +215,7 @@ class Started:
         return Path(f"{self.output}.events").read_text().splitlines()
 
 
-# ##### Ways back #####
+# ##### Restoring the databases #####
 
 
 class Store:

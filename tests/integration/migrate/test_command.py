@@ -26,7 +26,7 @@ def shards(*numbers: int) -> list[str]:
     return [f"shop_{number:05d}" for number in numbers]
 
 
-# ##### Which shards #####
+# ##### Selections of shards #####
 
 
 def test_shards_are_made_when_asked(fleet: Fleet) -> None:
@@ -100,7 +100,7 @@ def test_without_a_journal_it_says_what_to_do(tmp_path: Path) -> None:
         assert "manage.py migrate sharded_orm" in done.err
 
 
-# ##### What is to do #####
+# ##### Plans #####
 
 
 def test_a_check_changes_nothing_and_tells_by_its_status(migrated: Fleet) -> None:
@@ -253,7 +253,7 @@ def test_a_node_that_is_down_does_not_keep_the_other_back(
         assert fleet.manage("migrate_shards").out == ("8 shards are migrated, 4 of them before.\n")
 
 
-# ##### What is printed #####
+# ##### Output #####
 
 
 def test_one_json_object_and_nothing_else(fleet: Fleet) -> None:

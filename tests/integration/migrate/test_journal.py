@@ -51,7 +51,7 @@ def states() -> dict[tuple[int, str], str]:
     }
 
 
-# ##### Who holds it #####
+# ##### The holder of a run #####
 
 
 def test_who_comes_second_is_told_who_holds_the_run() -> None:

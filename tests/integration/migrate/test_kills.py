@@ -74,7 +74,7 @@ def on_mariadb(killing: Killing) -> Schemas:
     return killing.store
 
 
-# ##### One kill, and one run that nobody kills #####
+# ##### One kill, and one run that is not killed #####
 
 
 def kinds(events: list[str]) -> list[int]:

@@ -124,7 +124,7 @@ def test_a_second_signal_kills_and_the_run_is_resumed(waiting: Fleet) -> None:
     assert waiting.columns() == dict.fromkeys(ALL, NOTED)
 
 
-# ##### Another target than that of the run before #####
+# ##### A target that differs from the last run #####
 
 
 UNIQUE = (

@@ -192,7 +192,7 @@ class Site:
         execute(self.pair.first, "CREATE DATABASE photos_visits_0")
         wait_until_equal(self.pair)
 
-    # ##### Its processes #####
+    # ##### Processes of the site #####
 
     def command(self, *arguments: str) -> list[str]:
         return [
@@ -244,7 +244,7 @@ class Site:
         finally:
             writers.stop()
 
-    # ##### How the servers are #####
+    # ##### The state of the servers #####
 
     def is_read_only(self, which: str) -> bool:
         ((value,),) = execute(getattr(self.pair, which), "SELECT @@read_only")

@@ -83,7 +83,7 @@ class Fleet:
     def json(self, *arguments: str, code: int = 0, **environment: str) -> Any:
         return json.loads(self.shards(*arguments, "--json", code=code, **environment).out)
 
-    # ##### Beside the library #####
+    # ##### Access without the library #####
 
     def node_of(self, group: str, number: int) -> str:
         return "one" if number < GROUPS[group] // 2 else "two"

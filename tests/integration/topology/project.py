@@ -42,7 +42,7 @@ def configure(content: dict[str, Any]) -> None:
     django.setup()
 
 
-# ##### For the code of a test #####
+# ##### Functions for the code that a test sends #####
 
 
 def version() -> int:

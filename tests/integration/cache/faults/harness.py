@@ -116,7 +116,7 @@ class FaultHarness(contextlib.ExitStack):
         for client in self._clients:
             client.close()
 
-    # ##### Where something happens #####
+    # ##### Owners, rows and cache entries #####
 
     def items(self, owner: int, lane: int) -> list[int]:
         """Return the ids of the rows in a lane."""
@@ -152,7 +152,7 @@ class FaultHarness(contextlib.ExitStack):
             with contextlib.suppress(MySQLdb.OperationalError):
                 connection.cursor().execute(f"KILL {number}")
 
-    # ##### From the beginning to the end #####
+    # ##### The course of a run #####
 
     def warm(self, owner: int) -> None:
         """Return when the cache answers all readers that ask for rows of ``owner``."""

@@ -63,7 +63,7 @@ class Owner:
             (self.number, lane),
         )
 
-    # ##### Work on the lane that triggers write down: one row, no transaction #####
+    # ##### Work on the lane that triggers record: one row, in autocommit #####
 
     def write_in_autocommit(self, dice: random.Random) -> None:
         item = dice.choice(ITEMS[self.number, SOLO])

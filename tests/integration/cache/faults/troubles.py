@@ -45,7 +45,7 @@ def complete(harness: FaultHarness, owner: int, lane: int, work: str | None = No
     raise AssertionError(f"no transaction is committed; the last one: {writer.result!r}")
 
 
-# ##### Nothing but bad moments #####
+# ##### No faults, only bad moments #####
 
 
 def late_fill(harness: FaultHarness) -> None:
@@ -225,7 +225,7 @@ def pause_and_die(harness: FaultHarness) -> None:
     harness.workload.wait_for_rounds(owner)
 
 
-# ##### The cache server forgets #####
+# ##### The cache server loses data #####
 
 
 def evict_some(harness: FaultHarness) -> None:

@@ -85,7 +85,7 @@ class Workload:
                 self._start_writer()
         member.process.join(PATIENCE)
 
-    # ##### What they have reported #####
+    # ##### Reports #####
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind]

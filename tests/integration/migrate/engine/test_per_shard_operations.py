@@ -190,7 +190,7 @@ def test_rows_of_a_table_without_transactions(
         fleet.migrate(1)
 
 
-# ##### Deploys in between #####
+# ##### Deployments between two attempts #####
 
 
 def test_the_function_is_mended_and_run(fleet: Fleet, migrations: Migrations) -> None:

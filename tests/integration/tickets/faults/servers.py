@@ -120,7 +120,7 @@ class ServerTickets(TicketDatabase):
         shutil.copytree(folder, self.server.folder / "data")
         self.server.start()
 
-    # ##### Faults: each is there while its block runs #####
+    # ##### Faults: each lasts as long as its block #####
 
     @contextlib.contextmanager
     def killed(self) -> Iterator[None]:

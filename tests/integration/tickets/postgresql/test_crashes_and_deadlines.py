@@ -32,7 +32,7 @@ END $$
 """
 
 
-# ##### What is on disk #####
+# ##### Durability #####
 
 
 @pytest.mark.parametrize("count", [1, 10])
