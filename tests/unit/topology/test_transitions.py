@@ -66,8 +66,8 @@ def test_modulo_does_not_grow() -> None:
 @pytest.mark.parametrize("strategy", BUILT_IN)
 def test_no_shard_is_taken_away(strategy: str) -> None:
     bounds = {"BOUNDS": [0, 10, 20]} if strategy == "range" else {}
-    told = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
-    assert any("group 'photos': shards 3 to 3 are gone" in one for one in told)
+    problems = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
+    assert any("group 'photos': shards 3 to 3 are gone" in one for one in problems)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_versions_count_up(version: int) -> None:
 
 
 class Letters(Strategy):
-    """One's own: computed from the number of shards, as far as anybody can tell."""
+    """A custom strategy: computed from the number of shards, as far as anybody can tell."""
 
     option_names = frozenset({"SALT"})
 

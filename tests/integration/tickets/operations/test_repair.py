@@ -1,4 +1,4 @@
-"""Servers that forgot ids are found and moved on."""
+"""Servers that have lost ids are found and advanced."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_only_the_ids_above_the_position_are_read(
     create(["photos"], start=1000, servers=servers)
     with django_assert_num_queries(
         32 if connections["photos"].vendor == "sqlite" else 4, using="photos"
-    ) as asked:
+    ) as caught:
         verify(["photos"], servers=servers)
-    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in asked.captured_queries)
+    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in caught.captured_queries)
 
 
 def test_ids_in_the_global_database_are_compared(servers: list[TicketServer]) -> None:
@@ -162,7 +162,7 @@ def test_a_server_that_is_down_does_not_keep_the_others_back(
     create(["photos"], servers=servers)
     with down(generator, 1):
         one, two = advance(["photos"], servers=servers)
-        # How far the first was is known to the second.
+        # The second knows how far the first was.
         assert one.after == one.before
         assert "'tickets_2', which keeps the mark of 'tickets_1'" in str(one.problem)
         assert two.after is None and "'tickets_2' does not answer" in str(two.problem)

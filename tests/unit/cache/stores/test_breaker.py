@@ -1,4 +1,4 @@
-"""When a server that failed is left alone, and who tries it first."""
+"""When a failed server is left alone, and which caller tries it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ShardMeta`` says of the cache, and values as parts of names."""
+"""The cache options of ``ShardMeta``, and values as parts of names."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_tokens_of_isolate_keys() -> None:
     found = cached(CachedPhoto)
     assert found.isolate_token(7) == "7"
     assert found.isolate_token(CachedAlbum(pk=7)) == "7"
-    # NULL is a value of it, and no other value has its token.
+    # NULL is one of its values, and no other value has its token.
     assert found.isolate_token(None) == NULL
     assert found.isolate_token(CachedAlbum()) is None
     assert found.isolate_token(CachedCountry(pk=7)) is None
@@ -350,7 +350,7 @@ def test_the_database_compares_like_that(collation: str) -> None:
 
 
 def declare(change: Callable[[dict[str, Any]], None]) -> str:
-    """The fingerprint of a model whose declaration was changed."""
+    """Return the fingerprint of a model with a changed declaration."""
     body: dict[str, Any] = {
         "title": models.CharField(max_length=100),
         "stars": models.IntegerField(default=0),
@@ -383,7 +383,8 @@ def test_the_fingerprint_changes_with_the_columns_and_not_with_words() -> None:
         ("title", models.TextField()),
         ("title", models.CharField(max_length=100, null=True)),
         ("title", models.CharField(max_length=100, db_column="other")),
-        # Made before the others, so the first: a row is a tuple in the order of the fields.
+        # Declared before the others, so it is the first: a row is a tuple in the order of the
+        # fields.
         ("stars", models.IntegerField(default=0)),
         ("stars", models.BigIntegerField()),
         ("more", models.IntegerField()),

@@ -1,4 +1,4 @@
-"""A process that draws ids when it is told to."""
+"""A process that draws ids on request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SECONDS_BEFORE_INTERRUPTION = 0.3
 def _obey(project: Project, orders: Any) -> None:
     project.configure()
     generator = project.generator()
-    told: list[str] = []
+    messages: list[str] = []
     logger = logging.getLogger("sharded_orm.tickets")
     logger.setLevel(logging.INFO)
     listener = logging.Handler()
-    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(listener)
     work = {
         "take": lambda *order: list(generator.take(*order)),
@@ -41,8 +41,8 @@ def _obey(project: Project, orders: Any) -> None:
             answer = work[kind](*order)
         except Exception as exc:
             answer = Refused(type(exc).__name__, str(exc))
-        orders.send((answer, told[:]))
-        del told[:]
+        orders.send((answer, messages[:]))
+        del messages[:]
 
 
 def _in_threads(generator: Any, sequence: str, threads: int) -> list[int]:
@@ -57,7 +57,7 @@ def _in_threads(generator: Any, sequence: str, threads: int) -> list[int]:
 
 
 class Interruption(Exception):
-    """As some task queues raise in whatever is under way."""
+    """Raised by a signal handler in the middle of any code, as some task queues do."""
 
 
 def _interrupted(generator: Any, sequence: str) -> list[int]:
@@ -84,56 +84,62 @@ def _manage(*arguments: str) -> str:
 
 @dataclass
 class Refused(Exception):
-    """What a call in another process has raised."""
+    """The exception that a call in another process has raised."""
 
     kind: str
     message: str
 
 
-class Clerk:
-    """A process of its own that draws ids when it is told to, with a memory of its own."""
+class TicketClient:
+    """The handle of a process that draws ids on request. Each process has its own blocks of ids."""
 
     def __init__(self, project: Project) -> None:
         self._orders, theirs = CONTEXT.Pipe()
         self._process = CONTEXT.Process(target=_obey, args=(project, theirs), daemon=True)
         self._process.start()
         theirs.close()
-        #: What it has logged, all in all.
+        #: All its log messages.
         self.log: list[str] = []
-        #: The ids that it was given.
+        #: The ids that it got.
         self.ids: list[int] = []
 
     def take(self, sequence: str, count: int = 1) -> list[int]:
-        """Its ids. :raises Refused: it raised."""
+        """Draw ids.
+
+        :raises Refused: the process raised an exception.
+        """
         ids: list[int] = self._order("take", sequence, count)
         self.ids += ids
         return ids
 
     def take_in_threads(self, sequence: str, threads: int) -> list[int]:
-        """One id in each of as many threads at the same time."""
+        """Draw one id in each of ``threads`` threads at the same time."""
         ids: list[int] = self._order("threads", sequence, threads)
         self.ids += ids
         return ids
 
     def be_interrupted(self, sequence: str) -> None:
-        """Take ids until a signal handler raises an exception, in the middle of a request."""
+        """Draw ids until a signal handler raises an exception, in the middle of a request."""
         self.ids += self._order("interrupt", sequence)
 
     def manage(self, *arguments: str) -> str:
-        """What ``manage.py`` prints. :raises Refused: it ended with an error."""
+        """Run a command of ``manage.py`` and return its output.
+
+        :raises Refused: the command ended with an error.
+        """
         return str(self._order("manage", *arguments))
 
     def _order(self, *order: Any) -> Any:
         self._orders.send(order)
         assert self._orders.poll(PATIENCE), f"no answer to {order!r}"
-        answer, told = self._orders.recv()
-        self.log += told
+        answer, messages = self._orders.recv()
+        self.log += messages
         if isinstance(answer, Refused):
             raise answer
         return answer
 
     def take_from(self, place: int, sequence: str, count: int = 1) -> None:
-        """Take until the ids are of one server, as they are soon when all of them are well."""
+        """Draw ids until one comes from that server, which is soon if all servers are well."""
         end = time.monotonic() + PATIENCE
         while (self.take(sequence, count)[0] - 1) % 2 != place:
             assert time.monotonic() < end, f"server {place + 1} does not serve: {self.log!r}"
@@ -142,7 +148,7 @@ class Clerk:
         self._orders.close()
         self._process.join(PATIENCE)
 
-    def __enter__(self) -> Clerk:
+    def __enter__(self) -> TicketClient:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

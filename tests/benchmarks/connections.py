@@ -1,4 +1,4 @@
-"""How many connections the server holds when all threads have touched all shards."""
+"""Counts the server's connections after all threads have used all shards."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ THREADS = 8
 
 
 def connections_held(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Counted on the server (``Threads_connected``), beyond those that were there before."""
+    """Count connections on the server (``Threads_connected``), beyond those open at the start."""
     from sharded_orm.backends import pool
 
-    # What earlier subjects left idle must not be counted, nor serve as a reserve.
+    # Idle connections of earlier subjects must not be counted or reused.
     pool.dispose_all()
 
     def touch_ours(number: int) -> None:
@@ -62,7 +62,7 @@ def _held(site: Site, touch: Callable[[int], None], close: Callable[[], None]) -
     def work(thread: int) -> None:
         try:
             for number in range(site.shards):
-                # Not in step, as threads of a web server are not.
+                # The threads are not in step, like those of a web server.
                 touch((number + thread * site.shards // THREADS) % site.shards)
             touched.wait()
             counted.wait()
@@ -87,7 +87,7 @@ def _held(site: Site, touch: Callable[[int], None], close: Callable[[], None]) -
 
 
 def _settled(count: Callable[[], int]) -> int:
-    # The server notices only after a while that a client has closed.
+    # The server notices a closed client only after a while.
     while True:
         first = count()
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Readers and writers that work at the same time, as seen from outside."""
+"""Readers and writers that run at the same time: the test's handles of their processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integration.cache.faults import readers, writers
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
 from tests.patience import PATIENCE
 
 
 class Member:
-    """One process."""
+    """The handle of one process."""
 
-    def __init__(self, crowd: Crowd, kind: str, name: str, target: Any, arguments: tuple[Any, ...]):
+    def __init__(self, kind: str, name: str, target: Any, arguments: tuple[Any, ...]):
         self.kind, self.name = kind, name
         self.reports, theirs = CONTEXT.Pipe(duplex=False)
         self.process = CONTEXT.Process(target=target, args=(*arguments, theirs), daemon=True)
@@ -26,21 +26,23 @@ class Member:
         self.ended = False
 
 
-class Crowd:
-    """Starts readers and writers; starts a writer again that has died.
+class Workload:
+    """Starts readers and writers; replaces a writer that has died.
 
-    :param suicide: a writer kills itself at one of so many points; 0 for never.
+    :param self_kill: a writer kills itself at one of so many points; 0 for never.
     """
 
-    def __init__(self, world: World, readers_: int, writers_: int, suicide: int = 0) -> None:
-        self._world, self._suicide = world, suicide
+    def __init__(
+        self, setup: ProcessSetup, readers_: int, writers_: int, self_kill: int = 0
+    ) -> None:
+        self._setup, self._self_kill = setup, self_kill
         self._stop_readers, self._stop_writers = CONTEXT.Event(), CONTEXT.Event()
-        #: Whose rows are read most, see readers._whose().
-        self.focus = CONTEXT.Value("i", -1)
+        #: The owner whose rows are read most, see readers._choose_owner().
+        self.preferred_owner = CONTEXT.Value("i", -1)
         self._changed = threading.Condition()
-        #: All that there ever were.
+        #: All processes ever started.
         self.members: list[Member] = []
-        #: Writers that died.
+        #: Number of writers that died.
         self.kills = 0
         self._closed = False
         for _ in range(readers_):
@@ -50,18 +52,18 @@ class Crowd:
 
     def _start_reader(self) -> None:
         name = f"reader {len(self.members)} {time.time_ns()}"
-        arguments = (self._world, name, self._stop_readers, self.focus)
-        self._listen_to(Member(self, "reader", name, readers.read, arguments))
+        arguments = (self._setup, name, self._stop_readers, self.preferred_owner)
+        self._listen_to(Member("reader", name, readers.read, arguments))
 
     def _start_writer(self) -> None:
         name = f"writer {len(self.members)} {time.time_ns()}"
-        arguments = (self._world, name, self._suicide, self._stop_writers, self.focus)
-        self._listen_to(Member(self, "writer", name, writers.write, arguments))
+        arguments = (self._setup, name, self._self_kill, self._stop_writers, self.preferred_owner)
+        self._listen_to(Member("writer", name, writers.write, arguments))
 
     def _listen_to(self, member: Member) -> None:
         with self._changed:
             self.members.append(member)
-        # Reads all the time, so that nobody has to wait to report.
+        # This thread always reads, so that no process has to wait to report.
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
     def _listen(self, member: Member) -> None:
@@ -92,7 +94,7 @@ class Crowd:
         return sum(member.last.get(field, 0) for member in self.of(kind))
 
     def counted(self, field: str) -> int:
-        """Of the library's statistics, in all readers."""
+        """Return the sum of one of the library's counters over all readers."""
         return sum(member.last.get("counts", {}).get(field, 0) for member in self.of("reader"))
 
     @property
@@ -108,7 +110,7 @@ class Crowd:
     def wait_for(
         self, what: str, condition: Callable[[], bool], patience: float = PATIENCE
     ) -> None:
-        """Return when ``condition`` of the last reports holds; fail at once with a process."""
+        """Return when ``condition`` holds for the last reports. Fail at once if a process fails."""
 
         def met() -> bool:
             self._check()
@@ -133,26 +135,26 @@ class Crowd:
         rounds: int = 1,
         patience: float = PATIENCE,
     ) -> None:
-        """Wait until each reader has done ``rounds`` of reading rows of ``owner``, from begin to end.
+        """Wait until each reader has read rows of ``owner`` in ``rounds`` complete rounds.
 
-        :param field: which rounds count: all, or those with hits.
+        :param field: the rounds to count: ``rounds`` for all, ``hit_rounds`` for those with hits.
         """
-        # One more may have begun before.
+        # One more round may have begun before.
         rounds += 1
         goal = {m: m.last.get(field, [0] * len(OWNERS))[owner] + rounds for m in self.of("reader")}
-        self.focus.value = owner
+        self.preferred_owner.value = owner
         self.wait_for(
             f"that all readers read owner {owner} ({field})",
             lambda: all(m.last.get(field, [0] * len(OWNERS))[owner] >= n for m, n in goal.items()),
             patience,
         )
-        self.focus.value = -1
+        self.preferred_owner.value = -1
 
     @contextlib.contextmanager
     def away_from(self, owner: int) -> Iterator[None]:
-        """For the length of the block no reader reads rows of ``owner``."""
-        self.focus.value = -2 - owner
-        # Rounds that have begun end.
+        """Keep readers from reading rows of ``owner`` during the block."""
+        self.preferred_owner.value = -2 - owner
+        # Wait for the rounds that have begun.
         counts = {m: sum(m.last.get("rounds", ())) + 2 for m in self.of("reader")}
         self.wait_for(
             "that all readers read others",
@@ -161,7 +163,7 @@ class Crowd:
         try:
             yield
         finally:
-            self.focus.value = -1
+            self.preferred_owner.value = -1
 
     def stop_writers(self) -> None:
         self._stop_writers.set()
@@ -176,7 +178,7 @@ class Crowd:
         )
 
     def kill_a_writer(self, number: int) -> None:
-        """SIGKILL, wherever it stands; it is replaced."""
+        """Send SIGKILL to a writer, wherever it is; it is replaced."""
         living = [member for member in self.of("writer") if not member.ended]
         if living:
             living[number % len(living)].process.kill()

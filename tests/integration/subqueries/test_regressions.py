@@ -1,4 +1,4 @@
-"""Queries and writes that once gave other rows than one database, each in its smallest form."""
+"""Queries and writes that once differed from one database, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_prefetch_still_follows_its_rows() -> None:
 
 @reads_own_row
 class NotEqual(Exact):
-    """Derived from what it is not."""
+    """Defined by the lookup that it negates."""
 
     lookup_name = "ne"
 
@@ -154,7 +154,7 @@ def test_values_that_no_field_has_prepared_name_no_shard() -> None:
     assert len(Trunk.objects.filter(Exact(F("owner"), 1))) == 1
 
 
-class Kind(str, enum.Enum):  # noqa: UP042  # its str() is another than that of a StrEnum
+class Kind(str, enum.Enum):  # noqa: UP042  # its str() differs from that of a StrEnum
     DEAR = "dear"
 
 
@@ -207,7 +207,7 @@ def test_a_receiver_of_pre_save_does_not_take_a_row_to_another_shard() -> None:
             transaction.atomic("events"),
         ):
             Event.objects.create(account="Ada")
-        same = Event.objects.create(account="XYZ")  # Happens to be on the shard of "xyz".
+        same = Event.objects.create(account="XYZ")  # happens to be on the shard of "xyz"
     finally:
         pre_save.disconnect(lower, sender=Event)
     assert list(Event.objects.scatter()) == [same]
@@ -265,7 +265,7 @@ def test_an_instance_is_not_taken_for_one_of_another_shard_with_its_id() -> None
     named = Tag.objects.scatter().filter(name=str(TWO))
     assert named.contains(tags[1])
     assert not named.contains(tags[0])
-    assert len(named) == 1  # From now on from what was read.
+    assert len(named) == 1  # from now on from the rows that were read
     assert named.contains(tags[1])
     assert not named.contains(tags[0])
     photo.tags.set([])
@@ -299,7 +299,7 @@ def test_a_group_does_not_fall_apart_by_the_time_it_is_read() -> None:
         assert list(make(PLAIN.trunk.objects.all()))
         with pytest.raises(ScatterNotSupported, match="timezone"):
             list(make(Trunk.objects.scatter()))
-    # A row has its time, as everywhere.
+    # A row has its own time of reading, as on one database.
     assert len(Trunk.objects.scatter().annotate(t=Now()).filter(Q(n=5) | Q(n=6))) == 2
 
 
@@ -329,7 +329,7 @@ def test_an_exclusion_of_an_instance_spares_rows_of_other_shards() -> None:
     assert list(Photo.tags.through.objects.using(photos[0]._state.db).exclude(tag=tags[0])) == []
     for some in (frozenset(tags[:1]), {1: tags[0]}.values(), [tags[0], None]):
         assert list(everywhere.filter(tags__in=some)) == photos[:1]
-    # The shard of an instance inside of a subquery does not decide for the shards outside.
+    # The shard of an instance inside a subquery does not decide for the shards outside.
     tagged = Photo.objects.filter(tags=tags[0], user_id=F("user_id"))
     assert tags[0] in Tag.objects.scatter().filter(photos__in=tagged)
     mine = Photo.objects.filter(tags=tags[0])

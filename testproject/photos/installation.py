@@ -1,4 +1,4 @@
-"""From nothing to a filled site; every step may be repeated."""
+"""Creates and fills the site; every step may be repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADMIN = "admin"
 
 
 def prepare() -> Iterator[str]:
-    """Create and migrate all databases and make the sample content; tells each step done."""
+    """Create and migrate all databases and add the sample content; yield a line per step."""
     for alias in ALIASES:
         wrapper: Any = connections[alias]
         wrapper.create_shard_database()
@@ -32,17 +32,17 @@ def prepare() -> Iterator[str]:
         yield f"group {name!r} is migrated: {group.count} shards on {', '.join(nodes)}"
     sequences = {one.name for one in tickets.create()}
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
-    made = sample.make()
+    added = sample.make()
     yield (
-        f"sample content: {made.users} users, {made.photos} photos, {made.tags} tags and"
-        f" {made.comments} comments made"
-        if made.photos or made.tags
+        f"sample content: {added.users} users, {added.photos} photos, {added.tags} tags and"
+        f" {added.comments} comments made"
+        if added.photos or added.tags
         else "sample content: there already"
     )
 
 
 def admin_password() -> str:
-    """A new password of the account ``admin``, which is made if it is missing."""
+    """Set and return a new password of the account ``admin``, which is created if it is missing."""
     admin, _ = get_user_model().objects.get_or_create(
         username=ADMIN, defaults={"is_staff": True, "is_superuser": True}
     )

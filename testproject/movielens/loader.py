@@ -1,4 +1,4 @@
-"""A MovieLens folder into the database, in batches, by the API that any project uses."""
+"""Loads a MovieLens folder into the database in batches, by the public API of the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 5000
 
 @dataclass(frozen=True)
 class Loaded:
-    """What :func:`load` stored of one file, and how long it took in seconds."""
+    """Number of rows that :func:`load` stored of one file, and the seconds it took."""
 
     name: str
     rows: int
@@ -30,7 +30,7 @@ class Loaded:
 
 
 def is_empty() -> bool:
-    """Whether nothing is stored yet, on no shard."""
+    """Whether no shard and no table has any rows yet."""
     return not (
         Movie.objects.exists()
         or Rating.objects.scatter().exists()
@@ -40,17 +40,17 @@ def is_empty() -> bool:
 
 def clear() -> None:
     """Delete all films, ratings and tags."""
-    # What refers to films goes first: an interrupted clear() leaves films, and the next
-    # load refuses to run on them.
+    # First the rows that refer to films: an interrupted clear() leaves films, and the next load
+    # refuses to run on them.
     Rating.objects.scatter().delete()
     Tag.objects.scatter().delete()
     Movie.objects.all().delete()
 
 
 def load(folder: Path, progress: Callable[[int], None]) -> Iterator[Loaded]:
-    """Store the three files, one after the other; not atomic, see :func:`clear`.
+    """Store the three files, one after the other. Not atomic, see :func:`clear`.
 
-    :param progress: is told how many rows each batch had.
+    :param progress: called with the number of rows of each batch.
     """
     movies = (
         Movie(movie_id=row.movie_id, title=row.title, genres=row.genres)

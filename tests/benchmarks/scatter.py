@@ -1,4 +1,4 @@
-"""One question to all shards of a node."""
+"""One query on all shards of a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP = 20
 
 
 def top_rows(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """The newest rows of all shards; stock asks each over a connection that is open."""
+    """Time the newest rows of all shards; stock queries each shard over an open connection."""
     aliases = [site.stock(f"photos_{number:05d}") for number in range(site.shards)]
 
     photos: Any = Photo.objects
@@ -25,18 +25,18 @@ def top_rows(site: Site, rounds: Rounds) -> Iterator[Line]:
         return list(photos.scatter().order_by("-posted_at")[:TOP])
 
     def stock() -> list[Any]:
-        found: list[Any] = []
+        rows: list[Any] = []
         for alias in aliases:
-            found += Plain.objects.using(alias).order_by("-posted_at")[:TOP]
-        return heapq.nlargest(TOP, found, key=attrgetter("posted_at"))
+            rows += Plain.objects.using(alias).order_by("-posted_at")[:TOP]
+        return heapq.nlargest(TOP, rows, key=attrgetter("posted_at"))
 
     same = [photo.posted_at for photo in ours()] == [photo.posted_at for photo in stock()]
     if not same:
         raise AssertionError("scatter and loop differ")
-    found = compare(ours, stock, Rounds(max(3, rounds.count // 4)))
+    measured = compare(ours, stock, Rounds(max(3, rounds.count // 4)))
     yield at_least(
         10,
         f"scatter, newest {TOP} of {site.shards} shards: speed",
         "a loop of stock queries",
-        found,
+        measured,
     )

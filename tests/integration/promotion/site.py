@@ -1,4 +1,4 @@
-"""Two servers in replication, a site on them, and its operator."""
+"""Two servers in replication, a site on them, and the commands of its operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.services.zookeeper import ZooKeeperServer
 ROOT = Path(__file__).parents[3]
 SOURCE = "tests.integration.promotion.source.WritableFile"
 SHARDS, USERS = 4, 16
-#: Before code that a process of the site runs.
+#: Runs before the code that a test gives to a process of the site.
 PREAMBLE = """
 import json
 from sharded_orm import runtime
@@ -64,12 +64,12 @@ class Done:
 
     @property
     def json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        value: dict[str, Any] = json.loads(self.out)
+        return value
 
 
 @dataclass
-class Scene:
+class Site:
     """``db1`` is the first server, ``db2`` the second; all ranges are on db1 at first."""
 
     pair: Pair
@@ -109,14 +109,14 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        return self.folder / "scene.json"
+        return self.folder / "site.json"
 
     @property
     def document_file(self) -> Path:
         return self.folder / "topology.json"
 
     def save(self) -> None:
-        """Let processes that start from now on have the settings as they are."""
+        """Write the settings for processes that start from now on."""
         (self.folder / "last_good").unlink(missing_ok=True)
         self.file.write_text(
             json.dumps(
@@ -129,20 +129,20 @@ class Scene:
         )
 
     def publish(self, groups: dict[str, Any]) -> None:
-        """Put another document into the source, past all checks."""
+        """Put another document into the source without any check."""
         version = self.document()["version"] + 1 if self.document_file.exists() else 1
         document = {"format": 1, "version": version, "nodes": {}, "groups": groups}
         replace_file(self.document_file, json.dumps(document))
 
     def document(self) -> dict[str, Any]:
-        """What the source holds."""
+        """Return the document in the source."""
         if self.setting["TOPOLOGY"]["SOURCE"] != SOURCE:
             return self.manage("topology", "pull").json
-        found: dict[str, Any] = json.loads(self.document_file.read_text())
-        return found
+        document: dict[str, Any] = json.loads(self.document_file.read_text())
+        return document
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
-        """Let the site have its topology there from now on."""
+        """Have processes that start from now on read the topology from ZooKeeper."""
         self.setting["TOPOLOGY"] = {
             "SOURCE": "zookeeper",
             "OPTIONS": {
@@ -152,7 +152,7 @@ class Scene:
             },
         }
         self.save()
-        # What a process starts with while nothing is there.
+        # A process starts with this copy while ZooKeeper has no document.
         (self.folder / "last_good").write_text(self.document_file.read_text())
         done = self.manage("topology", "push", str(self.document_file))
         assert done.code == 0, done.err
@@ -166,7 +166,7 @@ class Scene:
         return {each["replica"] for each in ranges}
 
     def trouble(self, what: str) -> None:
-        """Give the source a trouble, or none; see ``WritableFile``."""
+        """Give the source a fault, or none; see ``WritableFile``."""
         self.document_file.with_suffix(".trouble").write_text(what)
 
     def journal(self, sql: str) -> None:
@@ -177,7 +177,7 @@ class Scene:
             connection.commit()
 
     def begin(self) -> None:
-        """Make the journal, and the shards on both servers."""
+        """Create the journal, and the shards on both servers."""
         self.pair.begin_again("photos_")
         done = self.manage("migrate", "--database", "default")
         assert done.code == 0, done.err
@@ -219,7 +219,7 @@ class Scene:
         return Done(process.returncode, out, err)
 
     def run(self, code: str) -> Any:
-        """Run Python in a process of the site; ``answer`` in it, by JSON."""
+        """Run Python in a process of the site and return its ``answer``, passed as JSON."""
         done = self.manage(
             "shell", "-v", "0", "-c", f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         )
@@ -227,7 +227,7 @@ class Scene:
         return json.loads(done.out)
 
     def promote(self, *arguments: str, code: int = 0, answer: str = "", **env: str) -> Done:
-        """``manage.py shards promote db1 …``; it must end with the status ``code``."""
+        """Run ``manage.py shards promote db1 …``; it must exit with the status ``code``."""
         done = self.manage("shards", "promote", "db1", *arguments, answer=answer, **env)
         assert done.code == code, f"{done.code}\n{done.out}\n{done.err}"
         return done
@@ -237,7 +237,7 @@ class Scene:
 
     @contextlib.contextmanager
     def writers(self, count: int) -> Iterator[Writers]:
-        """Processes that write all the time; ended with the block."""
+        """Start processes that write all the time; they end with the block."""
         writers = Writers(self, count)
         try:
             yield writers
@@ -255,14 +255,14 @@ class Scene:
         return str(value)
 
     def replicates(self) -> bool:
-        """Whether the second server replicates from somewhere."""
+        """Whether the second server replicates."""
         return self._slave("Slave_IO_Running", "Slave_SQL_Running") == ("Yes", "Yes")
 
     def is_as_before(self) -> bool:
         return self.primaries() == {"db1"} and self.are_as_before()
 
     def are_as_before(self) -> bool:
-        """Of the servers alone."""
+        """Whether the servers are as before, whatever the topology says."""
         return not self.is_read_only("first") and self.is_read_only("second") and self.replicates()
 
     def is_promoted(self) -> bool:
@@ -275,7 +275,7 @@ class Scene:
 
     @contextlib.contextmanager
     def locked(self, which: str) -> Iterator[None]:
-        """Writes of rows wait for the end of the block, those of replication as well."""
+        """Make writes of rows wait for the end of the block, those of replication as well."""
         connection = MySQLdb.connect(**getattr(self.pair, which).address.mysqldb())
         with contextlib.closing(connection), connection.cursor() as cursor:
             cursor.execute("LOCK TABLES photos_00000.entries_entry WRITE")
@@ -283,7 +283,7 @@ class Scene:
 
     @contextlib.contextmanager
     def unlogged_on_second(self) -> Iterator[Callable[[str], Any]]:
-        """To run statements on the second server that are no events."""
+        """Yield a function that runs statements on the second server without its binary log."""
         connection = MySQLdb.connect(**self.pair.second.address.mysqldb(), autocommit=True)
         with contextlib.closing(connection), connection.cursor() as cursor:
             cursor.execute("SET sql_log_bin = 0")
@@ -293,11 +293,11 @@ class Scene:
         self._wait(lambda: self._slave("Slave_IO_Running", "Slave_SQL_Running") == ("Yes", "Yes"))
 
     def wait_until_received(self) -> None:
-        """The second server has everything of the first in its relay log, executed or not."""
+        """Return when the second server has all events of the first in its relay log."""
         self._wait(lambda: self._slave("Gtid_IO_Pos") == (self.logged("first"),))
 
     def wait_for_run(self, phase: str = "") -> None:
-        """Until a promotion is under way, in this phase."""
+        """Return when a promotion is running, in this phase."""
 
         def is_there() -> bool:
             with contextlib.closing(sqlite3.connect(self.folder / "default.sqlite3")) as connection:
@@ -309,7 +309,7 @@ class Scene:
         self._wait(is_there)
 
     def let_lease_expire(self) -> None:
-        """Of the process that holds the run, and is stopped."""
+        """Let the lease of a stopped process expire that holds the run."""
         self.journal("UPDATE sharded_orm_run SET alive_at = '2000-01-01 00:00:00'")
 
     def _slave(self, *names: str) -> tuple[str, ...]:
@@ -323,10 +323,10 @@ class Scene:
         end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end
-            time.sleep(0.02)  # between two looks
+            time.sleep(0.02)  # between two attempts
 
     def rows(self, which: str) -> set[int]:
-        """The ids of all entries on a server."""
+        """Return the ids of all entries on a server."""
         return {
             row[0]
             for number in range(SHARDS)
@@ -336,7 +336,7 @@ class Scene:
         }
 
     def use_cache(self, server: MemcachedServer) -> None:
-        """Processes that start from now on cache entries."""
+        """Have processes that start from now on cache entries."""
         self.caches = {"default": server.django()}
         self.setting["CACHE"] = {
             "OBJECTS": "default", "PREFIX": f"{self.folder.name}:", "TIMEOUT": 1.0,
@@ -353,13 +353,13 @@ class Scene:
 
 
 class Writers:
-    """Processes of the application that write and keep what was acknowledged."""
+    """Processes of the application that write, and record which rows were acknowledged."""
 
-    def __init__(self, scene: Scene, count: int) -> None:
-        self._scene = scene
-        self._folder = scene.folder
+    def __init__(self, site: Site, count: int) -> None:
+        self._site = site
+        self._folder = site.folder
         self._processes = [
-            scene.start("write", str(self._folder), str(number), str(USERS))
+            site.start("write", str(self._folder), str(number), str(USERS))
             for number in range(count)
         ]
         self.numbers = range(count)
@@ -382,12 +382,12 @@ class Writers:
         return text[: text.rfind("\n") + 1].splitlines()
 
     def wait_for_more(self, number: int, count: int = 20) -> None:
-        """Return when a writer has written ``count`` rows more."""
+        """Return when a writer has written ``count`` more rows."""
         goal = len(self.acknowledged(number)) + count
         self._wait(number, lambda: len(self.acknowledged(number)) >= goal, "writes no more")
 
     def wait_for_refusals(self, number: int) -> None:
-        """Return when a writer was refused again."""
+        """Return when a writer was refused once more."""
         before = len(self.errors(number))
         self._wait(number, lambda: len(self.errors(number)) > before, "is not refused")
 
@@ -396,7 +396,7 @@ class Writers:
         while not there():
             assert self._processes[number].poll() is None, self._processes[number].communicate()
             assert time.monotonic() < end, f"writer {number} {otherwise}"
-            time.sleep(0.02)  # between two looks at its file
+            time.sleep(0.02)  # between two reads of its file
 
     def stop(self) -> None:
         (self._folder / "stop").touch()
@@ -405,7 +405,7 @@ class Writers:
             assert process.returncode == 0, err
 
     def longest_silence(self) -> float:
-        """Seconds between two acknowledged writes of one writer, at most."""
+        """Return the largest number of seconds between two acknowledged writes of one writer."""
         return max(
             after - before
             for number in self.numbers

@@ -1,5 +1,6 @@
-"""Operations that run on each shard, interrupted in the middle, where no transaction of the
-whole migration takes everything back."""
+"""Operations that run on each shard, interrupted in the middle, where no transaction of the whole
+migration is rolled back.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def names(fleet: Fleet) -> list[str]:
 
 
 def is_clean(fleet: Fleet) -> bool:
-    """No markers are left, and the last migration is recorded."""
+    """Whether no markers are left, and the last migration is recorded."""
     applied = fleet.applied(1)
     return ("fleet", "0002_rows") in applied and not any(name[:4] == "run " for _, name in applied)
 
@@ -59,8 +60,8 @@ def test_in_a_transaction_that_was_committed_it_is_not_run_again(
 ) -> None:
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=True))
     with monkeypatch.context() as patch:
-        # The next thing that it tells the journal, after the commit.
-        patch.setattr("sharded_orm.operations.migrate.executor.Replay._record", _break)
+        # The next entry of the journal, after the commit.
+        patch.setattr("sharded_orm.operations.migrate.executor.ScriptExecutor._record", _break)
         with pytest.raises(Broken):
             fleet.migrate(1)
     fleet.migrate(1)
@@ -79,12 +80,12 @@ def test_without_a_transaction_a_person_has_to_look(
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=False))
     broken_off(fleet, Broken())
     for _ in range(2):
-        with pytest.raises(OperationUnclear) as told:
+        with pytest.raises(OperationUnclear) as caught:
             fleet.migrate(1)
     assert "fleet.0002_rows: 'Raw Python operation' was interrupted on fleet_00001" in str(
-        told.value
+        caught.value
     )
-    assert "--settle fleet_00001=done" in str(told.value)
+    assert "--settle fleet_00001=done" in str(caught.value)
     assert names(fleet) == ["before"]
     fleet.settle(1, done=done)
     fleet.migrate(1)
@@ -94,7 +95,7 @@ def test_without_a_transaction_a_person_has_to_look(
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_an_error_is_no_interruption(fleet: Fleet, migrations: Migrations, atomic: bool) -> None:
-    """As with Django, it is run again when its cause is mended."""
+    """As with Django, the operation runs again after its cause is fixed."""
     migrations.add("0002_rows", INSERT.format(atomic=atomic), COLUMN)
     broken_off(fleet, ValueError("no"))
     fleet.migrate(1)
@@ -213,7 +214,7 @@ def test_operations_that_were_done_have_changed(fleet: Fleet, migrations: Migrat
 
 
 def test_the_first_operation_is_mended(fleet: Fleet, migrations: Migrations) -> None:
-    """Nothing of the migration was done, so another one may take its place."""
+    """Nothing of the migration was done, so another operation may take its place."""
     migrations.add("0002_rows", INSERT.format(atomic=True), COLUMN)
     broken_off(fleet, ValueError("no"))
     migrations.change("0002_rows", INSERT.format(atomic=True), COLUMN.replace("place", "p2"))

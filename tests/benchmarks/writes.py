@@ -19,7 +19,7 @@ CALLS = 40
 
 
 def bulk_create(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Rows per second: ours draws its ids and groups by shard, stock has ids and one table."""
+    """Compare rows per second: ours draws ids and groups by shard, stock has ids and one table."""
     rows = rounds.of(BULK)
     rounds = Rounds(max(3, rounds.count // 2))
     alias = site.stock("uploads_00005")
@@ -67,7 +67,7 @@ def _empty(site: Site) -> None:
 
 
 def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """A transaction with one statement in it."""
+    """Time a transaction with one statement in it."""
     user, pk = site.photo(7)
     alias = site.stock("photos_00007")
     stars = count()
@@ -80,5 +80,5 @@ def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
         with transaction.atomic(using=alias):
             Plain.objects.using(alias).filter(pk=pk).update(stars=next(stars))
 
-    found = compare(ours, stock, rounds, number=CALLS)
-    yield at_most(0.9, "atomic() + one update", "transaction.atomic(using=) + update", found)
+    measured = compare(ours, stock, rounds, number=CALLS)
+    yield at_most(0.9, "atomic() + one update", "transaction.atomic(using=) + update", measured)

@@ -22,12 +22,12 @@ _ONE_BATCH_IN, _LARGEST_BATCH = 25, 60
 
 @dataclass(frozen=True)
 class Report:
-    """What one process has drawn so far."""
+    """The results of one process so far."""
 
     count: int = 0
-    #: Of each server.
+    #: Highest id of each server.
     highest: tuple[int, ...] = (0, 0)
-    #: Of a single call, in seconds.
+    #: Seconds of the longest call.
     longest: float = 0.0
     calls: int = 0
     failure: str = ""
@@ -35,9 +35,9 @@ class Report:
 
 
 def _draw(
-    project: Project, sequence: str, path: Path, wanted: int, stop: Any, reports: Any
+    project: Project, sequence: str, path: Path, minimum: int, stop: Any, reports: Any
 ) -> None:
-    """Draw ids into a file until ``stop``, and at least as many as are wanted."""
+    """Draw ids into a file until ``stop``, and at least ``minimum`` ids."""
     drawn = array("q")
     count = calls = 0
     longest = 0.0
@@ -49,7 +49,7 @@ def _draw(
             for number in drawn:
                 place = (number - 1) % len(highest)
                 highest[place] = max(highest[place], number)
-            # In the file before it is told: SIGKILL may come between the two.
+            # Written before the report: SIGKILL may come between the two.
             file.write(drawn.tobytes())
             del drawn[:]
             reports.send(Report(count, tuple(highest), longest, calls, **more))
@@ -74,7 +74,7 @@ def _draw(
                 calls += 1
                 longest = max(longest, now - began)
                 if now - reported >= _SECONDS_BETWEEN_REPORTS:
-                    if count >= wanted and stop.is_set():
+                    if count >= minimum and stop.is_set():
                         break
                     report()
                     reported = now
@@ -85,7 +85,7 @@ def _draw(
 
 @dataclass(eq=False)
 class Member:
-    """One process of a crowd, as seen from outside."""
+    """The handle of one process of a workload."""
 
     process: Any
     reports: Any
@@ -93,37 +93,36 @@ class Member:
     last: Report = field(default_factory=Report)
 
 
-class Crowd:
+class Workload:
     """Processes that draw ids of one sequence at the same time, each into a file of its own.
 
-    :param wanted: how many ids each of them draws at least; they go on until
-        :meth:`finish`.
+    :param minimum: number of ids that each process draws at least; they go on until :meth:`finish`.
     """
 
     def __init__(
-        self, project: Project, sequence: str, folder: Path, processes: int, wanted: int
+        self, project: Project, sequence: str, folder: Path, processes: int, minimum: int
     ) -> None:
         self._project, self._sequence, self._folder = project, sequence, folder
-        self._wanted = wanted
+        self._minimum = minimum
         self._stop = CONTEXT.Event()
         self._changed = threading.Condition()
-        #: Also those that were killed.
-        self.everyone: list[Member] = []
+        #: Includes those that were killed.
+        self.all_members: list[Member] = []
         self.members = [self._start() for _ in range(processes)]
 
     def _start(self) -> Member:
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        path = self._folder / f"{self._sequence}-{len(self.everyone)}.ids"
+        path = self._folder / f"{self._sequence}-{len(self.all_members)}.ids"
         process = CONTEXT.Process(
             target=_draw,
-            args=(self._project, self._sequence, path, self._wanted, self._stop, theirs),
+            args=(self._project, self._sequence, path, self._minimum, self._stop, theirs),
             daemon=True,
         )
         process.start()
         theirs.close()
         member = Member(process, ours, path)
-        self.everyone.append(member)
-        # Reads all the time, so that nobody has to wait to report.
+        self.all_members.append(member)
+        # This thread always reads, so that no process has to wait to report.
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
         return member
 
@@ -139,7 +138,7 @@ class Crowd:
                 self._changed.notify_all()
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Return when ``condition`` of the last reports holds; fail at once with a process."""
+        """Return when ``condition`` holds for the last reports. Fail at once if a process fails."""
 
         def met() -> bool:
             self._check()
@@ -162,26 +161,26 @@ class Crowd:
             assert not member.last.ended or self._stop.is_set(), f"{member.path.name} has ended"
 
     def replace_one(self, number: int) -> None:
-        """SIGKILL a process in the middle of whatever it does and start another."""
+        """Send SIGKILL to a process in the middle of its work and start another."""
         self.members[number].process.kill()
         self.members[number] = self._start()
 
-    def finish(self) -> Drawn:
-        """What all have drawn when each has as many as it wants."""
+    def finish(self) -> DrawnIds:
+        """Stop when each process has its minimum, and return the ids of all."""
         self._stop.set()
         self.wait_for("the end", lambda: all(member.last.ended for member in self.members))
-        for member in self.everyone:
+        for member in self.all_members:
             member.process.join(PATIENCE)
-        return Drawn(
-            {member.path.stem: _read(member.path) for member in self.everyone},
+        return DrawnIds(
+            {member.path.stem: _read(member.path) for member in self.all_members},
             {member.path.stem: member.last for member in self.members},
         )
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> Workload:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for member in self.everyone:
+        for member in self.all_members:
             member.process.kill()
             member.process.join(PATIENCE)
 
@@ -193,11 +192,11 @@ def _read(path: Path) -> array[int]:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The ids of a crowd."""
+class DrawnIds:
+    """The ids of a workload."""
 
     ids: dict[str, array[int]]
-    #: Of those that were not killed.
+    #: Without those of killed processes.
     reports: dict[str, Report]
 
     @property
@@ -206,15 +205,15 @@ class Drawn:
 
     @property
     def longest(self) -> float:
-        """Of all calls, in seconds."""
+        """Seconds of the longest call."""
         return max(report.longest for report in self.reports.values())
 
     def highest(self, place: int) -> int:
-        """Of all ids of one server."""
+        """Return the highest id of one server."""
         return max(report.highest[place] for report in self.reports.values())
 
     def duplicates(self) -> list[int]:
-        """Ids that were handed out more than once, to whomever; empty when all is well."""
+        """Return the ids that were handed out more than once, to whichever process."""
         seen = array("q")
         for ids in self.ids.values():
             seen.extend(ids)

@@ -1,4 +1,4 @@
-"""A site with a topology source, its processes and its operator."""
+"""A site with a topology source, its processes and the commands of its operator."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T | bool | None], what: str, patience: float = PATIENCE) -> T:
-    """The first answer that is not false. Asks a process or a server: there is no event."""
+    """Poll ``look`` until it returns something true, and return that. There is no event."""
     end = time.monotonic() + patience
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < end, f"{what} did not happen within {patience:g} s"
         time.sleep(0.01)
-    return found  # type: ignore[return-value]  # not false
+    return result  # type: ignore[return-value]  # not false
 
 
 def document(
     version: int, primary: str = "one", *, shards: int = SHARDS, **groups: Any
 ) -> dict[str, Any]:
-    """A document with all shards of ``photos`` on ``primary``."""
+    """Return a document with all shards of ``photos`` on ``primary``."""
     photos = {"RANGES": [{"range": [0, shards - 1], "primary": primary}]}
     return {"format": 1, "version": version, "nodes": {}, "groups": {"photos": photos, **groups}}
 
@@ -45,7 +45,7 @@ def nested(depth: int) -> Any:
 
 
 def untakeable(version: int) -> dict[str, str]:
-    """Documents as text, each by what is said of it."""
+    """Return documents as text that cannot be used, each under a part of its error message."""
 
     def text(**changes: Any) -> str:
         return json.dumps({**document(version), **changes})
@@ -75,7 +75,7 @@ def untakeable(version: int) -> dict[str, str]:
     }
 
 
-#: For the code of a site: what is under way when it begins to use a document fails.
+#: Code for a process: using a new document fails in the middle.
 BREAK = """
 from django.conf import settings
 def fail(): raise ZeroDivisionError("a mistake of ours")
@@ -96,7 +96,7 @@ class Done:
 
 
 @dataclass
-class Scene:
+class Site:
     """A group ``photos`` of four shards by modulo, and the nodes ``one`` and ``two``."""
 
     folder: Path
@@ -111,14 +111,14 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        return self.folder / "scene.json"
+        return self.folder / "site.json"
 
     @property
     def last_good(self) -> Path:
         return self.folder / "last_good" / "topology.json"
 
     def save(self) -> None:
-        """Let processes that start from now on have the settings as they are."""
+        """Write the settings for processes that start from now on."""
         setting = {
             "NODES": self.nodes,
             "GROUPS": {"photos": {"STRATEGY": self.strategy, **self.group}},
@@ -148,7 +148,7 @@ class Scene:
         )  # fmt: skip
 
     def topology(self, *arguments: str, code: int = 0) -> Done:
-        """``manage.py topology …``, which must end with the status ``code``."""
+        """Run ``manage.py topology …``, which must exit with the status ``code``."""
         process = self.start("topology", *arguments)
         out, err = process.communicate(timeout=PATIENCE * 2)
         assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
@@ -163,58 +163,58 @@ class Scene:
     def push(self, content: dict[str, Any], *arguments: str, code: int = 0) -> Done:
         return self.topology("push", self.write(content), *arguments, code=code)
 
-    def told_version(self, pid: int) -> int | None:
-        """The version that a process has told the source; None while it is not connected."""
-        told = self.topology("show", "--json").json["processes"]
-        return next((one["version"] for one in told if one["pid"] == pid), None)
+    def reported_version(self, pid: int) -> int | None:
+        """Return the version that a process has reported; None while it is not connected."""
+        processes = self.topology("show", "--json").json["processes"]
+        return next((process["version"] for process in processes if process["pid"] == pid), None)
 
     @contextlib.contextmanager
-    def sites(self, count: int = 1) -> Iterator[list[Site]]:
-        """Processes of the site, ready; ended with the block."""
+    def processes(self, count: int = 1) -> Iterator[list[SiteProcess]]:
+        """Start processes of the site and yield them when ready; they end with the block."""
         with contextlib.ExitStack() as stack:
             started = []
             for number in range(count):
-                started.append(Site(self, f"{number}"))
+                started.append(SiteProcess(self, f"{number}"))
                 stack.callback(started[-1].close)
-            for site in started:
-                site.ask("1")
+            for process in started:
+                process.ask("1")
             yield started
 
     @contextlib.contextmanager
-    def site(self) -> Iterator[Site]:
-        with self.sites() as (site,):
-            yield site
+    def process(self) -> Iterator[SiteProcess]:
+        with self.processes() as (process,):
+            yield process
 
 
-class Site:
-    """A process of the site. It does what it is told, and logs."""
+class SiteProcess:
+    """A process of the site. It runs code that a test sends, and logs."""
 
-    def __init__(self, scene: Scene, name: str) -> None:
-        self.log_file = scene.folder / f"site-{name}-{time.monotonic_ns()}.log"
-        self._log = open(self.log_file, "w")  # noqa: SIM115  # for the life of the process
-        self.process = scene.start("serve", stderr=self._log)
+    def __init__(self, site: Site, name: str) -> None:
+        self.log_file = site.folder / f"process-{name}-{time.monotonic_ns()}.log"
+        self._log = open(self.log_file, "w")  # noqa: SIM115  # open as long as the process
+        self.popen = site.start("serve", stderr=self._log)
 
     @property
     def log(self) -> str:
         return self.log_file.read_text()
 
     def run(self, code: str) -> Any:
-        """Run ``code``; what it puts into ``answer``."""
+        """Run ``code`` and return the value that it puts into ``answer``."""
         self.send(code)
         return self.receive()
 
     def send(self, code: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(code) + "\n")
-        self.process.stdin.flush()
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(code) + "\n")
+        self.popen.stdin.flush()
 
     def receive(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
         assert line, f"the process ended:\n{self.log}"
-        told = json.loads(line)
-        assert "error" not in told, f"{told['error']}\n{self.log}"
-        return told["answer"]
+        answer = json.loads(line)
+        assert "error" not in answer, f"{answer['error']}\n{self.log}"
+        return answer["answer"]
 
     def ask(self, expression: str) -> Any:
         return self.run(f"answer = {expression}")
@@ -226,12 +226,12 @@ class Site:
         wait_for(lambda: text in self.log, f"{text!r} in the log")
 
     def end(self) -> None:
-        """Let it end by itself."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(PATIENCE)
+        """Let the process end by itself."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.popen.wait(PATIENCE)
 
     def close(self) -> None:
-        self.process.kill()
-        with self.process:
+        self.popen.kill()
+        with self.popen:
             self._log.close()

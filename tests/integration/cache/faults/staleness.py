@@ -1,24 +1,25 @@
-"""Who knows what may be read: the judge of staleness.
+"""The checker of staleness: it knows which answers a read may give.
 
-*Stale* is an answer that is older than what the database showed before the read began.
+An answer is *stale* if it is older than the state of the database before the read began.
 
-Every transaction on rows of an owner takes the lock of the lanes that it touches (a
-row of the table ``truth`` for each), changes rows, raises the lane's *epoch*, and writes
-down the state of the whole lane as the table of rows then shows it: into ``truth``, where
-the last state stands, and into ``history``, where all of them stand. It is one transaction
-with the change itself, so whatever the database shows of a lane is a state of its history,
-in the order of epochs, and a transaction that was rolled back or killed leaves none.
+A lane is a set of rows of one owner that are written one transaction after the other. Every
+transaction takes the lock of the lanes that it touches (a row of the table ``truth`` for each),
+changes rows, raises the lane's *epoch*, and records the state of the whole lane: in ``truth``,
+which holds the last state, and in ``history``, which holds all states. It does so in the
+transaction of the change itself. So every state of a lane that the database shows is in its
+history, in the order of epochs, and a transaction that was rolled back or killed leaves none.
 
 (In the lane for writes of one row in autocommit, triggers do the same.)
 
-A reader asks ``truth`` by plain SQL, on a connection that the library knows nothing of. It
-then asks its question through the cache. The answer has to be what *one* state of each lane
-gives, and this state has to be the one of before or a later one: if it is not the one of
-before, the reader asks ``truth`` again, and takes the states up to there from ``history``.
-So a list that lacks a new row or has a row that was deleted, moved or hidden is found, and
-a list whose rows are of several states of a lane as well. Concurrent changes are never
-taken for staleness; and what belongs together across lanes is not examined, for that would
-need the lock of all of them.
+A reader first reads ``truth`` by plain SQL, on a connection unknown to the library. It then asks
+its question through the cache. The answer must follow from *one* state of each lane, and this
+state must be the state in ``truth`` or a later one. If it is a later one, the reader reads
+``truth`` again, and takes the states in between from ``history``.
+
+So the checker finds a list that lacks a new row, a list with a row that was deleted, moved or
+hidden, and a list whose rows are from several states of a lane. It never takes a concurrent
+change for staleness. It does not check consistency across lanes, as that would need the locks of
+all of them.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.integration.cache.faults.process_setup import ALBUMS, ALL_LANES, ITEMS, schema_of
 from tests.services.mariadb import Address
 
-#: Identity, album, whether it is shown, stamp.
+#: Id, album, whether it is shown, stamp.
 Line = tuple[int, int, bool, int]
 State = tuple[Line, ...]
 ALL_KINDS = ("get", "list", "lane", "album", "shelf", "count", "exists")
 _SLICE = 4
-_MEMORY = 40  # epochs
+_MEMORY = 40  # number of older epochs to look at
 
 
-def written(lines: Iterable[Line]) -> str:
-    """A state as text."""
+def state_text(lines: Iterable[Line]) -> str:
+    """Return a state as text."""
     return json.dumps([list(line) for line in lines])
 
 
@@ -60,11 +61,11 @@ class Question:
     ====== ===================================================
     get    one row by its primary key, which may not exist
     list   all rows that are shown
-    lane   the first ones of those in a lane
+    lane   the first shown rows of a lane
     album  all rows of an album
-    shelf  those of an album in a lane that are shown
-    count  how many ``lane`` would give if it were not cut off
-    exists whether ``shelf`` has any
+    shelf  the shown rows of an album in a lane
+    count  number of rows that ``lane`` would give without its limit
+    exists whether ``shelf`` has any row
     ====== ===================================================
     """
 
@@ -79,7 +80,10 @@ class Question:
         return ALL_LANES if self.kind in ("list", "album") else (self.lane,)
 
     def ask(self, rows: Any) -> Any:
-        """The answer that the library gives. :param rows: a queryset of the owner's rows."""
+        """Return the library's answer.
+
+        :param rows: a queryset of the owner's rows.
+        """
         match self.kind:
             case "get":
                 try:
@@ -103,8 +107,8 @@ class Question:
     def _shelf(self, rows: Any) -> Any:
         return rows.filter(album_id=self.album, lane=self.lane, shown=True)
 
-    def right(self, lane: State) -> Any:
-        """The answer as far as a lane in this state gives it."""
+    def expected(self, lane: State) -> Any:
+        """Return the lane's part of the answer, if the lane is in this state."""
         match self.kind:
             case "get":
                 return tuple(line for line in lane if line[0] == self.item)
@@ -122,35 +126,35 @@ class Question:
 
 def any_question(dice: random.Random, owner: int) -> Question:
     lane = dice.choice(ALL_LANES)
-    # Half of the reads of a site are of one row.
+    # About half of the reads of a site are of one row.
     kind = "get" if dice.random() < 0.4 else dice.choice(ALL_KINDS)
     return Question(kind, owner, lane, dice.choice(ALBUMS), dice.choice(ITEMS[owner, lane]))
 
 
-class Judge:
-    """Reads the truth, and compares. Belongs to one process."""
+class StalenessChecker:
+    """Reads the truth and compares answers with it. Belongs to one process."""
 
     def __init__(self, address: Address) -> None:
         import MySQLdb
 
         self._connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)
         self._cursor = self._connection.cursor()
-        #: Answers that were right only because something changed while they were read.
+        #: Number of answers that were right only because of a concurrent change.
         self.changed = 0
 
     def truth(self, owner: int) -> dict[int, tuple[int, str]]:
-        """Epoch and state of each lane, as the database shows them now."""
+        """Return the epoch and the state of each lane as the database has them now."""
         self._cursor.execute(
             f"SELECT lane, epoch, state FROM {schema_of(owner)}.truth WHERE owner = {owner}"
         )
         return {lane: (epoch, text) for lane, epoch, text in self._cursor.fetchall()}
 
-    def verdict(
+    def problem(
         self, question: Question, answer: Any, before: dict[int, tuple[int, str]]
     ) -> str | None:
-        """What is wrong with an answer; None if nothing is.
+        """Return what is wrong with an answer, or None.
 
-        :param before: the truth from before the question was asked.
+        :param before: the truth before the question was asked.
         """
         parts: dict[int, Any] = {question.lane: answer}
         if isinstance(answer, tuple):
@@ -165,18 +169,20 @@ class Judge:
                     return f"{question}: a row of nobody: {row.__dict__!r}"
                 parts[row.lane] += ((row.item_id, row.album_id, row.shown, row.stamp),)
         differ = [
-            lane for lane in question.lanes if parts[lane] != question.right(state(before[lane][1]))
+            lane
+            for lane in question.lanes
+            if parts[lane] != question.expected(state(before[lane][1]))
         ]
         if not differ:
             return None
         after = self.truth(question.owner)
         for lane in differ:
             allowed = range(before[lane][0], after[lane][0] + 1)
-            # Some that are too old, to tell how old the answer is.
+            # Includes some states that are too old, to report how old the answer is.
             known = self._history(question.owner, lane, since=allowed.start - _MEMORY)
-            if not any(parts[lane] == question.right(state(known[epoch])) for epoch in allowed):
+            if not any(parts[lane] == question.expected(state(known[epoch])) for epoch in allowed):
                 fits = [
-                    e for e, text in known.items() if parts[lane] == question.right(state(text))
+                    e for e, text in known.items() if parts[lane] == question.expected(state(text))
                 ]
                 return (
                     f"{question}: {parts[lane]!r} in lane {lane} is none of epochs"

@@ -1,4 +1,4 @@
-"""The site looked at over HTTP, as a browser would: ``manage.py demo --check``."""
+"""Visits the site over HTTP as a browser would, for ``manage.py demo --check``."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from django.core.servers.basehttp import (
 from django.urls import reverse
 from django.utils.html import escape
 
+from testproject.photos.installation import ADMIN
 from testproject.photos.models import PhotoOwner, WrittenComment
 from testproject.photos.pictures import WIDTHS
-from testproject.photos.preparing import ADMIN
 
 TIMEOUT = 30  # seconds
 
 
 class CheckFailed(Exception):
-    """A page is not what it should be."""
+    """A page is not as expected."""
 
 
 @contextmanager
 def serving(host: str, port: int) -> Iterator[str]:
-    """Django's own server in a thread; yields its address. Port 0 is a free one."""
+    """Run Django's own server in a thread and yield its address. Port 0 picks a free port."""
 
     class Handler(WSGIRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            pass  # What was asked is printed by the check.
+            pass  # the check prints the requests itself
 
     server = ThreadedWSGIServer((host, port), Handler, ipv6=":" in host)
     server.set_app(StaticFilesHandler(get_internal_wsgi_application()))
@@ -63,7 +63,7 @@ class Browser:
         self._opener = build_opener(HTTPCookieProcessor(self.cookies), _StayHere())
 
     def open(self, path: str, form: dict[str, str] | None = None) -> tuple[int, str, Message]:
-        """Status, text (bytes that are none become ``\ufffd``) and headers of the answer."""
+        """Return status, text and headers; ``\ufffd`` replaces bytes that are no text."""
         request = Request(self.address + path)
         if form is not None:
             token = next((c.value for c in self.cookies if c.name == "csrftoken"), None)
@@ -82,7 +82,7 @@ class _StayHere(HTTPRedirectHandler):
 
 
 def browse(address: str, password: str) -> Iterator[str]:
-    """Fetch every kind of page, log in; tells what was fetched.
+    """Fetch every kind of page and log in; yield a line for each page.
 
     :raises CheckFailed: an answer is not the expected one.
     """
@@ -134,12 +134,12 @@ def browse(address: str, password: str) -> Iterator[str]:
 def _expect(
     browser: Browser, path: str, status: int, text: str, form: dict[str, str] | None = None
 ) -> str:
-    found, body, headers = browser.open(path, form)
+    actual_status, body, headers = browser.open(path, form)
     where = headers.get("Location", "")
     method = "GET" if form is None else "POST"
-    if found != status or text not in (where if 300 <= status < 400 else body):
+    if actual_status != status or text not in (where if 300 <= status < 400 else body):
         raise CheckFailed(
-            f"{method} {path}: expected {status} with {text!r}, got {found}"
+            f"{method} {path}: expected {status} with {text!r}, got {actual_status}"
             f"{f' to {where}' if where else ''}:\n{body[:500]}"
         )
-    return f"{method} {path}: {found}{f' to {where}' if where else ''}"
+    return f"{method} {path}: {actual_status}{f' to {where}' if where else ''}"

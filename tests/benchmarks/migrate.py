@@ -1,7 +1,8 @@
-"""``migrate_shards`` against a loop of ``migrate --database``, over the 28 migrations of ``tests.fleet``.
+"""``migrate_shards`` against a loop of ``migrate --database``, over the 28 migrations of
+``tests.fleet``.
 
-The project is a process of its own, started by :func:`migrations`: its group has thousands of
-shards. It reads an order in JSON per line from its standard input, and answers with JSON.
+:func:`migrations` starts a process with the project; its group has thousands of shards. The
+process reads one order in JSON per line of its standard input, and answers with JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.benchmarks.timing import Rounds, summary
 from tests.services.mariadb import Address
 
 NEW, CHANGED, ALL = 256, 512, 4096
-# What the loop needs minutes for is timed on so many shards of its own.
+# The loop would need minutes for all shards, so it is timed on this many.
 SAMPLE = 8
 FEW = 64
 BEFORE, ADD_FIELD = "0022_no_temporary", "0023_photo_checked"
@@ -30,7 +31,7 @@ GROUP = "fleet"
 
 
 def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """New shards, current shards, one AddField; then how much a survey of many takes."""
+    """Time new shards, current shards and one AddField, then a survey of many shards."""
     new, changed, everything = (rounds.of(number) for number in (NEW, CHANGED, ALL))
     ours = range(changed)
     loop = range(changed, changed + max(2, rounds.of(SAMPLE)))
@@ -78,11 +79,11 @@ def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 def _nothing_to_do(site: Site, everything: int, shards: range, turns: Rounds) -> Line:
-    found = []
+    samples = []
     for _ in range(turns.count):
         with _Project(site, everything) as fresh:
-            found.append(fresh.ask("nothing", shards))
-    first, again, grown = (median(column) for column in zip(*found, strict=True))
+            samples.append(fresh.ask("nothing", shards))
+    first, again, grown = (median(column) for column in zip(*samples, strict=True))
     return Line(
         f"{len(shards)} shards with nothing to do, in a new process",
         "",
@@ -117,7 +118,7 @@ class _Project:
         before: Callable[[], None] = lambda: None,
         target: str = "",
     ) -> Any:
-        """Seconds per shard of both, in turns."""
+        """Seconds per shard of both, measured in turns."""
         pairs = []
         for number in range(rounds.count):
             before()
@@ -161,7 +162,7 @@ def configure(address: Address, prefix: str, shards: int) -> None:
             }
         ),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
-        # Those of a project that startproject has made, and what is measured.
+        # The apps of a new startproject project, and the app that is migrated.
         INSTALLED_APPS=[
             "django.contrib.admin",
             "django.contrib.auth",
@@ -187,7 +188,7 @@ def configure(address: Address, prefix: str, shards: int) -> None:
 
 
 class _Orders:
-    """What the parent may ask for."""
+    """The orders of the parent; each is a method."""
 
     def __init__(self) -> None:
         from django.core.management import call_command
@@ -216,7 +217,7 @@ class _Orders:
         self._call("migrate", *target, database=alias, verbosity=0, interactive=False)
 
     def create(self, shards: range, target: list[str]) -> None:
-        """Empty schemas, whatever was there."""
+        """Create empty schemas and drop existing ones."""
         with self._server() as cursor:
             for schema in self._schemas(shards):
                 cursor.execute(f"DROP DATABASE IF EXISTS `{schema}`")
@@ -228,8 +229,10 @@ class _Orders:
                 cursor.execute(f"DROP DATABASE IF EXISTS `{schema}`")
 
     def fill(self, shards: range, target: list[str]) -> None:
-        """Schemas with the ``django_migrations`` of the first shard, and nothing else: no survey
-        looks at anything else."""
+        """Create schemas that hold only the ``django_migrations`` of the first shard; a survey
+        reads
+        nothing else.
+        """
         records = f"`{self._group.schema_name(0)}`.django_migrations"
         with self._server() as cursor:
             for schema in self._schemas(shards):
@@ -250,7 +253,7 @@ class _Orders:
         return time.perf_counter() - began
 
     def nothing(self, shards: range, target: list[str]) -> tuple[float, float, float]:
-        """Seconds of the first call, and of one more; MB that the process grew by."""
+        """Seconds of the first call and of a second one; growth of the process in MB."""
         status = Path("/proc/self/status").read_text()
         before = next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
         first = self.ours(shards, target)

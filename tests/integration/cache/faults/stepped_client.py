@@ -1,4 +1,4 @@
-"""A process that does one thing when it is told to, and stops at the points it is told."""
+"""A process that runs one order at a time, and stops at the points that the order names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
-from tests.integration.cache.faults.judge import Judge, Question
-from tests.integration.cache.faults.world import CONTEXT, OWNERS, World
+from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
+from tests.integration.cache.faults.staleness import Question, StalenessChecker
 from tests.patience import PATIENCE
 
 
-class Part:
-    """Stops at the points of the last order until it is told to go on."""
+class Stopper:
+    """Stops at the points of the last order until the test lets the process go on."""
 
     def __init__(self, orders: Any) -> None:
         self._orders = orders
         self.stops: list[str] = []
 
     def __call__(self, point: str) -> None:
-        # Each of them once, in their order.
+        # Each point once, in the order of the list.
         if self.stops and point == self.stops[0]:
             self.stops.pop(0)
             self._orders.send(("at", point))
@@ -33,7 +33,7 @@ class Part:
 
 
 def _send_commit() -> None:
-    """Have COMMIT sent as by a process that dies before it has the answer."""
+    """Send COMMIT and die before the answer."""
     from sharded_orm.backends.mysql.session import NodeSession
 
     def run(session: Any, *statements: bytes) -> None:
@@ -43,47 +43,47 @@ def _send_commit() -> None:
     NodeSession.run = run  # type: ignore[method-assign]
 
 
-def act(world: World, orders: Any) -> None:
-    """The life of an actor."""
+def run_client(setup: ProcessSetup, orders: Any) -> None:
+    """Run orders until the test ends; runs in the client's process."""
     try:
-        world.begin(writes=True)
-        _act(world, orders)
+        setup.begin(writes=True)
+        _obey(setup, orders)
     except (EOFError, BrokenPipeError, ConnectionError):
-        return  # nobody tells anything any more
-    except Exception:  # whatever it is, the test is told
+        return  # nobody gives orders any more
+    except Exception:  # the test must get any error
         orders.send(("failure", traceback.format_exc()))
 
 
-def _act(world: World, orders: Any) -> None:
+def _obey(setup: ProcessSetup, orders: Any) -> None:
     from tests.integration.cache.faults.rows import ALIASES, Owner, transact
     from tests.integration.cache.faults.writers import outcome
 
-    part = Part(orders)
-    failpoints.set_handler(part)
+    stopper = Stopper(orders)
+    failpoints.set_handler(stopper)
     failpoints.watch_queries(ALIASES)
-    judge = Judge(world.mariadb)
+    checker = StalenessChecker(setup.mariadb)
     owners = [Owner(number) for number in OWNERS]
     dice = random.Random(os.getpid())
     orders.send(("ready", None))
     while True:
         kind, what, stops = orders.recv()
-        part.stops = []
+        stopper.stops = []
         if kind == "write":
             number, lane, name, keep = what
             owner = owners[number]
-            work = _work(orders, part, owner, lane, name, dice, stops)
+            work = _work(orders, stopper, owner, lane, name, dice, stops)
             write = functools.partial(transact, (owner,), (lane,), work, keep=keep)
             orders.send(("done", outcome(write)))
         else:
-            before = judge.truth(what.owner)
-            part.stops = list(stops)
+            before = checker.truth(what.owner)
+            stopper.stops = list(stops)
             answer = what.ask(owners[what.owner].rows())
-            part.stops = []
-            orders.send(("done", judge.verdict(what, answer, before)))
+            stopper.stops = []
+            orders.send(("done", checker.problem(what, answer, before)))
 
 
 def _work(
-    orders: Any, part: Part, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
+    orders: Any, stopper: Stopper, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
 ) -> Callable[[], None]:
     from django.db import connections
 
@@ -93,63 +93,63 @@ def _work(
             ((session,),) = cursor.fetchall()
         orders.send(("session", session))
         getattr(owner, name)(lane, dice)
-        part.stops = list(stops)
+        stopper.stops = list(stops)
 
     return work
 
 
-class Actor:
-    """One such process, as seen from outside."""
+class SteppedClient:
+    """The test's handle of such a process."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self._orders, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=act, args=(world, theirs), daemon=True)
+        self.process = CONTEXT.Process(target=run_client, args=(setup, theirs), daemon=True)
         self.process.start()
         theirs.close()
         self._ready = False
         self.session = 0
-        #: How what it was last told to do has ended; None while it goes on.
+        #: The result of the last order; None while it is running.
         self.result: Any = None
 
     def write(self, owner: int, lane: int, work: str, *stops: str, keep: bool = True) -> bool:
-        """Begin a transaction; whether it has come to the first of ``stops``, or to its end."""
+        """Begin a transaction. Return whether it reaches the first of ``stops``, not its end."""
         self._order("write", (owner, lane, work, keep), stops)
         self.session = self._answer("session")
         return self.reaches()
 
     def read(self, question: Question, *stops: str) -> bool:
-        """Begin a cached read; whether it has come to the first of ``stops``, or to its end."""
+        """Begin a cached read. Return whether it reaches the first of ``stops``, not its end."""
         self._order("read", question, stops)
         return self.reaches()
 
     def go_on(self) -> bool:
-        """Go on from a point; whether it has come to the next one, or to its end."""
+        """Go on from a point. Return whether it reaches the next point, not its end."""
         self._orders.send("go on")
         return self.reaches()
 
     def finish(self) -> Any:
-        """Go on to the end; how it ended."""
+        """Go on to the end and return the result."""
         while self.go_on():
             pass
         return self.result
 
     def commit_and_die(self) -> None:
-        """Go on from before COMMIT, and be killed as soon as that is sent."""
+        """Go on from before COMMIT; the process is killed as soon as COMMIT is sent."""
         self._orders.send("commit without waiting")
         self.process.join(PATIENCE)
         assert not self.lives
 
     def kill(self) -> None:
-        """SIGKILL, wherever it stands."""
+        """Send SIGKILL, wherever the process is."""
         self.process.kill()
         self.process.join(PATIENCE)
 
     def release(self) -> None:
-        """Let it go on, and do not wait for it here."""
+        """Let the process go on without waiting for it."""
         self._orders.send("go on")
 
     def reaches(self) -> bool:
-        """Whether it comes to a point, and not to its end."""
+        """Wait, and return whether the process reaches a point, not its end."""
         kind, what = self._receive()
         if kind == "done":
             self.result = what
@@ -172,7 +172,7 @@ class Actor:
         return what
 
     def _receive(self) -> Any:
-        assert self._orders.poll(PATIENCE), "an actor does not answer"
+        assert self._orders.poll(PATIENCE), "a client does not answer"
         kind, what = self._orders.recv()
         assert kind != "failure", what
         return kind, what

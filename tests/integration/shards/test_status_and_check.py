@@ -1,4 +1,4 @@
-"""``shards status`` and ``shards check``: what they find, what they say to do, what they cost."""
+"""``shards status`` and ``shards check``: their findings, their advice, and their cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.integration.shards.conftest import GROUPS, WIDTH, Fleet, MariaDBFleet
 from tests.services.mariadb import MariaDBServer
 
-CARRIED = 46  # where an id of "pins" carries its shard
+CARRIED = 46  # the bit from which an id of "pins" carries its shard
 
 
 def pin(shard: int, local: int = 1) -> int:
@@ -22,21 +22,21 @@ def pin(shard: int, local: int = 1) -> int:
 
 @pytest.fixture
 def healthy(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet; what the test did to it must be mended at its end."""
+    """The fleet; a test must repair its changes at the end."""
     yield fleet
     fleet.shards("check", "--all")
 
 
 def test_a_healthy_fleet(healthy: Fleet) -> None:
-    told = healthy.shards("status")
+    run = healthy.shards("status")
     for group, count in GROUPS.items():
         for node in ("one", "two"):
-            row = told.row(node, group)
+            row = run.row(node, group)
             assert row[2] == str(count // 2)
             assert row[-1] == "ok"
     checked = healthy.shards("check")
     assert checked.err == ""
-    assert max(map(len, [*told.out.splitlines(), *checked.out.splitlines()])) <= WIDTH
+    assert max(map(len, [*run.out.splitlines(), *checked.out.splitlines()])) <= WIDTH
 
 
 def test_sizes(healthy: Fleet) -> None:
@@ -55,8 +55,8 @@ def test_sizes(healthy: Fleet) -> None:
 
 
 def test_only_what_is_selected(healthy: Fleet) -> None:
-    told = healthy.json("status", "--group", "photos", "--shards", "2-5", "--each")
-    shown = [one["alias"] for node in told["nodes"] for g in node["groups"] for one in g["each"]]
+    status = healthy.json("status", "--group", "photos", "--shards", "2-5", "--each")
+    shown = [one["alias"] for node in status["nodes"] for g in node["groups"] for one in g["each"]]
     assert shown == [f"photos_{n:05d}" for n in (2, 3, 4, 5)]
     only = healthy.json("status", "--node", "two")["nodes"]
     assert [node["name"] for node in only] == ["two"]
@@ -67,13 +67,13 @@ def test_only_what_is_selected(healthy: Fleet) -> None:
 def test_missing_shards_are_created_by_the_remedy(healthy: Fleet) -> None:
     healthy.drop("photos", 1)
     healthy.drop("photos", 2)
-    told = healthy.shards("status")
-    assert told.row("one", "photos") == [
+    run = healthy.shards("status")
+    assert run.row("one", "photos") == [
         "one",
         "photos",
         "4",
         "2",
-        *told.row("one", "photos")[4:-1],
+        *run.row("one", "photos")[4:-1],
         "WRONG",
     ]
     failed = healthy.shards("check", code=1)
@@ -91,8 +91,8 @@ def test_missing_shards_are_created_by_the_remedy(healthy: Fleet) -> None:
 
 def test_a_shard_that_is_behind(healthy: Fleet) -> None:
     healthy.sql("events", 1, "DELETE FROM django_migrations WHERE name LIKE '0003_proxies%'")
-    told = healthy.json("status")
-    by_name = {node["name"]: node for node in told["nodes"]}
+    status = healthy.json("status")
+    by_name = {node["name"]: node for node in status["nodes"]}
     events = {g["group"]: g for g in by_name["two"]["groups"]}["events"]
     assert events["behind"] == ["events_00001"]
     failed = healthy.shards("check", code=1)
@@ -108,10 +108,10 @@ def test_a_schema_that_does_not_belong_there(healthy: Fleet) -> None:
     healthy.make("photos", 0, "two")  # its replica
     healthy.make("photos", 5, "one")
     healthy.make("photos", 99, "one")
-    told = healthy.json("status")
+    status = healthy.json("status")
     found = {
         (node["name"], group["group"]): group["unexpected"]
-        for node in told["nodes"]
+        for node in status["nodes"]
         for group in node["groups"]
         if group["unexpected"]
     }
@@ -140,7 +140,7 @@ def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
     healthy.sql("photos", 6, "ALTER TABLE photos_app_tag DROP COLUMN colour")
     healthy.sql("photos", 2, "CREATE INDEX photo_posted ON photos_app_photo (posted_at)")
     if healthy.vendor == "sqlite":
-        # Its text is what was typed, which is a difference of another kind.
+        # Only the spelling differs, which is a difference of another kind.
         (sql,) = healthy.sql(
             "photos", 3, "SELECT sql FROM sqlite_master WHERE name = 'photo_posted'"
         )
@@ -176,15 +176,15 @@ def test_misplaced_rows_of_each_strategy(healthy: Fleet) -> None:
     healthy.sql("photos", 5, photo.format(3, 7), photo.format(4, 7))
     healthy.sql("photos", 0, photo.format(5, 8))  # placed nowhere
     event = "INSERT INTO photos_app_event (account, number) VALUES ('{}', 1)"
-    # md5 of "a" is odd, that of "1.2.3.4" as well; see routing/modulo.py.
+    # The md5 sums of "a" and of "1.2.3.4" are odd; see routing/modulo.py.
     healthy.sql("events", 0, event.format("a"), event.format("1.2.3.4"))
     reading = "INSERT INTO photos_app_reading (sensor, value) VALUES ({}, 1)"
     healthy.sql("archive", 0, reading.format(5), reading.format(1005), reading.format(999_999))
     note = "INSERT INTO photos_app_pin (id, note) VALUES ({}, 'x')"
     healthy.sql("pins", 1, note.format(pin(1)), note.format(pin(3)), note.format(pin(9)))
     for how in (["--all"], ["--sample", "50"]):
-        told = healthy.json("check", *how, code=1)
-        found = {(one["shard"], one["model"]): one for one in told["misplaced"]}
+        report = healthy.json("check", *how, code=1)
+        found = {(one["shard"], one["model"]): one for one in report["misplaced"]}
         assert {where: (one["keys"], one["rows"]) for where, one in found.items()} == {
             ("photos_00005", "photos_app.Photo"): (1, 2),
             ("photos_00000", "photos_app.Photo"): (1, 1),
@@ -192,7 +192,7 @@ def test_misplaced_rows_of_each_strategy(healthy: Fleet) -> None:
             ("archive_00000", "photos_app.Reading"): (2, 2),
             ("pins_00001", "photos_app.Pin"): (2, 2),
         }
-        assert told["rows_looked_at"] == 13
+        assert report["rows_looked_at"] == 13
         (moved,) = found["photos_00005", "photos_app.Photo"]["examples"]
         assert moved == {
             "key": 7, "home": "photos_00003", "why": "the directory places 7 on shard 3"
@@ -221,7 +221,7 @@ def test_misplaced_rows_of_each_strategy(healthy: Fleet) -> None:
 
 def test_rows_of_colocated_models_are_held_to_their_shard_key(healthy: Fleet) -> None:
     healthy.sql("pins", 2, f"INSERT INTO photos_app_board (id, name) VALUES ({pin(2)}, 'x')")
-    # On the shard of its board; the id of the second says shard 0, by its board it is on 3.
+    # On the shard of its board. The id of the second says shard 0, its board says 3.
     healthy.sql("pins", 2,
         f"INSERT INTO photos_app_save (id, board_id, note) VALUES ({pin(2)}, {pin(2)}, 'x')",
     )  # fmt: skip
@@ -280,15 +280,16 @@ def test_a_damaged_file_is_one_shard_that_cannot_be_read(sqlite_fleet: Fleet) ->
 
 
 def test_a_sample_comes_from_anywhere(healthy: Fleet) -> None:
-    """Half of the rows are strays, at the end of the table: a sample that always began at the
-    first row would never find them."""
+    """Half of the rows are misplaced, at the end of the table: a sample that always began at the
+    first row would never find them.
+    """
     rows = (f"({n}, {1000 if n > 100 else 1}, 1)" for n in range(1, 201))
     healthy.sql("archive", 0,
         f"INSERT INTO photos_app_reading (id, sensor, value) VALUES {', '.join(rows)}",
     )  # fmt: skip
     assert healthy.json("check", "--sample", "200", code=1)["misplaced"][0]["rows"] == 100
     assert healthy.json("check", "--all", code=1)["misplaced"][0]["rows"] == 100
-    # One run misses them with a chance of a half.
+    # One run misses them with a probability of one half.
     for _ in range(40):
         run = healthy.python(
             "-m", "django", "shards", "check", "--sample", "1", "--group", "archive"
@@ -319,8 +320,8 @@ def test_a_node_without_shards_answers(sqlite_fleet: Fleet) -> None:
         name: {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": str(sqlite_fleet.folder / name)}
         for name in ("one", "two", "three")
     }
-    told = sqlite_fleet.shards("status", FLEET_NODES=json.dumps(nodes))
-    assert told.row("three") == ["three", "answers"]
+    run = sqlite_fleet.shards("status", FLEET_NODES=json.dumps(nodes))
+    assert run.row("three") == ["three", "answers"]
 
 
 # ##### Nodes that do not answer #####
@@ -331,9 +332,9 @@ def test_a_node_that_is_down_does_not_hide_the_other(
 ) -> None:
     own_mariadb.kill()
     try:
-        told = mysql_fleet.shards("status")
-        assert told.row("two", "photos")[-3:] == ["DOES", "NOT", "ANSWER"]
-        assert told.row("one", "photos")[-1] == "ok"
+        run = mysql_fleet.shards("status")
+        assert run.row("two", "photos")[-3:] == ["DOES", "NOT", "ANSWER"]
+        assert run.row("one", "photos")[-1] == "ok"
         failed = mysql_fleet.shards("check", code=1)
         assert "Node 'two' does not answer" in failed.err
         assert "4 of 'photos'" in failed.err
@@ -351,50 +352,50 @@ def test_a_node_that_is_silent_is_not_waited_for(mysql_fleet: MariaDBFleet) -> N
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nodes["two"]["PORT"] = silent.getsockname()[1]
         began = time.monotonic()
-        told = mysql_fleet.shards("status", "--timeout", "1", FLEET_NODES=json.dumps(nodes))
+        run = mysql_fleet.shards("status", "--timeout", "1", FLEET_NODES=json.dumps(nodes))
         took = time.monotonic() - began
-    assert "no answer within 1 seconds" in told.out
-    assert told.row("one", "photos")[-1] == "ok"
-    assert took < 10  # the driver itself would wait for ten
+    assert "no answer within 1 seconds" in run.out
+    assert run.row("one", "photos")[-1] == "ok"
+    assert took < 10  # the driver itself would wait for ten seconds
 
 
 # ##### Costs #####
 
 
 def test_packets_of_status(mysql_fleet: MariaDBFleet) -> None:
-    """A node is asked as often for all its shards as for one."""
-    asked = {}
+    """A node is queried as often for all its shards as for one."""
+    packets_by_count = {}
     for numbers in ("4-7", "4"):
         with mysql_fleet.packets("two") as packets:
             mysql_fleet.shards("status", "--group", "photos", "--shards", numbers)
-        asked[numbers] = len(packets)
-    assert asked["4-7"] == asked["4"] <= 11
+        packets_by_count[numbers] = len(packets)
+    assert packets_by_count["4-7"] == packets_by_count["4"] <= 11
     with mysql_fleet.packets("two") as packets:
         mysql_fleet.shards("status", "--group", "photos", "--shards", "4-7", "--no-sizes")
-    assert len(packets) == asked["4"] - 1
+    assert len(packets) == packets_by_count["4"] - 1
 
 
 def test_packets_of_check(mysql_fleet: MariaDBFleet) -> None:
     """Two more per shard for the schema, and one per model for the rows of all shards."""
-    asked: dict[tuple[str, ...], int] = {}
+    packets_by_shards: dict[tuple[str, ...], int] = {}
     for options in (("4", "0"), ("4-7", "0"), ("4", "10"), ("4-7", "10")):
         numbers, sample = options
         with mysql_fleet.packets("two") as packets:
             mysql_fleet.shards(
                 "check", "--group", "photos", "--shards", numbers, "--sample", sample
             )
-        asked[options] = len(packets)
+        packets_by_shards[options] = len(packets)
     models = 5
-    assert asked["4-7", "0"] - asked["4", "0"] == 2 * 3
-    assert asked["4", "10"] - asked["4", "0"] == models
-    assert asked["4-7", "10"] - asked["4-7", "0"] == models
+    assert packets_by_shards["4-7", "0"] - packets_by_shards["4", "0"] == 2 * 3
+    assert packets_by_shards["4", "10"] - packets_by_shards["4", "0"] == models
+    assert packets_by_shards["4-7", "10"] - packets_by_shards["4-7", "0"] == models
     with mysql_fleet.packets("two") as packets:
         mysql_fleet.shards("check", "--group", "photos", "--shards", "4-7", "--all")
-    assert len(packets) - asked["4-7", "0"] == models * 4
+    assert len(packets) - packets_by_shards["4-7", "0"] == models * 4
 
 
 def test_look_ups_in_the_directory_come_in_batches(sqlite_fleet: Fleet) -> None:
-    """1200 keys are three queries, and those that are given as examples one each."""
+    """1200 keys take three queries, and each key that is reported as an example takes one more."""
     rows = ", ".join(f"({n}, {n}, 'x')" for n in range(1200))
     sqlite_fleet.sql("photos", 5,
         f"INSERT INTO photos_app_photo (photo_id, user_id, title) VALUES {rows}",
@@ -438,6 +439,6 @@ def test_thousands_of_files_in_bounded_memory(tmp_path: Path) -> None:
     }
     fleet = Fleet(tmp_path, {"FLEET_CHANGES": json.dumps(changes)})
     fleet.shards("create", "--group", "photos")
-    told = fleet.json("status", "--group", "photos")
-    (node,) = told["nodes"]
+    status = fleet.json("status", "--group", "photos")
+    (node,) = status["nodes"]
     assert len(node["groups"][0]["behind"]) == 4096

@@ -1,8 +1,8 @@
-"""From a change of the topology to its use in the last of 20 processes, through ZooKeeper.
+"""Times a topology change until the last of 20 processes uses it, through ZooKeeper.
 
-The processes are started by :func:`topology_change`; beside the topology each watches a plain
-znode, which is what there is to compare with. All times are of the machine's monotonic clock,
-which its processes share.
+:func:`topology_change` starts the processes. Beside the topology, each of them watches a plain
+znode for comparison. All times come from the machine's monotonic clock, which the processes
+share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATH, _RAW = "/benchmarks", "/raw"
 
 
 def topology_change(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """``operations.topology.change`` as it is called, until ``runtime.topology()`` is the new one."""
+    """Time ``operations.topology.change`` until ``runtime.topology()`` is the new topology."""
     what = f"topology change until the last of {PROCESSES} processes uses it"
     with contextlib.ExitStack() as stack:
         try:
@@ -50,16 +50,18 @@ def topology_change(site: Site, rounds: Rounds) -> Iterator[Line]:
         operator.answer()
         followers = [process(f"follower {number}") for number in range(PROCESSES)]
         for follower in followers:
-            # What is there already comes first, of both.
+            # Both watches report their current content first.
             follower.answer()
             follower.answer()
-        found: dict[str, list[list[float]]] = {"change": [], "set": []}
+        seconds_by_order: dict[str, list[list[float]]] = {"change": [], "set": []}
         for number in range(2 * rounds.count):
             order = ("change", "set")[number % 2]
             operator.order(order)
             began = operator.answer()
-            found[order].append(sorted(follower.answer() - began for follower in followers))
-    ours, raw = (_Times(found[order]) for order in ("change", "set"))
+            seconds_by_order[order].append(
+                sorted(follower.answer() - began for follower in followers)
+            )
+    ours, raw = (_Times(seconds_by_order[order]) for order in ("change", "set"))
     yield Line(
         what,
         f"a plain znode and its watch: median {raw.last}, worst {raw.worst}",
@@ -69,7 +71,7 @@ def topology_change(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 class _Times:
-    """Of each change: seconds until each process had it, in their order. As text."""
+    """For each change: seconds until each process had it, sorted. Printable as text."""
 
     def __init__(self, changes: list[list[float]]) -> None:
         self.first = _text(median(one[0] for one in changes))
@@ -112,7 +114,7 @@ class _Process:
 
 
 class Noted(ZooKeeperSource):
-    """Tells when a document that has arrived is in use."""
+    """A ZooKeeper source that reports when a document is in use."""
 
     def start(self, on_change: OnChange) -> None:
         def noted(document: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reads of one shard: the same one again, and always another one."""
+"""Reads from one shard: always the same shard, and another shard each time."""
 
 from __future__ import annotations
 
@@ -16,49 +16,51 @@ CALLS = 60
 
 
 def get_staying(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """``get()`` on a session that stands on the shard already."""
+    """Time ``get()`` on a session that is already on the shard."""
     user, pk = site.photo(7)
     alias = site.stock("photos_00007")
     ours, stock = Photo.objects, Plain.objects
 
-    found = compare(
+    measured = compare(
         lambda: ours.get(user_id=user, pk=pk),
         lambda: stock.using(alias).get(pk=pk),
         rounds,
         number=CALLS,
     )
-    yield at_most(1.1, "get(user_id=, pk=), staying", "using(alias).get(pk=)", found)
-    found = compare(
+    yield at_most(1.1, "get(user_id=, pk=), staying", "using(alias).get(pk=)", measured)
+    measured = compare(
         lambda: ours.get(user_id=user, pk=pk),
         lambda: stock.using(alias).get(user_id=user, pk=pk),
         rounds,
         number=CALLS,
     )
-    yield at_most(1.1, "  the same", "stock with both conditions", found, goal=False)
-    found = compare(
+    yield at_most(1.1, "  the same", "stock with both conditions", measured, goal=False)
+    measured = compare(
         lambda: ours.using("photos_00007").get(pk=pk),
         lambda: stock.using(alias).get(pk=pk),
         rounds,
         number=CALLS,
     )
-    yield at_most(1.1, "  using(alias).get(pk=)", "the same: connections alone", found, goal=False)
+    yield at_most(
+        1.1, "  using(alias).get(pk=)", "the same: connections alone", measured, goal=False
+    )
     yield _by_directory(site, rounds)
 
 
 def _by_directory(site: Site, rounds: Rounds) -> Line:
     placed = Placed.objects.create(user_id=1, title="Photo number 1", posted_at=START, stars=1)
     pk, alias = placed.pk, site.stock(str(placed._state.db))
-    found = compare(
+    measured = compare(
         lambda: Placed.objects.get(user_id=1, pk=pk),
         lambda: Plain.objects.using(alias).get(pk=pk),
         rounds,
         number=CALLS,
     )
-    return at_most(1.1, "  by a warm directory", "using(alias).get(pk=)", found, goal=False)
+    return at_most(1.1, "  by a warm directory", "using(alias).get(pk=)", measured, goal=False)
 
 
 def get_alternating(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """``get()`` on another shard each time: ours with one connection, stock with one each."""
+    """Time ``get()`` on changing shards: ours with one connection, stock with one per shard."""
     photos = [site.photo(number) for number in range(site.shards)]
     stock = [(site.stock(f"photos_{n:05d}"), pk) for n, pk in photos]
     for alias, _ in stock:
@@ -76,23 +78,23 @@ def get_alternating(site: Site, rounds: Rounds) -> Iterator[Line]:
     for _ in photos:
         get_ours()
         get_stock()
-    found = compare(get_ours, get_stock, rounds, number=CALLS)
+    measured = compare(get_ours, get_stock, rounds, number=CALLS)
     yield at_most(
         1.3,
         f"get(user_id=, pk=), alternating over {site.shards} shards",
         f"stock with {site.shards} connections",
-        found,
+        measured,
     )
 
 
 def filter_page(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """A page of a user's rows."""
+    """Time a page of a user's rows."""
     user, _ = site.photo(7)
     alias = site.stock("photos_00007")
-    found = compare(
+    measured = compare(
         lambda: list(Photo.objects.filter(user_id=user)[:20]),
         lambda: list(Plain.objects.using(alias).filter(user_id=user)[:20]),
         rounds,
         number=CALLS,
     )
-    yield at_most(1.1, "filter(user_id=)[:20]", "using(alias).filter(user_id=)[:20]", found)
+    yield at_most(1.1, "filter(user_id=)[:20]", "using(alias).filter(user_id=)[:20]", measured)

@@ -1,4 +1,4 @@
-"""Writes that touch the shard of a user and the global database."""
+"""Writes to the shard of a user and to the global database."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def publish(
     new_album: str = "",
     tags: Iterable[str] = (),
 ) -> Photo:
-    """Store a photo of ``owner`` and enter it in the mapping of old addresses.
+    """Store a photo of ``owner`` and add it to the mapping of old addresses.
 
-    :param album: one of the owner's albums; or ``new_album``, the title of one that is
-        made if the owner has none of that name.
-    :param tags: as :func:`testproject.photos.tags.parse` gives them.
+    :param album: one of the owner's albums; or give ``new_album``, the title of an album that is
+        created if the owner has none of that name.
+    :param tags: return value of :func:`testproject.photos.tags.parse`.
 
     The two transactions are open at once and commit one after the other (Y5), the
-    photo last: what a crash in between can leave is a mapping to no photo, which reads
+    photo last: a crash in between can leave a mapping to a missing photo, which reads
     as "not found".
     """
     with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():

@@ -1,4 +1,4 @@
-"""What the processes of these tests are started with; imported by each of them.
+"""Settings and tables of the processes of these tests, which all import this module.
 
 Imports no model: a process configures Django first.
 """
@@ -16,8 +16,8 @@ from tests.patience import PATIENCE
 from tests.services.keeper import die_with_parent
 from tests.services.mariadb import Address
 
-# Forked from a process that has imported what they need, and has neither threads nor
-# connections.
+# Processes are forked from a server process that has imported the modules below, and has neither
+# threads nor connections.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -28,16 +28,16 @@ CONTEXT.set_forkserver_preload(
 
 GROUP, SHARDS = "chaos", 2
 GLOBAL_SCHEMA = "chaos_global"
-#: Owners of rows: 0 for the global ones, else a user, which is a shard key.
+#: Owners of rows: 0 owns the global rows, any other number is a user and a shard key.
 OWNERS = range(6)
-#: Each owner's rows are in lanes. Transactions of one lane happen one after the other,
-#: those of different lanes at the same time.
+#: The rows of an owner are in lanes. Transactions on one lane run one after the other, those on
+#: different lanes at the same time.
 LANES = (0, 1)
-#: A lane whose rows are written one at a time, without a transaction of the writer's own.
+#: A lane whose rows are written one at a time, in autocommit.
 SOLO = 2
 ALL_LANES = (*LANES, SOLO)
 ALBUMS = (1, 2)
-#: Rows of a lane.
+#: Numbers of the rows of a lane.
 SLOTS = range(6)
 ITEMS = {
     (owner, lane): tuple(owner * 100 + slot * len(ALL_LANES) + lane for slot in SLOTS)
@@ -51,14 +51,14 @@ def schema_of(owner: int) -> str:
 
 
 @dataclass(frozen=True)
-class World:
-    """What the settings of a process say.
+class ProcessSetup:
+    """The settings of a process.
 
-    :param mariadb: of readers and of the judge, who reads without the library.
-    :param writers: of writers, who have an account of their own.
+    :param mariadb: address for readers, and for the checker, which reads without the library.
+    :param writers: address for writers, which have an account of their own.
     :param caches: entries of ``CACHES``.
     :param cache: ``SHARDED_ORM["CACHE"]``.
-    :param ablation: name of what is missing from the protocol; see ``ablations``.
+    :param ablation: name of the part that is missing from the protocol; see ``ablations``.
     """
 
     mariadb: Address
@@ -68,12 +68,12 @@ class World:
     ablation: str | None = None
 
     def begin(self, *, writes: bool) -> None:
-        """The first thing a process does."""
+        """Prepare the process; called first."""
         die_with_parent()
         self._configure(self.writers if writes else self.mariadb)
         from tests.integration.cache.faults import ablations, failpoints
 
-        # The points are outside of what an ablation replaces.
+        # The points stay outside of the code that an ablation replaces.
         ablations.apply(self.ablation)
         failpoints.install()
 
@@ -114,7 +114,7 @@ class World:
             LOGGING_CONFIG=None,
             USE_TZ=True,
         )
-        # What goes wrong here is told by counters.
+        # Counters report what goes wrong in these processes.
         logging.getLogger("sharded_orm").addHandler(logging.NullHandler())
         logging.getLogger("sharded_orm").propagate = False
         django.setup()
@@ -128,8 +128,8 @@ CREATE TABLE history (
     owner BIGINT, lane INT, epoch BIGINT, state TEXT NOT NULL, PRIMARY KEY (owner, lane, epoch))
 """
 
-# Writes down what a writer does who knows nothing of it. The rows are read under lock, for
-# what another writer commits while this one waits would be missing from an earlier snapshot.
+# Records the writes of a writer that does not use transact(). It reads the rows under lock: an
+# earlier snapshot would lack the rows that another writer commits while this one waits.
 SOLO_TRIGGER = """
 CREATE TRIGGER solo_{event} AFTER {event} ON {table} FOR EACH ROW
 IF {row}.lane = {solo} THEN
@@ -144,9 +144,9 @@ END IF
 """
 
 
-def create_tables(world: World) -> None:
-    """Run in a process of its own: make all schemas, tables and the first rows."""
-    process = CONTEXT.Process(target=_create_tables, args=(world,), daemon=True)
+def create_tables(setup: ProcessSetup) -> None:
+    """Create all schemas, tables and the first rows, in a process of its own."""
+    process = CONTEXT.Process(target=_create_tables, args=(setup,), daemon=True)
     process.start()
     process.join(PATIENCE)
     exitcode = process.exitcode
@@ -154,12 +154,12 @@ def create_tables(world: World) -> None:
     assert exitcode == 0, "tables could not be created"
 
 
-def _create_tables(world: World) -> None:
-    world.begin(writes=False)
+def _create_tables(setup: ProcessSetup) -> None:
+    setup.begin(writes=False)
     from tests.integration.cache.faults.rows import Owner, transact
 
     for owner in map(Owner, OWNERS):
-        if owner.number <= SHARDS:  # the first one of its database
+        if owner.number <= SHARDS:  # the first owner of its database
             _create_schema(owner)
         dice = random.Random(owner.number)
         for lane in LANES:

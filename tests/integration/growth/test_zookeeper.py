@@ -1,4 +1,4 @@
-"""A group grows while a process does not follow."""
+"""A group grows while a process does not follow the topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.growing.scene import Scene
+from tests.integration.growth.site import Site
 from tests.patience import PATIENCE
 from tests.services import ServiceMissing
 from tests.services.zookeeper import ZooKeeperServer
@@ -28,26 +28,26 @@ def zookeeper() -> Iterator[ZooKeeperServer]:
 def test_a_range_is_opened_when_every_process_knows_it(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
-    scene = Scene(tmp_path)
-    scene.move_to_zookeeper(zookeeper)
+    site = Site(tmp_path)
+    site.move_to_zookeeper(zookeeper)
 
     def new_range() -> dict[str, Any]:
-        found: dict[str, Any] = scene.manage("topology", "pull").json
+        found: dict[str, Any] = site.manage("topology", "pull").json
         entry: dict[str, Any] = found["groups"]["photos"]["RANGES"][1]
         return entry
 
-    process = scene.start("scatter", str(scene.folder))
-    scene.wait_for_scatter(2)
+    process = site.start("scatter", str(site.folder))
+    site.wait_for_scatter(2)
     process.send_signal(signal.SIGSTOP)
     try:
-        told = scene.grow(code=1, PATIENCE="1").err
-        assert f"({process.pid})" in told
+        error = site.grow(code=1, PATIENCE="1").err
+        assert f"({process.pid})" in error
         assert new_range()["open"] is False
     finally:
         process.send_signal(signal.SIGCONT)
-    scene.wait_for_scatter(4)
-    scene.grow()
+    site.wait_for_scatter(4)
+    site.grow()
     assert new_range()["open"] is True
-    (scene.folder / "stop").touch()
+    (site.folder / "stop").touch()
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err

@@ -1,4 +1,4 @@
-"""A site on SQLite whose groups grow, and its operator."""
+"""A site on SQLite whose groups grow, and the commands of its operator."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.integration.promotion.scene import PREAMBLE, ROOT, SOURCE, Done
+from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
 from tests.services.zookeeper import ZooKeeperServer
 
-_made_once: dict[str, bytes] = {}
+_content_by_name: dict[str, bytes] = {}
 
 
-class Scene:
-    """Group ``photos`` has two shards on node ``one``; there is a node ``two``."""
+class Site:
+    """Group ``photos`` has two shards on node ``one``; node ``two`` is empty."""
 
     def __init__(
         self,
@@ -61,25 +61,24 @@ class Scene:
             self.manage("migrate_shards", "--create")
 
     def _make_databases(self) -> None:
-        """Made by commands once in a test run, and copied: they are the same for all scenes."""
-        made = _made_once
-        if not made:
+        """Create the databases: by commands once in a test run, after that by copying files."""
+        if not _content_by_name:
             for alias in ("default", "directory"):
                 self.manage("migrate", "--database", alias)
             self.manage("migrate_shards", "--create")
             for path in self.folder.rglob("*.sqlite3"):
-                made[str(path.relative_to(self.folder))] = path.read_bytes()
-        for name, content in made.items():
+                _content_by_name[str(path.relative_to(self.folder))] = path.read_bytes()
+        for name, content in _content_by_name.items():
             (self.folder / name).write_bytes(content)
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
-        """Let the site have its topology there from now on."""
+        """Have processes that start from now on read the topology from ZooKeeper."""
         self.setting["TOPOLOGY"] = {
             "SOURCE": "zookeeper",
             "OPTIONS": {"HOSTS": zookeeper.hosts, "LAST_GOOD": str(self.folder / "last_good")},
         }
         self.save()
-        # What a process starts with while nothing is there.
+        # A process starts with this copy while ZooKeeper has no document.
         (self.folder / "last_good").write_text(self.document_file.read_text())
         self.manage("topology", "push", str(self.document_file))
 
@@ -92,15 +91,15 @@ class Scene:
             }
             for alias in ("default", "directory")
         }
-        scene = {"databases": databases, "sharded_orm": self.setting, "caches": {}}
-        (self.folder / "scene.json").write_text(json.dumps(scene))
+        content = {"databases": databases, "sharded_orm": self.setting, "caches": {}}
+        (self.folder / "site.json").write_text(json.dumps(content))
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))}
         return subprocess.Popen(
             [
                 sys.executable, "-m", "tests.integration.promotion.project",
-                str(self.folder / "scene.json"), *arguments,
+                str(self.folder / "site.json"), *arguments,
             ],
             cwd=ROOT,
             env={**inherited, **environment},
@@ -111,7 +110,7 @@ class Scene:
         )  # fmt: skip
 
     def manage(self, *arguments: str, code: int = 0, **environment: str) -> Done:
-        """Run a command of ``manage.py``; it must end with the status ``code``."""
+        """Run a command of ``manage.py``; it must exit with the status ``code``."""
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
@@ -129,7 +128,7 @@ class Scene:
         self.grow(*arguments, code=-signal.SIGKILL, KILL_AT=where)
 
     def run(self, code: str) -> Any:
-        """Run Python in a process of the site; ``answer`` in it, by JSON."""
+        """Run Python in a process of the site and return its ``answer``, passed as JSON."""
         text = f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"
         return json.loads(self.manage("shell", "-v", "0", "-c", text).out)
 
@@ -137,20 +136,20 @@ class Scene:
 
     def ranges(self) -> list[dict[str, Any]]:
         document = json.loads(self.document_file.read_text())
-        found: list[dict[str, Any]] = document["groups"]["photos"]["RANGES"]
-        return found
+        ranges: list[dict[str, Any]] = document["groups"]["photos"]["RANGES"]
+        return ranges
 
     def bounds(self) -> list[Any]:
         document = json.loads(self.document_file.read_text())
-        found: list[Any] = document["groups"]["photos"]["STRATEGY_OPTIONS"]["BOUNDS"]
-        return found
+        bounds: list[Any] = document["groups"]["photos"]["STRATEGY_OPTIONS"]["BOUNDS"]
+        return bounds
 
     def files(self) -> list[str]:
-        """The shards that exist on node ``two``."""
+        """Return the names of the shards that exist on node ``two``."""
         return sorted(path.stem for path in (self.folder / "two").glob("*.sqlite3"))
 
     def migrations(self, number: int) -> list[str]:
-        """Of the app of these tests, on a shard of node ``two``; each as often as it ran."""
+        """Return the migrations of ``entries`` on a shard of node ``two``, one entry per run."""
         path = self.folder / "two" / f"photos_{number:05d}.sqlite3"
         connection = sqlite3.connect(path)
         rows = connection.execute(
@@ -160,7 +159,7 @@ class Scene:
         return [name for (name,) in rows]
 
     def wait_for_scatter(self, shards: int) -> None:
-        """Until the scattering process has asked so many shards."""
+        """Return when the scattering process has queried that many shards."""
         end = time.monotonic() + PATIENCE
         while str(shards) not in self.scattered():
             assert time.monotonic() < end
