@@ -8,9 +8,10 @@ from typing import Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations.promotion import preflight, recovery, switchover
-from sharded_orm.operations.promotion.phases import Promotion, Tell
+from sharded_orm.operations.promotion.execution import Promotion
 from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan
 from sharded_orm.operations.promotion.preflight import Findings, Loss
+from sharded_orm.operations.promotion.record import Tell
 from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
 
