@@ -198,7 +198,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
         steps = steps.filter(run__in=visible_runs(request).values("pk"))
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
         except JournalMissing:
             return []

@@ -59,7 +59,7 @@ def grow(
     }  # fmt: skip
     if count < 1:
         raise GrowthRefused(f"A group grows by one shard or more, not by {count!r}.")
-    with journal.running(KIND, name, {**arguments, "first": None}) as run:
+    with journal.hold_run(KIND, name, {**arguments, "first": None}) as run:
         if run.arguments["first"] is None:
             is_resumed = False
             group = runtime.group(name)
@@ -93,7 +93,7 @@ def give_up(name: str) -> NewRange | None:
     last = journal.last_run(KIND, name)
     if last is None or last.finished_at is not None:
         return None
-    with journal.running(KIND, name, {"first": None}) as run:
+    with journal.hold_run(KIND, name, {"first": None}) as run:
         new = None
         if run.arguments.get("first") is not None:
             new = NewRange(**run.arguments["range"])

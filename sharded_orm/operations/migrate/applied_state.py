@@ -36,36 +36,36 @@ class AppliedState:
     count: dict[str, int] = field(default_factory=dict)
 
 
-def survey(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
+def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Ask each node once; then one of the shards of each distinct state.
 
     :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
     """
-    found = AppliedState()
+    state = AppliedState()
     nodes: dict[str, list[Shard]] = {}
     for shard in shards:
         nodes.setdefault(shard.node, []).append(shard)
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
-        for shard, digest in _digests(members, found):
-            state = digest or ""  # One that does not exist yet has applied nothing.
-            if state not in plans:
-                plan = _plan(planner, shard, state, found)
+        for shard, digest in _digests(members, state):
+            digest_key = digest or ""  # One that does not exist yet has applied nothing.
+            if digest_key not in plans:
+                plan = _plan(planner, shard, digest_key, state)
                 if plan is None:
                     continue
-                plans[state] = plan
-                found.plans[state] = [(*unit.key, unit.backwards) for unit in plan.units]
-            found.count[state] = found.count.get(state, 0) + 1
+                plans[digest_key] = plan
+                state.plans[digest_key] = [(*unit.key, unit.backwards) for unit in plan.units]
+            state.count[digest_key] = state.count.get(digest_key, 0) + 1
             if digest is None:
-                found.missing.append(shard)
-            elif plans[state].is_empty:
-                found.current += 1
+                state.missing.append(shard)
+            elif plans[digest_key].is_empty:
+                state.current += 1
             else:
-                found.behind.append(shard)
-    return found
+                state.behind.append(shard)
+    return state
 
 
-def _digests(shards: Sequence[Shard], found: AppliedState) -> Iterator[tuple[Shard, str | None]]:
+def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Shard, str | None]]:
     connection: Any = connections[shards[0].alias]
     try:
         digests = connection.applied_digests(shards)
@@ -73,10 +73,10 @@ def _digests(shards: Sequence[Shard], found: AppliedState) -> Iterator[tuple[Sha
         if len(shards) > 1 and _answers(connection):
             # One that is broken fails all that are asked with it.
             half = len(shards) // 2
-            yield from _digests(shards[:half], found)
-            yield from _digests(shards[half:], found)
+            yield from _digests(shards[:half], state)
+            yield from _digests(shards[half:], state)
         else:
-            found.unreachable.update({shard.alias: exc for shard in shards})
+            state.unreachable.update({shard.alias: exc for shard in shards})
         return
     for shard in shards:
         yield shard, digests[shard.alias]
@@ -90,17 +90,17 @@ def _answers(connection: Any) -> bool:
     return True
 
 
-def _plan(planner: Planner, shard: Shard, digest: str, found: AppliedState) -> MigrationPlan | None:
+def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> MigrationPlan | None:
     connection = connections[shard.alias]
     try:
         return planner.plan(connection, Records(shard.alias).applied() if digest else frozenset())
     except Error as exc:
-        found.unreachable[shard.alias] = exc
+        state.unreachable[shard.alias] = exc
         return None
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        found.unreachable[shard.alias] = exc  # Its own trouble, and no other shard's.
+        state.unreachable[shard.alias] = exc  # Its own trouble, and no other shard's.
         return None
     finally:
         connection.close()

@@ -14,7 +14,7 @@ class What(Enum):
 
     STATEMENT = "statement"
     """``count`` statements of ``script`` from ``index`` on; see :meth:`Script.stretch`."""
-    OWN = "own"
+    PER_SHARD = "own"
     """An operation that runs on each shard; of raw SQL its statement ``index``."""
     BUILD = "build"
     """Tables are made as ``script`` promises, on a shard that had none."""
@@ -65,12 +65,12 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults: it is written several times for each shard."""
-        told = {
+        content = {
             field.name: value
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default
         }
-        return {**told, "what": self.what.value}
+        return {**content, "what": self.what.value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Checkpoint:

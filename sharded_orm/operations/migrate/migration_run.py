@@ -97,7 +97,7 @@ class MigrationRequest:
 
 
 def migrate(
-    selected: Selected, demand: MigrationRequest, progress: Progress, stopping: Stopping
+    selected: Selected, request: MigrationRequest, progress: Progress, stopping: Stopping
 ) -> MigrationReport:
     """Migrate shards of one group; returns when all are done or ``stopping`` says so.
 
@@ -110,87 +110,87 @@ def migrate(
 
     Cost: one query per node for the whole; with nothing to do, two more and no write.
     """
-    migrator = Migrator(selected.group, demand.options, journal.Scripts())
-    todo = PendingShards(migrator, selected, demand)
-    if not todo.shards:
-        _end_broken_off(selected.group.name)
-        todo.tell(progress)
-        return todo.report
+    migrator = Migrator(selected.group, request.options, journal.Scripts())
+    pending = PendingShards(migrator, selected, request)
+    if not pending.shards:
+        _finish_broken_off(selected.group.name)
+        pending.report_failures(progress)
+        return pending.report
     arguments = {
-        "targets": list(demand.options.targets),
-        "fake": demand.options.fake,
-        "fake_initial": demand.options.fake_initial,
-        "shards": len(todo.shards),
+        "targets": list(request.options.targets),
+        "fake": request.options.fake,
+        "fake_initial": request.options.fake_initial,
+        "shards": len(pending.shards),
     }
-    with journal.running(KIND, selected.group.name, arguments) as run:
+    with journal.hold_run(KIND, selected.group.name, arguments) as run:
         if run.resumed:
             run.note(**arguments)
         # Another operator may have migrated some since, or left something behind.
-        todo = PendingShards(migrator, selected, demand)
-        report = todo.report
+        pending = PendingShards(migrator, selected, request)
+        report = pending.report
         report.run = run.id
-        todo.tell(progress)
-        run.steps(shard.alias for shard in todo.shards)
-        progress.begin(selected.group.name, len(todo.shards))
-        worker = _Worker(migrator, run, todo, progress, stopping)
+        pending.report_failures(progress)
+        run.create_steps(shard.alias for shard in pending.shards)
+        progress.begin(selected.group.name, len(pending.shards))
+        worker = _Worker(migrator, run, pending, progress, stopping)
         try:
-            work_through(todo.shards, worker, demand.waves, stopping)
+            work_through(pending.shards, worker, request.waves, stopping)
         finally:
             progress.end()
         report.stopped = stopping.cause
-        report.left = len(todo.shards) - report.migrated - worker.failed
-        run.finish(*_end(report))
+        report.left = len(pending.shards) - report.migrated - worker.failed
+        run.finish(*_outcome(report))
     report.failures.sort(key=lambda failure: failure.alias)
     return report
 
 
-def _end_broken_off(group: str) -> None:
+def _finish_broken_off(group: str) -> None:
     """Finish the last run, if its process was killed when all was done but that."""
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
         return  # Shards that nobody asks for now are left.
-    with suppress(OperationHeld), journal.running(KIND, group, last.arguments) as run:
+    with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
         run.finish()
 
 
 class PendingShards:
     """The shards that have something to do, and a report about the others."""
 
-    def __init__(self, migrator: Migrator, selected: Selected, demand: MigrationRequest) -> None:
-        left: dict[str, str] = {}
+    def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
+        states: dict[str, str] = {}
         unclear: dict[str, Failure] = {}
-        for row in _left(selected.group.name):
-            left[row.alias] = row.state
+        for row in _open_steps(selected.group.name):
+            states[row.alias] = row.state
             if row.state == journal.UNCLEAR:
                 unclear[row.alias] = _failure(row)
         shards = selected.shards
-        if demand.retry_failed:
-            shards = [shard for shard in shards if left.get(shard.alias) == journal.FAILED]
-        survey = migrator.survey(shards)
-        behind = {shard.alias for shard in survey.behind}
-        missing = {shard.alias for shard in survey.missing}
+        if request.retry_failed:
+            shards = [shard for shard in shards if states.get(shard.alias) == journal.FAILED]
+        state = migrator.applied_state(shards)
+        behind = {shard.alias for shard in state.behind}
+        missing = {shard.alias for shard in state.missing}
         #: Those that are to be made first.
-        self.create = missing if demand.create else set[str]()
+        self.create = missing if request.create else set[str]()
         self.shards: list[Shard] = []
-        self.report = report = MigrationReport(selected.group.name, len(shards), survey.current)
+        self.report = report = MigrationReport(selected.group.name, len(shards), state.current)
         for shard in shards:
             alias = shard.alias
-            if alias in survey.unreachable:
-                error = journal.one_line(survey.unreachable[alias])
+            if alias in state.unreachable:
+                error = journal.one_line(state.unreachable[alias])
                 report.failures.append(Failure(alias, "unreachable", error))
             elif alias in unclear:
                 report.failures.append(unclear[alias])
                 report.current -= _looks_current(alias, behind, missing)
-            elif alias in missing and not demand.create:
+            elif alias in missing and not request.create:
                 report.missing.append(shard)
-            elif alias in behind or alias in missing or alias in left:
+            elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
                 # An interrupted operation is not always one that the survey can see.
                 report.current -= _looks_current(alias, behind, missing)
 
-    def tell(self, progress: Progress) -> None:
+    def report_failures(self, progress: Progress) -> None:
         """Of shards that are not even tried."""
         for failure in self.report.failures:
             progress.failed(failure)
@@ -200,9 +200,9 @@ def _looks_current(alias: str, behind: set[str], missing: set[str]) -> bool:
     return alias not in behind and alias not in missing
 
 
-def _left(group: str) -> Iterator[OperationStep]:
-    with journal.journal_there():
-        yield from journal.in_batches(journal.left_over(KIND, group))
+def _open_steps(group: str) -> Iterator[OperationStep]:
+    with journal.require_journal():
+        yield from journal.in_batches(journal.open_steps(KIND, group))
 
 
 class _Worker:
@@ -212,14 +212,14 @@ class _Worker:
         self,
         migrator: Migrator,
         run: journal.JournalRun,
-        todo: PendingShards,
+        pending: PendingShards,
         progress: Progress,
         stopping: Stopping,
     ) -> None:
         self._migrator = migrator
         self._run = run
-        self._create = todo.create
-        self._report = todo.report
+        self._create = pending.create
+        self._report = pending.report
         self._progress = progress
         self._stopping = stopping
         self._lock = threading.Lock()
@@ -233,17 +233,17 @@ class _Worker:
         except LeaseLost:
             raise  # Not this shard's failure: nothing more may be touched.
         except OperationStopped:
-            step.stopped()
+            step.mark_stopped()
             return True
         except OperationUnclear as exc:
-            step.unclear(str(exc))
+            step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
             # Whatever a migration raises is this shard's failure, and no other's.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
-            step.failed(exc)
+            step.mark_failed(exc)
             return self._failed(step)
-        step.done()
+        step.mark_done()
         with self._lock:
             self._report.migrated += 1
             self._progress.done(shard.alias)
@@ -254,7 +254,7 @@ class _Worker:
         try:
             if shard.alias in self._create:
                 # Of what an earlier run began there nothing is left.
-                step.at(position={})
+                step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
@@ -275,7 +275,7 @@ def _failure(step: journal.JournalStep | OperationStep) -> Failure:
     return Failure(step.alias, step.state, step.error, step.migration, step.operation)
 
 
-def _end(report: MigrationReport) -> tuple[str, str]:
+def _outcome(report: MigrationReport) -> tuple[str, str]:
     """State and error of the run in the journal."""
     bad = len(report.failures) + len(report.missing)
     parts = [f"not migrated: {bad} of {report.selected} shards"] if bad else []
@@ -305,20 +305,20 @@ def settle(alias: str, *, done: bool) -> None:
             f"Shard {alias!r} has no operation that is unclear; 'manage.py migrate_shards --status'"
             " lists those that have."
         )
-    with journal.running(KIND, shard.group, {"settle": alias, "done": done}) as run:
-        run.steps([alias])
+    with journal.hold_run(KIND, shard.group, {"settle": alias, "done": done}) as run:
+        run.create_steps([alias])
         step = run.step(alias)
         group = runtime.group(shard.group)
         Migrator(group, MigrateOptions(), journal.Scripts()).settle(step, done)
-        step.stopped()
+        step.mark_stopped()
         if not run.resumed:
             run.finish("settled")
 
 
 def _unclear(shard: Shard) -> QuerySet[OperationStep]:
-    with journal.journal_there():
-        left = journal.left_over(KIND, shard.group)
-        return left.filter(alias=shard.alias, state=journal.UNCLEAR)
+    with journal.require_journal():
+        open_steps = journal.open_steps(KIND, shard.group)
+        return open_steps.filter(alias=shard.alias, state=journal.UNCLEAR)
 
 
 # ##### Looking #####
@@ -357,35 +357,35 @@ def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
     Cost: one query per node, three of the journal.
     """
     run = journal.last_run(KIND, selected.group.name)
-    survey = Migrator(selected.group, options, journal.Scripts()).survey(selected.shards)
+    state = Migrator(selected.group, options, journal.Scripts()).applied_state(selected.shards)
     left: dict[str, int] = {}
     failures = []
-    for row in _left(selected.group.name):
+    for row in _open_steps(selected.group.name):
         left[row.state] = left.get(row.state, 0) + 1
         if row.state in (journal.FAILED, journal.UNCLEAR):
             failures.append(_failure(row))
     return MigrationStatus(
         selected.group.name,
         len(selected),
-        survey.current,
-        len(survey.behind),
-        survey.missing,
-        {alias: journal.one_line(exc) for alias, exc in survey.unreachable.items()},
+        state.current,
+        len(state.behind),
+        state.missing,
+        {alias: journal.one_line(exc) for alias, exc in state.unreachable.items()},
         left,
         sorted(failures, key=lambda failure: failure.alias),
         run,
         run.by_state() if run is not None else {},
-        _plans(survey),
+        _plans(state),
     )
 
 
-def _plans(survey: AppliedState) -> list[tuple[int, list[str]]]:
-    told = [
-        (survey.count[digest], [_unit(*unit) for unit in plan])
-        for digest, plan in survey.plans.items()
+def _plans(state: AppliedState) -> list[tuple[int, list[str]]]:
+    plans = [
+        (state.count[digest], [_unit(*unit) for unit in plan])
+        for digest, plan in state.plans.items()
         if plan
     ]
-    return sorted(told, key=lambda plan: -plan[0])
+    return sorted(plans, key=lambda plan: -plan[0])
 
 
 def _unit(app_label: str, name: str, backwards: bool) -> str:

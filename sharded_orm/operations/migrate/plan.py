@@ -69,9 +69,9 @@ class Unit:
     @cached_property
     def is_mixed(self) -> bool:
         """Whether operations have to run on each shard, because their SQL cannot be recorded."""
-        return any(map(self.is_own, range(len(self.operations))))
+        return any(map(self.runs_per_shard, range(len(self.operations))))
 
-    def is_own(self, number: int) -> bool:
+    def runs_per_shard(self, number: int) -> bool:
         """Whether the operation has to run on each shard."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
@@ -83,7 +83,7 @@ class Unit:
     def is_atomic(self, number: int) -> bool:
         """Whether Django runs the operation in a transaction where DDL has none."""
         operation = self.operations[number]
-        if any(operation is own for own in self.migration.operations):
+        if any(operation is listed for listed in self.migration.operations):
             # As Migration.apply() does.
             return bool(
                 operation.atomic or (self.migration.atomic and operation.atomic is not False)
@@ -93,14 +93,14 @@ class Unit:
     def outline(self, count: int) -> str:
         """A digest of what the first ``count`` operations are, to see whether the migration has
         been changed. What an operation does that runs on each shard is no part of it."""
-        told = "\n".join(self._contents[:count])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        contents = "\n".join(self._contents[:count])
+        return hashlib.sha256(contents.encode()).hexdigest()[:16]
 
     @cached_property
     def _contents(self) -> list[str]:
         return [
             f"{type(operation).__qualname__}: {operation.describe()}"
-            if self.is_own(number)
+            if self.runs_per_shard(number)
             else _content(operation)
             for number, operation in enumerate(self.operations)
         ]
@@ -177,7 +177,7 @@ class MigrationPlan:
     # Migrations in the order of an empty database; they tell the states of the way back.
     _full: Sequence[Migration]
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _own: dict[tuple[int, int], Piece] = field(default_factory=dict)
+    _per_shard_pieces: dict[tuple[int, int], Piece] = field(default_factory=dict)
 
     @property
     def backwards(self) -> bool:
@@ -208,21 +208,21 @@ class MigrationPlan:
                 migration.mutate_state(state, preserve=False)
         return state
 
-    def own(self, unit: int, operation: int) -> Piece:
+    def per_shard_piece(self, unit: int, operation: int) -> Piece:
         """A piece that runs on each shard, with models that are made once for all of them."""
         with self._lock:
-            found = self._own.get((unit, operation))
-            if found is None:
+            wanted = self._per_shard_pieces.get((unit, operation))
+            if wanted is None:
                 pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
                 for number, piece in enumerate(pieces):
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._rendered(state)
                         # The walk ends here: it changes its states as it goes on.
-                        found = self._own[unit, operation] = piece
+                        wanted = self._per_shard_pieces[unit, operation] = piece
                         break
-            assert found is not None
-            return found
+            assert wanted is not None
+            return wanted
 
     @cached_property
     def _models_before(self) -> Any:
@@ -245,15 +245,15 @@ class MigrationPlan:
         with self._lock:
             return self._models_after if after else self._models_before
 
-    def told(self) -> list[tuple[Migration, bool]]:
+    def for_signals(self) -> list[tuple[Migration, bool]]:
         """The plan as signals tell it. Receivers may add operations to their copies
         (``contenttypes`` does), which would be added for each shard anew."""
-        found = []
+        plan = []
         for unit in self.units:
-            told = copy.copy(unit.migration)
-            told.operations = list(told.operations)  # type: ignore[misc]  # Django itself does so
-            found.append((told, unit.backwards))
-        return found
+            migration = copy.copy(unit.migration)
+            migration.operations = list(migration.operations)  # type: ignore[misc]  # Django itself does so
+            plan.append((migration, unit.backwards))
+        return plan
 
     @staticmethod
     def _rendered(state: ProjectState) -> ProjectState:

@@ -120,23 +120,23 @@ class RecordedScript:
         a migration, which is there or not.
         """
         first = self.statements[index]
-        end, seen = index + 1, {self.fingerprint_before(index)}
+        end, fingerprints = index + 1, {self.fingerprint_before(index)}
         while not first.records and end < len(self.statements):
             last, following = self.statements[end - 1], self.statements[end]
             if following.migration != first.migration:
                 break
-            seen.add(last.after)
+            fingerprints.add(last.after)
             if following.records:
-                end += self._is_told_apart(first, index)
+                end += self._is_visible(first, index)
                 break
-            is_seen = len(seen) == end - index + 1 and following.after not in seen
+            is_seen = len(fingerprints) == end - index + 1 and following.after not in fingerprints
             both_change = first.effect is following.effect is Effect.SCHEMA
             if not (is_seen and both_change and following.operation == first.operation):
                 break
             end += 1
         return range(index, end)
 
-    def _is_told_apart(self, statement: RecordedStatement, index: int) -> bool:
+    def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
         """Whether it can be seen that it took effect, or it may be run again."""
         if statement.effect is Effect.ROWS:
             return self.promise.is_transactional
@@ -144,14 +144,16 @@ class RecordedScript:
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """The tables of ``before`` that it names; None unless all it does is to alter tables."""
-        told = [statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA]
+        schema_statements = [
+            statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
+        ]
         changed = before.changed_tables(self.promise)
-        if changed is None or not all(map(_ALTERS.match, told)):
+        if changed is None or not all(map(_ALTERS.match, schema_statements)):
             return None
         named = [
             name
             for name, definition in before.definitions.items()
-            if kind_of(definition) == "table" and any(name in sql for sql in told)
+            if kind_of(definition) == "table" and any(name in sql for sql in schema_statements)
         ]
         return named if set(changed) <= set(named) else None
 

@@ -27,23 +27,25 @@ class Recorder:
         self._migration: Key = ("", "")
         self._operation = 0
         self._label = ""
-        self._judged = False
+        self._fingerprints = False
 
-    def about(self, migration: Key, operation: int, label: str, *, judged: bool) -> None:
+    def set_operation(
+        self, migration: Key, operation: int, label: str, *, fingerprints: bool
+    ) -> None:
         """What follows belongs to this operation.
 
         :param judged: whether it must be possible to see which statements took effect, since
             no transaction holds them together.
         """
         self._migration, self._operation, self._label = migration, operation, label
-        self._judged = judged
+        self._fingerprints = fingerprints
 
     @property
     def where(self) -> str:
         """What runs now, for people."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
-    def recorded(self, unit: Unit) -> None:
+    def add_record(self, unit: Unit) -> None:
         """The migration ends here, and is recorded as applied or not any more."""
         count = len(unit.operations)
         self.statements.append(
@@ -54,11 +56,11 @@ class Recorder:
         )  # fmt: skip
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        with self._connection.execute_wrapper(self._hear):
+    def attached(self) -> Iterator[None]:
+        with self._connection.execute_wrapper(self._observe):
             yield
 
-    def _hear(
+    def _observe(
         self,
         execute: Callable[..., Any],
         sql: str,
@@ -70,7 +72,7 @@ class Recorder:
         effect = self._connection.effect_of(sql)
         if effect is not Effect.NOTHING:
             after: SchemaSnapshot | None = None
-            if effect is Effect.SCHEMA and self._judged:
+            if effect is Effect.SCHEMA and self._fingerprints:
                 after = self._connection.schema_snapshot()
             self.statements.append(
                 RecordedStatement(

@@ -27,9 +27,9 @@ class Records:
     :param marked: whether an earlier process may have left markers.
     """
 
-    def __init__(self, alias: str, *, marked: bool = False) -> None:
+    def __init__(self, alias: str, *, has_markers: bool = False) -> None:
         self._alias = alias
-        self._marked = marked
+        self._has_markers = has_markers
 
     @property
     def _rows(self) -> Any:
@@ -55,7 +55,7 @@ class Records:
 
     def mark(self, name: str) -> None:
         """Leave a marker, in the transaction that is open."""
-        self._marked = True
+        self._has_markers = True
         self._insert([(MARKER_APP, name)])
 
     def is_marked(self, name: str) -> bool:
@@ -63,7 +63,7 @@ class Records:
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
         """Migrations are applied now, or not any more; in one transaction, without markers."""
-        if not backwards and not self._marked:
+        if not backwards and not self._has_markers:
             self._insert(list(keys))  # One statement is a transaction.
             return
         with transaction.atomic(using=self._alias):
@@ -72,7 +72,7 @@ class Records:
                     self._rows.filter(app=app, name=name).delete()
             else:
                 self._insert(list(keys))
-            if self._marked:
+            if self._has_markers:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
@@ -90,6 +90,6 @@ class Records:
             )
 
 
-def marker(run: int, number: int) -> str:
+def marker_name(run: int, number: int) -> str:
     """The name of a marker."""
     return f"{MARKER_PREFIX}{run} step {number}"

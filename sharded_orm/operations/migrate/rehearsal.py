@@ -31,8 +31,8 @@ from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
-_KEPT = 64  # scripts
-_LONGEST = 64  # characters of a schema's name
+_MAX_SCRIPTS = 64  # scripts
+_MAX_SCHEMA_NAME = 64  # characters of a schema's name
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Segment:
             (
                 number
                 for number in range(self.operation, len(unit.operations))
-                if unit.is_own(number)
+                if unit.runs_per_shard(number)
             ),
             len(unit.operations),
         )
@@ -85,11 +85,11 @@ class Rehearsals:
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
         # The last ones, by run and key.
-        self._known: dict[tuple[int, str], RecordedScript] = {}
+        self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
     def key(self, connection: ShardConnectionMixin, segment: Segment, before: str) -> str:
-        told = [
+        content = [
             before,
             connection.vendor,
             list(connection.get_database_version()),
@@ -98,19 +98,19 @@ class Rehearsals:
             segment.operation,
             [[*unit.key, unit.outline(len(unit.operations))] for unit in segment.units],
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
         """A script that was made before; ``run`` may be an earlier one."""
         number = run if isinstance(run, int) else run.id
-        found = self._known.get((number, key))
-        if found is None:
+        script = self._scripts_by_key.get((number, key))
+        if script is None:
             content = self._scripts.get(run, key)
             if content is not None:
-                found = self._keep(number, key, RecordedScript.from_json(content))
-        return found
+                script = self._remember(number, key, RecordedScript.from_json(content))
+        return script
 
-    def rehearsed(
+    def script_for(
         self,
         run: JournalRun,
         connection: ShardConnectionMixin,
@@ -130,23 +130,23 @@ class Rehearsals:
             self._last = last = snapshot
         # Of one that others look like: most shards are alike, and to see that takes less time.
         key = self.key(connection, segment, last.fingerprint)
-        found = self.script(run, key)
-        if found is None:
+        script = self.script(run, key)
+        if script is None:
             with self._lock:
-                found = self.script(run, key)
-                if found is None:
+                script = self.script(run, key)
+                if script is None:
                     run.check()
-                    made = self._rehearse(connection, segment, snapshot)
+                    rehearsed = self._rehearse(connection, segment, snapshot)
                     run.check()  # Whoever took the run over may have used the copy as well.
-                    kept = self._scripts.put(run, key, made.to_json())
-                    found = self._keep(run.id, key, RecordedScript.from_json(kept))
-        return key, found
+                    kept = self._scripts.put(run, key, rehearsed.to_json())
+                    script = self._remember(run.id, key, RecordedScript.from_json(kept))
+        return key, script
 
-    def _keep(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
+    def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
         # Shards in a state of their own each have their own script.
-        while len(self._known) >= _KEPT:
-            self._known.pop(next(iter(self._known)), None)
-        self._known[run, key] = script
+        while len(self._scripts_by_key) >= _MAX_SCRIPTS:
+            self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
+        self._scripts_by_key[run, key] = script
         return script
 
     def _rehearse(
@@ -158,9 +158,9 @@ class Rehearsals:
             _ = state.apps  # Once, before the walk changes it: see MigrationExecutor.
             try:
                 if segment.is_partial:
-                    units, operations = self._part(copy, recorder, segment, state)
+                    units, operations = self._rehearse_part(copy, recorder, segment, state)
                 else:
-                    self._whole(copy, recorder, segment, state)
+                    self._rehearse_units(copy, recorder, segment, state)
                     units, operations = len(segment.units), 0
             except RehearsalFailed:
                 raise
@@ -177,24 +177,26 @@ class Rehearsals:
                 operations,
             )
 
-    def _whole(self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState) -> None:
+    def _rehearse_units(
+        self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState
+    ) -> None:
         for number, unit in enumerate(segment.units):
             if unit.backwards and number:
                 state = segment.plan.state_before(segment.unit + number)
                 _ = state.apps
-            faked = self._is_soft_applied(copy, unit, state)
-            if faked:
+            is_faked = self._is_soft_applied(copy, unit, state)
+            if is_faked:
                 unit.migration.mutate_state(state, preserve=False)
             else:
                 self._run(copy, recorder, unit, state, 0, len(unit.operations))
-            recorder.recorded(unit)
+            recorder.add_record(unit)
 
-    def _part(
+    def _rehearse_part(
         self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState
     ) -> tuple[int, int]:
         (unit,) = segment.units
         if segment.operation == 0 and self._is_soft_applied(copy, unit, state):
-            recorder.recorded(unit)
+            recorder.add_record(unit)
             return 1, 0
         self._run(copy, recorder, unit, state, segment.operation, segment.end)
         return 0, segment.end
@@ -205,15 +207,17 @@ class Rehearsals:
         # As MigrationExecutor.apply_migration() and Migration.apply(). No operation of these
         # asks for a transaction of its own.
         label = unit.migration.app_label
-        with recorder.listening(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
-            judged = not editor.atomic_migration
+        with recorder.attached(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
+            fingerprints = not editor.atomic_migration
             # What an editor defers to its end is made at the end of the segment: the operation
             # that runs on each shard finds indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue
                 operation = piece.operation
-                recorder.about(unit.key, number, operation.describe(), judged=judged)
+                recorder.set_operation(
+                    unit.key, number, operation.describe(), fingerprints=fingerprints
+                )
                 if unit.backwards:
                     operation.database_backwards(label, editor, piece.from_state, piece.to_state)
                 else:
@@ -230,8 +234,8 @@ class Rehearsals:
     @contextmanager
     def _copy(self, connection: ShardConnectionMixin, snapshot: SchemaSnapshot) -> Iterator[Any]:
         with connection.structural_copy(snapshot, self._schema) as copy:
-            found = copy.schema_snapshot()
-            if differences := found.differences(snapshot):
+            copied = copy.schema_snapshot()
+            if differences := copied.differences(snapshot):
                 raise RehearsalFailed(
                     f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
                 )
@@ -245,6 +249,6 @@ class Rehearsals:
 
 
 def _rehearsal_schema(schema: str) -> str:
-    if len(schema) + len(_SUFFIX) > _LONGEST:
+    if len(schema) + len(_SUFFIX) > _MAX_SCHEMA_NAME:
         schema = hashlib.sha256(schema.encode()).hexdigest()[:32]
     return schema + _SUFFIX

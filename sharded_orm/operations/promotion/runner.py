@@ -66,7 +66,7 @@ def promote(
     :raises OperationHeld: another promotion is under way.
     """
     options = options or PromotionOptions()
-    with journal.running(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
+    with journal.hold_run(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
         try:
             promotion = _resumed(run, node, options, tell)
             if promotion is None:
@@ -86,7 +86,7 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
     last = journal.last_run(KIND, SUBJECT)
     if last is None or last.finished_at is not None or last.arguments["node"] != node:
         return None
-    with journal.running(KIND, SUBJECT, {"node": node, "force": False}) as run:
+    with journal.hold_run(KIND, SUBJECT, {"node": node, "force": False}) as run:
         if not _has_begun(run):
             run.finish("abandoned")
             return None

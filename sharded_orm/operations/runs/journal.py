@@ -68,7 +68,7 @@ class JournalStep:
         self.position = row.position
         self.error = row.error
 
-    def at(
+    def begin(
         self,
         *,
         migration: str | None = None,
@@ -81,22 +81,22 @@ class JournalStep:
         :param operation: for people; may be "".
         :param position: what is needed to go on from here; of values that JSON has.
         """
-        given = {"migration": migration, "operation": operation, "position": position}
-        changes = {name: value for name, value in given.items() if value is not None}
+        values = {"migration": migration, "operation": operation, "position": position}
+        changes = {name: value for name, value in values.items() if value is not None}
         self._write(state=RUNNING, error="", **changes)
 
-    def done(self) -> None:
+    def mark_done(self) -> None:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
-    def failed(self, exc: BaseException) -> None:
+    def mark_failed(self, exc: BaseException) -> None:
         """Keep the cause; the position stays, so that a later run goes on from there."""
         self._write(state=FAILED, error=one_line(exc))
 
-    def unclear(self, message: str) -> None:
+    def mark_unclear(self, message: str) -> None:
         """:param message: what to look at, and how to tell what was found."""
         self._write(state=UNCLEAR, error=message)
 
-    def stopped(self) -> None:
+    def mark_stopped(self) -> None:
         """Leave it for a later run, which goes on from the position."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
@@ -106,12 +106,12 @@ class JournalStep:
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
-            for field in _WRITTEN
+            for field in _WRITTEN_FIELDS
         ]
-        updated = _UPDATED.get_db_prep_save(timezone.now(), connection)
+        updated = _UPDATED_FIELD.get_db_prep_save(timezone.now(), connection)
         with connection.cursor() as cursor:
             cursor.execute(
-                _update(connection.vendor),
+                _update_sql(connection.vendor),
                 [*values, updated, self.run.id, self.alias, self.run.id, self.run.lease.token],
             )
             if not cursor.rowcount:
@@ -121,16 +121,16 @@ class JournalStep:
 
 
 _step_field = OperationStep._meta.get_field
-_WRITTEN: Final[list[Any]] = [
+_WRITTEN_FIELDS: Final[list[Any]] = [
     _step_field(name) for name in ("state", "migration", "operation", "position", "error")
 ]
-_UPDATED: Final[Any] = _step_field("updated_at")
+_UPDATED_FIELD: Final[Any] = _step_field("updated_at")
 
 
 @cache
-def _update(vendor: str) -> str:
+def _update_sql(vendor: str) -> str:
     quote = connections[DEFAULT_DB_ALIAS].ops.quote_name
-    sets = ", ".join(f"{quote(field.column)} = %s" for field in [*_WRITTEN, _UPDATED])
+    sets = ", ".join(f"{quote(field.column)} = %s" for field in [*_WRITTEN_FIELDS, _UPDATED_FIELD])
     step, run = quote(OperationStep._meta.db_table), quote(OperationRun._meta.db_table)
     return (
         f"UPDATE {step} SET {sets} WHERE {quote('run_id')} = %s AND {quote('alias')} = %s"
@@ -151,7 +151,7 @@ class JournalRun:
         self.finished = False
         self.lease = lease
         # As they were made: only this process writes them.
-        self._fresh: set[str] = set()
+        self._new_steps: set[str] = set()
 
     def check(self) -> None:
         """Ask before each thing that is done; no database is asked.
@@ -183,7 +183,7 @@ class JournalRun:
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
             )
-            if not left_over(self.kind, self.subject).exists():
+            if not open_steps(self.kind, self.subject).exists():
                 OperationScript.objects.using(DEFAULT_DB_ALIAS).filter(
                     run__kind=self.kind, run__subject=self.subject, run__unfinished=None
                 ).delete()
@@ -191,7 +191,7 @@ class JournalRun:
 
     # ##### Steps #####
 
-    def steps(self, aliases: Iterable[str]) -> None:
+    def create_steps(self, aliases: Iterable[str]) -> None:
         """Make the steps that are missing, with what earlier runs left of them.
 
         Cost: five statements for each 500.
@@ -201,35 +201,39 @@ class JournalRun:
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
                 # A write first: it is the guard, and SQLite lets no reader become a writer.
                 self._write(signs=F("signs") + 1)
-                fresh = self._make(batch)
-            self._fresh.update(fresh)
+                new = self._create_steps(batch)
+            self._new_steps.update(new)
 
-    def _make(self, aliases: list[str]) -> list[str]:
+    def _create_steps(self, aliases: list[str]) -> list[str]:
         """Returns those of which no run has left anything."""
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
-        earlier = left_over(self.kind, self.subject).exclude(run_id=self.id)
-        found = {row.alias: row for row in earlier.filter(alias__in=aliases).order_by("run_id")}
-        mine = set(table.filter(run_id=self.id, alias__in=aliases).values_list("alias", flat=True))
-        made = []
+        left = open_steps(self.kind, self.subject).exclude(run_id=self.id)
+        earlier_steps = {
+            row.alias: row for row in left.filter(alias__in=aliases).order_by("run_id")
+        }
+        existing = set(
+            table.filter(run_id=self.id, alias__in=aliases).values_list("alias", flat=True)
+        )
+        steps = []
         for alias in aliases:
-            if alias in mine:
+            if alias in existing:
                 continue
             step = OperationStep(run_id=self.id, alias=alias)
-            if alias in found:
+            if alias in earlier_steps:
                 for name in ("state", "migration", "operation", "position", "error"):
-                    setattr(step, name, getattr(found[alias], name))
-            made.append(step)
-        table.bulk_create(made)
-        table.filter(pk__in=[row.pk for row in found.values()]).update(state=CARRIED)
-        return [step.alias for step in made if step.alias not in found]
+                    setattr(step, name, getattr(earlier_steps[alias], name))
+            steps.append(step)
+        table.bulk_create(steps)
+        table.filter(pk__in=[row.pk for row in earlier_steps.values()]).update(state=CARRIED)
+        return [step.alias for step in steps if step.alias not in earlier_steps]
 
     def step(self, alias: str) -> JournalStep:
         """The step of ``alias``, made by :meth:`steps` before.
 
         One query; none for one that :meth:`steps` has just made and nobody has asked for.
         """
-        if alias in self._fresh:
-            self._fresh.discard(alias)
+        if alias in self._new_steps:
+            self._new_steps.discard(alias)
             return JournalStep(self, OperationStep(run_id=self.id, alias=alias))
         return JournalStep(self, self._steps().get(alias=alias))
 
@@ -250,7 +254,7 @@ class JournalRun:
 
 
 @contextmanager
-def running(
+def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
     """Hold the run of ``kind`` on ``subject``, so that nobody else runs it meanwhile.
@@ -267,11 +271,11 @@ def running(
 
     A thread gives a sign of life every five seconds.
     """
-    lease, resumed = _take(kind, subject, arguments)
+    lease, resumed = _take_lease(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
     if resumed and not resume:
         JournalRun(row, lease, True).finish("abandoned")
-        lease, resumed = _take(kind, subject, arguments)
+        lease, resumed = _take_lease(kind, subject, arguments)
         row = leases.runs().get(pk=lease.run_id)
     lease.start()
     try:
@@ -280,7 +284,7 @@ def running(
         lease.release()
 
 
-def _take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
+def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
     default = connections[DEFAULT_DB_ALIAS]
     if default.in_atomic_block or not default.get_autocommit():
         raise JournalMissing(
@@ -289,12 +293,12 @@ def _take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Le
             " resumed, and its threads would not see it. Call it outside (in tests: in a"
             " TransactionTestCase)."
         )
-    with journal_there():
+    with require_journal():
         return leases.take(kind, subject, arguments)
 
 
 @contextmanager
-def journal_there() -> Iterator[None]:
+def require_journal() -> Iterator[None]:
     """Say it better when the tables are missing.
 
     :raises JournalMissing: they are.
@@ -324,28 +328,28 @@ class Scripts:
         """What was put under ``key`` in that run; a carried position names the run itself."""
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
-            .filter(run_id=_number(run), key=key)
+            .filter(run_id=_run_id(run), key=key)
             .values_list("content", flat=True)
             .first()
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
         """Keep ``content``; returns what is kept: of two threads, the first one's."""
-        made = OperationScript(run_id=_number(run), key=key, content=content)
-        OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([made], ignore_conflicts=True)
-        kept = self.get(run, key)
-        assert kept is not None
-        return kept
+        script = OperationScript(run_id=_run_id(run), key=key, content=content)
+        OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
+        stored = self.get(run, key)
+        assert stored is not None
+        return stored
 
 
-def _number(run: JournalRun | int) -> int:
+def _run_id(run: JournalRun | int) -> int:
     return run if isinstance(run, int) else run.id
 
 
 # ##### Looking #####
 
 
-def left_over(kind: str, subject: str) -> QuerySet[OperationStep]:
+def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
     """Steps that some run began and none has ended: in the middle, failed or unclear."""
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT
@@ -395,7 +399,7 @@ def last_run(kind: str, subject: str) -> RunStatus | None:
 
     :raises JournalMissing: ``migrate`` has not made the tables.
     """
-    with journal_there():
+    with require_journal():
         row = (
             leases.with_silence(leases.runs())
             .filter(kind=kind, subject=subject)

@@ -68,22 +68,22 @@ class Fleet:
         """As the engine does; raises the first error. Goes on with what was left."""
         with self.run() as run:
             migrator = Migrator(self.group, MigrateOptions(target, **options), journal.Scripts())
-            run.steps(self.shard(number).alias for number in numbers)
+            run.create_steps(self.shard(number).alias for number in numbers)
             for number in numbers:
                 step = run.step(self.shard(number).alias)
                 migrator.migrate(self.shard(number), step, stopping=stopping)
-                step.done()
+                step.mark_done()
             run.finish()
 
     @contextmanager
     def run(self) -> Iterator[journal.JournalRun]:
-        with journal.running("migrate", GROUP, {}) as run:
+        with journal.hold_run("migrate", GROUP, {}) as run:
             yield run
 
     def settle(self, number: int, *, done: bool) -> None:
         """Tell what was found on a shard."""
         with self.run() as run:
-            run.steps([self.shard(number).alias])
+            run.create_steps([self.shard(number).alias])
             migrator = Migrator(self.group, MigrateOptions(), journal.Scripts())
             migrator.settle(run.step(self.shard(number).alias), done)
 

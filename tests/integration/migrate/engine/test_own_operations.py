@@ -60,7 +60,7 @@ def test_in_a_transaction_that_was_committed_it_is_not_run_again(
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=True))
     with monkeypatch.context() as patch:
         # The next thing that it tells the journal, after the commit.
-        patch.setattr("sharded_orm.operations.migrate.executor.Replay._record", _break)
+        patch.setattr("sharded_orm.operations.migrate.executor.ScriptExecutor._record", _break)
         with pytest.raises(Broken):
             fleet.migrate(1)
     fleet.migrate(1)
