@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sharded_orm.operations.tickets.creation import Begun, TestSequences, begin, create
-from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.repair import Advanced, Progress, Verified, advance, verify
 from sharded_orm.operations.tickets.status import (
     SequenceStatus,
     ServerStatus,
     TicketStatus,
-    missing,
+    missing_sequences,
     status,
 )
 
@@ -25,8 +25,8 @@ __all__ = [
     "advance",
     "begin",
     "create",
-    "declared",
-    "missing",
+    "declared_sequences",
+    "missing_sequences",
     "status",
     "verify",
 ]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.survey import (
     SequencePosition,
     ServerAnswer,
     all_servers,
     ask,
     ask_all,
+    high_water_mark_of,
     is_behind,
-    mark_of,
 )
 
 # Seconds for one server; what monitors waits for all of them.
@@ -72,34 +72,47 @@ def status(
     :raises ImproperlyConfigured: no server is configured.
     """
     answers = ask_all(all_servers() if servers is None else servers, patience)
-    told = tuple(_server(answers, index) for index in range(len(answers)))
-    wanted = declared()
-    names = {name for answer in answers for name in answer.standings}
+    statuses = tuple(_server(answers, index) for index in range(len(answers)))
+    declared = declared_sequences()
+    names = {name for answer in answers for name in answer.sequences}
     problems = [
-        *(_not_answering(server) for server in told if server.error is not None),
-        *(one.problem for server in told for one in server.sequences if one.problem is not None),
-        *(problem for answer in answers for problem in _lacking(answer, {*names, *wanted}, wanted)),
+        *(_not_answering(server) for server in statuses if server.error is not None),
+        *(
+            sequence.problem
+            for server in statuses
+            for sequence in server.sequences
+            if sequence.problem is not None
+        ),
+        *(
+            problem
+            for answer in answers
+            for problem in _missing_problems(answer, {*names, *declared}, declared)
+        ),
     ]
-    return TicketStatus(told, _drift(answers), tuple(sorted(names - set(wanted))), tuple(problems))
+    return TicketStatus(
+        statuses, _drift(answers), tuple(sorted(names - set(declared))), tuple(problems)
+    )
 
 
 def _not_answering(server: ServerStatus) -> str:
     return f"{server.alias!r} does not answer: {server.error}"
 
 
-def _lacking(answer: ServerAnswer, names: Iterable[str], wanted: Container[str]) -> Iterator[str]:
+def _missing_problems(
+    answer: ServerAnswer, names: Iterable[str], declared: Container[str]
+) -> Iterator[str]:
     """What an empty or replaced server should have."""
-    lacking = sorted(set(names) - set(answer.standings))
-    if answer.error is None and lacking:
+    missing = sorted(set(names) - set(answer.sequences))
+    if answer.error is None and missing:
         # Without names it makes those of the models.
-        named = "" if all(name in wanted for name in lacking) else " " + " ".join(lacking)
+        arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
-            f"{answer.server.alias!r} has no sequence {', '.join(map(repr, lacking))}: run"
-            f" 'manage.py tickets create{named}'."
+            f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
+            f" 'manage.py tickets create{arguments}'."
         )
 
 
-def missing(server: TicketServer) -> list[str]:
+def missing_sequences(server: TicketServer) -> list[str]:
     """The sequences that models draw from and this server does not have.
 
     :raises OperationalError: or what else the server is to blame for.
@@ -107,7 +120,7 @@ def missing(server: TicketServer) -> list[str]:
     answer = ask(server, PATIENCE)
     if answer.error is not None:
         raise answer.error
-    return [name for name in declared() if name not in answer.standings]
+    return [name for name in declared_sequences() if name not in answer.sequences]
 
 
 def _server(answers: Sequence[ServerAnswer], index: int) -> ServerStatus:
@@ -119,35 +132,35 @@ def _server(answers: Sequence[ServerAnswer], index: int) -> ServerStatus:
         None if answer.error is None else str(answer.error),
         answer.durability,
         tuple(
-            _sequence(answers, index, name, standing)
-            for name, standing in sorted(answer.standings.items())
+            _sequence(answers, index, name, sequence)
+            for name, sequence in sorted(answer.sequences.items())
         ),
     )
 
 
 def _sequence(
-    answers: Sequence[ServerAnswer], index: int, name: str, standing: SequencePosition
+    answers: Sequence[ServerAnswer], index: int, name: str, sequence: SequencePosition
 ) -> SequenceStatus:
-    mark, problem = mark_of(answers, index, name), standing.problem
-    if problem is None and is_behind(standing.position, mark):
+    high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
+    if problem is None and is_behind(sequence.position, high_water_mark):
         # The mark was read after the position; ids may have left in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
-        standing = later.standings.get(name, standing)
+        sequence = later.sequences.get(name, sequence)
         if later.error is not None:
             problem = f"{server.alias!r} does not answer any more: {later.error}"
-        elif is_behind(standing.position, mark):
+        elif is_behind(sequence.position, high_water_mark):
             problem = (
-                f"Sequence {name!r} on {server.alias!r} is at {max(standing.position, 0)!r}, below"
-                f" {mark!r}, which has left it before: it may have come back from a backup. Run"
+                f"Sequence {name!r} on {server.alias!r} is at {max(sequence.position, 0)!r}, below"
+                f" {high_water_mark!r}, which has left it before: it may have come back from a backup. Run"
                 f" 'manage.py tickets advance {name}'."
             )
     return SequenceStatus(
         name,
-        standing.row.form,
-        standing.position,
-        mark,
-        max(standing.position, 0) / LAST_ID,
+        sequence.row.form,
+        sequence.position,
+        high_water_mark,
+        max(sequence.position, 0) / LAST_ID,
         problem,
     )
 
@@ -155,10 +168,10 @@ def _sequence(
 def _drift(answers: Sequence[ServerAnswer]) -> dict[str, int]:
     positions: dict[str, list[int]] = {}
     for answer in answers:
-        for name, standing in answer.standings.items():
-            positions.setdefault(name, []).append(max(standing.position, 0))
+        for name, sequence in answer.sequences.items():
+            positions.setdefault(name, []).append(max(sequence.position, 0))
     return {
-        name: max(several) - min(several)
-        for name, several in sorted(positions.items())
-        if len(several) > 1
+        name: max(values) - min(values)
+        for name, values in sorted(positions.items())
+        if len(values) > 1
     }
