@@ -1,4 +1,4 @@
-"""Which shards are behind: one question per node, whatever their number."""
+"""Which shards are behind: one query per node, whatever the number of its shards."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.topology.model import Shard
 
-# What a server or a driver raises when it does not answer, or not as it should.
-_TROUBLE = (Error, ShardedOrmError, OSError)
+# Errors of a server or driver that gives no answer, or a wrong one.
+_SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 
 
 @dataclass
 class AppliedState:
-    """How far shards are. Memory: a few words for each that is not current."""
+    """How far shards are migrated. Memory: a few words for each shard that is not current.
 
-    #: How many have nothing to do.
+    A *digest* identifies a set of applied migrations.
+    """
+
+    #: Number of shards that have nothing to do.
     current: int = 0
     behind: list[Shard] = field(default_factory=list)
-    #: Their schemas or files do not exist.
+    #: Shards whose schema or file does not exist.
     missing: list[Shard] = field(default_factory=list)
-    #: Alias -> why nothing is known.
+    #: Alias -> why nothing is known about the shard.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: Digest of what is applied -> (app, migration, backwards) that are to be done.
+    #: Digest -> migrations to run: (app, migration, backwards).
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Digest -> how many shards have applied that; under "" also those that do not exist.
+    #: Digest -> number of shards; "" also counts shards that do not exist.
     count: dict[str, int] = field(default_factory=dict)
 
 
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
-    """Ask each node once; then one of the shards of each distinct state.
+    """Return how far ``shards`` are: one query per node, then one shard per distinct state.
 
-    :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+    :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
     state = AppliedState()
     nodes: dict[str, list[Shard]] = {}
@@ -48,7 +51,7 @@ def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
         for shard, digest in _digests(members, state):
-            digest_key = digest or ""  # One that does not exist yet has applied nothing.
+            digest_key = digest or ""  # A missing shard has applied nothing.
             if digest_key not in plans:
                 plan = _plan(planner, shard, digest_key, state)
                 if plan is None:
@@ -69,9 +72,9 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
     connection: Any = connections[shards[0].alias]
     try:
         digests = connection.applied_digests(shards)
-    except _TROUBLE as exc:
+    except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
-            # One that is broken fails all that are asked with it.
+            # One broken shard fails the query for all shards in it.
             half = len(shards) // 2
             yield from _digests(shards[:half], state)
             yield from _digests(shards[half:], state)
@@ -85,7 +88,7 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
 def _answers(connection: Any) -> bool:
     try:
         connection.schemas_present()
-    except _TROUBLE:
+    except _SERVER_ERRORS:
         return False
     return True
 
@@ -100,7 +103,7 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        state.unreachable[shard.alias] = exc  # Its own trouble, and no other shard's.
+        state.unreachable[shard.alias] = exc  # Other shards are not affected.
         return None
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Carrying out a plan on one shard, from wherever it stands."""
+"""Executing a migration plan on one shard, from the checkpoint that the shard has reached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from sharded_orm.operations.migrate.shard_session import ShardSession
 
 
 class ScriptExecutor:
-    """One plan on one shard; belongs to a thread."""
+    """Executes one plan on one shard. Belongs to a thread.
+
+    :param schema: the schema of the shard, if it is known.
+    """
 
     def __init__(
         self,
@@ -34,14 +37,14 @@ class ScriptExecutor:
         self._session = session
         self._plan = plan
         self._rehearsals = rehearsals
-        # None when it may have changed since it was read.
+        # None if the schema may have changed since it was read.
         self._schema = schema
         self._editor: Any = None
-        #: The next numbers of the tables, as far as they are known: see ``SchemaSnapshot``.
+        #: Table -> its next automatic number, as far as known: see ``SchemaSnapshot``.
         self.counters: Mapping[str, int] = {}
 
     def run(self) -> None:
-        """All units of the plan, after what an earlier process left in the middle."""
+        """Finish what an earlier process left in the middle, then run all units of the plan."""
         number, operation = self._resume()
         units = self._plan.units
         while number < len(units):
@@ -54,7 +57,7 @@ class ScriptExecutor:
             self._session.records.record(self._plan.replacements, backwards=False)
 
     def fake(self) -> None:
-        """Record all units of the plan, and do nothing else."""
+        """Record all units of the plan without running them."""
         self._session.check()
         self._session.ensure_records(self._session.snapshot())
         keys = [key for unit in self._plan.units for key in unit.records]
@@ -65,7 +68,7 @@ class ScriptExecutor:
     # ##### Segments #####
 
     def _run_recorded_units(self, number: int) -> int:
-        """Units whose SQL is recorded; returns how many."""
+        """Run the units whose SQL is recorded, from unit ``number`` on; returns how many."""
         key, script = self._script(number, 0)
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
@@ -81,7 +84,7 @@ class ScriptExecutor:
         return script.units
 
     def _run_mixed_unit(self, number: int, operation: int) -> None:
-        """One unit with operations that run on each shard, from ``operation`` on."""
+        """Run a unit that has operations to run on each shard, from ``operation`` on."""
         unit = self._plan.units[number]
         if self._schema is not None:
             self._schema = self._session.ensure_records(self._schema)
@@ -97,7 +100,7 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    return  # Its tables were there, so that it was recorded only.
+                    return  # Its tables existed, so it was only recorded (--fake-initial).
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
                 if runs_per_shard:
@@ -122,9 +125,10 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """
-        :param unit: the one that is gone on with afterwards, or at least recorded.
-        :param before: what the shard looked like when ``script`` began, if that was seen.
+        """Check that the schema is as ``script`` promises.
+
+        :param unit: the unit that goes on afterwards, or at least is recorded.
+        :param before: the schema when ``script`` began, if it was read.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
@@ -144,14 +148,14 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """The number of the operation of ``unit`` at which ``script`` ends."""
+        """The index of the operation of ``unit`` at which ``script`` ends."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
         self.counters = {}
-        step = self._per_shard(number, operation)
-        step.run()
-        self._schema = step.schema
+        per_shard = self._per_shard(number, operation)
+        per_shard.run()
+        self._schema = per_shard.schema
 
     def _per_shard(self, number: int, operation: int) -> PerShardOperation:
         self._session.check()
@@ -164,7 +168,7 @@ class ScriptExecutor:
             self._schema,
         )
 
-    # ##### One thing #####
+    # ##### Single steps #####
 
     def _schema_editor(self, unit: Unit) -> _UnitEditor:
         return _UnitEditor(self, unit)
@@ -177,7 +181,7 @@ class ScriptExecutor:
         numbered: Iterable[tuple[int, RecordedStatement]],
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Statements of one migration; the journal is told once of each stretch."""
+        """Run statements of one migration; the journal records each stretch once."""
         session = self._session
         stretch = range(0)
         for index, statement in numbered:
@@ -186,7 +190,7 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # What is recorded has been compared, whatever happens after it.
+                # No migration is recorded before its schema was compared.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -247,10 +251,10 @@ class ScriptExecutor:
     def _unit_of(self, statement: RecordedStatement) -> Unit:
         return next(unit for unit in self._plan.units if unit.key == statement.migration)
 
-    # ##### What an earlier process left #####
+    # ##### Steps that an earlier process left #####
 
     def _resume(self) -> tuple[int, int]:
-        """Finish what was interrupted; the unit and operation to go on with."""
+        """Finish the interrupted step; returns the unit and operation to go on with."""
         checkpoint = self._session.checkpoint
         if checkpoint is None or checkpoint.migration is None or checkpoint.what is What.UNIT:
             return 0, 0
@@ -281,26 +285,28 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            return 0, 0  # Somebody else has recorded it, say by "migrate --fake".
+            return 0, 0  # Another command has recorded it, such as "migrate --fake".
         return self._continue_script(script, checkpoint, end)
 
     def _begins_with(self, checkpoint: Checkpoint) -> bool:
         """Whether the plan begins with the migration that the shard is in the middle of."""
         first = self._plan.units[0] if self._plan.units else None
-        wanted = (checkpoint.migration, checkpoint.backwards)
-        return first is not None and (first.key, first.backwards) == wanted
+        interrupted = (checkpoint.migration, checkpoint.backwards)
+        return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether nothing of that migration took effect, so that it need not be ended first."""
+        """Whether no part of the migration took effect, so that it need not be finished first."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
-            rolled_back = (
+            is_rolled_back = (
                 bool(checkpoint.marker)
                 and checkpoint.reverts
                 and not self._session.records.is_marked(checkpoint.marker)
             )
-            undone = checkpoint.settled == "undone" or (not checkpoint.settled and rolled_back)
-            return checkpoint.operation == checkpoint.index == 0 and undone
+            is_undone = checkpoint.settled == "undone" or (
+                not checkpoint.settled and is_rolled_back
+            )
+            return checkpoint.operation == checkpoint.index == 0 and is_undone
         if checkpoint.what is What.STATEMENT:
             script = self._rehearsals.script(checkpoint.run, checkpoint.script)
             assert script is not None, "scripts are kept as long as a step needs them"
@@ -317,24 +323,27 @@ class ScriptExecutor:
     def _continue_script(
         self, script: RecordedScript, checkpoint: Checkpoint, start: int
     ) -> tuple[int, int]:
-        """The statements of a script from ``start``, as far as the plan agrees with it."""
+        """Run the statements of a script from ``start`` on, as far as the plan has them too.
+
+        Returns the unit and operation to go on with.
+        """
         units = 0
         unit: Unit | None = None
         for key, statements in script.by_migration():
-            rest = [(index, statement) for index, statement in statements if index >= start]
-            if not rest:
+            remaining = [(index, statement) for index, statement in statements if index >= start]
+            if not remaining:
                 continue
             unit = self._plan.units[units] if units < len(self._plan.units) else None
-            last = rest[-1][1]
+            last = remaining[-1][1]
             if unit is None or unit.key != key:
                 return units, 0
             if last.records and last.outline != unit.outline(len(unit.operations)):
                 return units, 0
             with self._schema_editor(unit):
-                self._statements(script, checkpoint.script, checkpoint.run, rest)
+                self._statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # Nothing was left but what comes after it.
+            return 0, 0  # Only later migrations were left.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)
@@ -345,11 +354,16 @@ class ScriptExecutor:
         return units, script.operations
 
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
-        """The unit that the shard is in the middle of; None if nothing of it was done, and
-        another one comes first, or it is not what it was."""
+        """The unit that the shard is in the middle of.
+
+        None if no part of it took effect, and the plan begins with another unit or the migration has
+        changed.
+
+        :raises OperationError: the shard cannot go on with the plan.
+        """
         assert checkpoint.migration is not None
-        begins = self._begins_with(checkpoint)
-        if begins:
+        is_first = self._begins_with(checkpoint)
+        if is_first:
             first = self._plan.units[0]
             count = checkpoint.operation + (checkpoint.what is What.PER_SHARD)
             if first.outline(count) == checkpoint.outline:
@@ -360,7 +374,7 @@ class ScriptExecutor:
             f"{self._session.alias} stands in the middle of {'.'.join(checkpoint.migration)}"
             f"{', on the way back' if checkpoint.backwards else ''}"
         )
-        if not begins:
+        if not is_first:
             raise OperationError(
                 f"{where}, and what is asked for does not begin with that. Finish it first:"
                 f" 'manage.py migrate_shards {checkpoint.migration[0]} …' to a target beyond it."
@@ -373,7 +387,7 @@ class ScriptExecutor:
 
 
 class _UnitEditor:
-    """The schema editor of a unit, as the one that is in use."""
+    """Makes the schema editor of a unit the executor's editor, inside a block."""
 
     def __init__(self, executor: ScriptExecutor, unit: Unit) -> None:
         self._executor = executor
@@ -396,16 +410,16 @@ class _UnitEditor:
 
 
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Make the tables of a shard that has none, as they are at the end of ``script``; returns them.
+    """Create the tables of an empty shard as they are at the end of ``script``; returns the schema.
 
-    May be repeated when it was interrupted.
+    May be repeated after an interruption.
     """
     checkpoint = Checkpoint(What.BUILD, run, script=key)
     session.begin(checkpoint, "Make all tables")
     session.connection.build_schema(script.promise)
-    found = compare(session, script, checkpoint)
+    schema = compare(session, script, checkpoint)
     session.records.record(script.records, backwards=False)
-    return found
+    return schema
 
 
 def compare(
@@ -414,24 +428,24 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """See that the schema is as ``script`` promises; returns it.
+    """Check that the schema is as ``script`` promises; returns the schema.
 
-    :param position: where to go on once it is.
-    :param before: what it was when ``script`` began. If all that does is to alter tables, these are
-        looked at, and which other ones there are.
-    :raises SchemaDiffers: it is not as promised; the next attempt compares again.
+    :param checkpoint: where to go on once the schema is as promised.
+    :param before: the schema when ``script`` began. If the script only alters tables, only these
+        tables and the list of the other tables are read.
+    :raises SchemaDiffers: the schema is not as promised; the next attempt compares again.
     """
     tables = script.altered_tables(before) if before is not None else None
     if before is not None and tables is not None:
-        found = session.glance(before, tables)
-        if found.looks_like(script.promise):
-            return found
-    found = session.snapshot()
-    differences = found.differences(script.promise)
+        schema = session.glance(before, tables)
+        if schema.looks_like(script.promise):
+            return schema
+    schema = session.snapshot()
+    differences = schema.differences(script.promise)
     if differences:
         session.begin(checkpoint, "Compare the schema")
         raise SchemaDiffers(
             f"{session.alias} is not as its migrations make it: {'; '.join(differences)}. Somebody"
             " changed it meanwhile, or a server does not do what another one did."
         )
-    return found
+    return schema

@@ -1,4 +1,4 @@
-"""The engine as others use it."""
+"""The migration of single shards, as other packages use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 class Migrator:
     """Migrates shards of one group to one target. Thread-safe.
 
-    :param scripts: where recorded SQL is kept.
+    :param scripts: the store of recorded SQL.
     """
 
     def __init__(self, group: ShardGroup, options: MigrateOptions, scripts: Scripts) -> None:
@@ -32,47 +32,50 @@ class Migrator:
         self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
 
     def applied_state(self, shards: Sequence[Shard]) -> AppliedState:
-        """Which of ``shards`` are behind. Cost: one query per node for each 500 shards, three more
-        where some do not exist; and three per distinct set of applied migrations.
+        """Return which of ``shards`` are behind.
 
-        :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+        Cost: one query per node for each 500 shards, three more if some do not exist, and three per
+        distinct set of applied migrations.
+
+        :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         return applied_state(self._planner, shards)
 
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
-        """Bring one shard to the target, going on from the position of ``step``.
+        """Bring one shard to the target, from the position of ``step`` on.
 
-        The shard's schema or file must exist. Its connection in this thread is closed
-        afterwards.
+        The shard's schema or file must exist. Its connection in this thread is closed afterwards.
 
-        :param stopping: asked between two statements whether to stop there.
-        :raises OperationStopped: ``stopping`` said so; call it again to go on.
-        :raises OperationUnclear: something was interrupted, and whether it took effect cannot be
-            told. It is told by :meth:`settle`.
+        :param stopping: called between two statements; whether to stop there.
+        :raises OperationStopped: ``stopping`` returned True; another call goes on.
+        :raises OperationUnclear: a step was interrupted, and nothing shows whether it took effect. A
+            person answers by :meth:`settle`.
         :raises RehearsalFailed: a migration fails on a copy without rows.
         :raises SchemaDiffers: the shard does not look as its migrations promise.
         :raises LeaseLost: another process has the run.
 
-        Whatever else is raised is the error of a migration on this shard; called again, it goes
-        on with the operation that failed.
+        Any other exception is the error of a migration on this shard. Another call goes on with the
+        operation that failed.
         """
         session = ShardSession(shard, step, stopping)
         try:
             self._migrate(session)
             session.connection.unlock_schema()
         finally:
-            # With it goes the lock, and a session that was left in the middle.
+            # This releases the lock, and ends a session that an error left in a transaction.
             session.connection.close()
 
     def settle(self, step: JournalStep, done: bool) -> None:
-        """Tell whether what was unclear took effect."""
+        """Record whether an unclear step took effect."""
         step.begin(position={**step.position, "settled": "done" if done else "undone"})
 
     def _migrate(self, session: ShardSession) -> None:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            session.checkpoint = None  # The shard was made anew: nothing is left of what was done.
+            session.checkpoint = (
+                None  # The shard was created anew: nothing is left of earlier steps.
+            )
         else:
             snapshot = session.ensure_records(snapshot)
         applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()
@@ -89,7 +92,7 @@ class Migrator:
     def _finish_interrupted(
         self, session: ShardSession, snapshot: SchemaSnapshot
     ) -> SchemaSnapshot:
-        """What an earlier process left that does not depend on the plan."""
+        """Finish an interrupted step that does not depend on the plan; returns the schema."""
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
             return snapshot
@@ -105,5 +108,5 @@ class Migrator:
 def _emit(
     emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
 ) -> None:
-    # As the migrate command does, but never interactive: nobody is there to be asked.
+    # As the migrate command does, but never interactive.
     emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

@@ -1,4 +1,4 @@
-"""Operations that run on each shard: Python, raw SQL, and whatever projects have written."""
+"""Operations that run on each shard: Python, raw SQL, and operations of projects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
 class PerShardOperation:
-    """One of them on one shard.
+    """Runs one operation on one shard.
 
-    :param number: that of the operation in its unit.
-    :param editor: of the migration, entered.
-    :param schema: of the shard, where it is known.
+    :param number: the index of the operation in its unit.
+    :param editor: the migration's schema editor, already entered.
+    :param schema: the schema of the shard, if it is known.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class PerShardOperation:
         self._piece = piece
         self._editor = editor
         self.label = piece.operation.describe()
-        #: None when it may have changed since it was read.
+        #: None if the schema may have changed since it was read.
         self.schema = schema
 
     def run(self) -> None:
-        """In the order and the transactions in which Django would run it."""
+        """Run the operation in the order and transactions in which Django would run it."""
         if self._editor.atomic_migration:
             self._call(self._editor)
             self.schema = None
@@ -58,13 +58,13 @@ class PerShardOperation:
             self._run_operation()
 
     def resume(self, checkpoint: Checkpoint, check: RecoveryCheck) -> None:
-        """Do what is left of it."""
+        """Do the part of the operation that has not taken effect."""
         if not self._is_raw:
             if not check.operation(checkpoint, self.label):
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # What it set is gone with the session that it was set in.
+        # The settings of the earlier session are gone with it.
         for sql, params in statements[: checkpoint.index]:
             if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)
@@ -105,7 +105,7 @@ class PerShardOperation:
             self.label,
         )
         if self._editor.connection.features.can_rollback_ddl:
-            self.schema = None  # Nobody listens to what it does.
+            self.schema = None  # Its statements are not observed.
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
                 if in_transaction:
@@ -120,7 +120,7 @@ class PerShardOperation:
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Tell the journal before a statement that commits what is open by itself."""
+        """Tell the journal before each statement that implicitly commits."""
         if self._editor.connection.features.can_rollback_ddl:
             yield
         else:
@@ -140,7 +140,7 @@ class PerShardOperation:
         if checkpoint is not None and checkpoint.marker and checkpoint.reverts:
             self._session.amend(reverts=False)
 
-    # ##### Raw SQL: its statements are known, so each of them can be judged #####
+    # ##### Raw SQL: its statements are known, so each can be checked after a kill #####
 
     def _raw_statements(self) -> list[tuple[str, Any]]:
         collector = _Collector(self._editor.connection)
@@ -182,12 +182,12 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # Lasts as long as the session, and may be set again.
+        # A setting lasts as long as the session, and may be repeated.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 
 class _Collector:
-    """Takes the place of an editor, for an operation that only executes."""
+    """Collects the statements of an operation, in place of a schema editor."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

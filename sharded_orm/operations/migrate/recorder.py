@@ -1,4 +1,4 @@
-"""Hearing what an operation sends to the database, and what becomes of the schema by it."""
+"""Recording the statements of an operation, and the schema after each of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECORD_LABEL = "Record the migration"
 
 
 class Recorder:
-    """The statements that change something on one connection, in their order.
+    """Records the statements that change something on one connection, in order.
 
-    Listens below the schema editor: an editor may use cursors of its own. Reads are not
-    recorded; the copy has answered them as each of its equals would.
+    Observes the connection and not the schema editor, because an editor may use cursors of its own.
+    Reads are not recorded: the copy answers them as every shard with the same schema would.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -32,21 +32,21 @@ class Recorder:
     def set_operation(
         self, migration: Key, operation: int, label: str, *, fingerprints: bool
     ) -> None:
-        """What follows belongs to this operation.
+        """Attribute the following statements to this operation.
 
-        :param judged: whether it must be possible to see which statements took effect, since
-            no transaction holds them together.
+        :param fingerprints: whether to record the schema after each statement: without a transaction
+            around them, it must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints
 
     @property
     def where(self) -> str:
-        """What runs now, for people."""
+        """The migration and operation that run now, for people."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
     def add_record(self, unit: Unit) -> None:
-        """The migration ends here, and is recorded as applied or not any more."""
+        """Add the statement that records the migration as applied or, backwards, not applied."""
         count = len(unit.operations)
         self.statements.append(
             RecordedStatement(

@@ -1,7 +1,7 @@
-"""Whether something that was interrupted took effect.
+"""Whether an interrupted step took effect.
 
-The rules are explained in ``docs/explanation/journal.md``. What they need was written before
-the thing was done, so that every kill finds it.
+``docs/explanation/journal.md`` explains the rules. The journal records all that they need before the
+step begins, so that it is there after a kill at any moment.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sharded_orm.operations.migrate.records import Records
 
 
 class RecoveryCheck:
-    """Answers for one shard, while nothing else can be under way there.
+    """Answers for one shard, while no other process can be at work there.
 
-    Every answer is whether the thing took effect, or how much of it; :exc:`OperationUnclear` if that
-    cannot be told.
+    Each method returns whether a step took effect, or how much of it.
 
-    :param now: the schema as it is.
+    :param schema: the present schema.
+    :raises OperationUnclear: by each method: nothing shows whether the step took effect.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RecoveryCheck:
         self._records = records
 
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
-        """How many of a script took effect, of a migration that is not recorded."""
+        """How many statements of the checkpoint took effect, in a migration that is not recorded."""
         stretch = script.statements[checkpoint.index : checkpoint.index + checkpoint.count]
         statements = [statement for statement in stretch if not statement.records]
         if not statements:
@@ -58,14 +58,14 @@ class RecoveryCheck:
         )  # fmt: skip
 
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Of raw SQL, whose effect on the schema nobody has seen before."""
+        """Whether a statement of raw SQL took effect; no rehearsal has shown its effect."""
         if checkpoint.settled:
             return checkpoint.settled == "done"
         if effect is Effect.ROWS:
             return self._by_marker(checkpoint, label, sql)
         changed = self._schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
-            # One statement that makes, alters or drops something is done whole or not at all.
+            # A single CREATE, ALTER or DROP takes effect as a whole or not at all.
             return changed
         if checkpoint.raised:
             return False
@@ -74,7 +74,7 @@ class RecoveryCheck:
         )
 
     def operation(self, checkpoint: Checkpoint, label: str) -> bool:
-        """Of an operation that runs Python."""
+        """Whether an operation that runs Python took effect."""
         if checkpoint.settled:
             return checkpoint.settled == "done"
         return self._by_marker(checkpoint, label, "")
@@ -84,7 +84,7 @@ class RecoveryCheck:
         if is_marked and checkpoint.reverts:
             return True
         if checkpoint.raised:
-            # Not interrupted: it has told of its error, and is run again as Django would.
+            # It raised an error and was not interrupted. It is run again, as Django would do.
             return False
         if checkpoint.marker and checkpoint.reverts:
             return False  # Rolled back.
