@@ -93,7 +93,7 @@ class Promotion:
         except Exception as exc:
             if record.phase == "switching":  # The journal does not answer.
                 why = f"{text}; {journal.one_line(exc)}"
-                raise publication.unsettled(plan, why, forced=forced) from cause
+                raise publication.unsettled_error(plan, why, forced=forced) from cause
             if self._undo.is_restored:
                 raise PromotionFailed(
                     f"{text} {self._undo.result()} The journal could not be told"

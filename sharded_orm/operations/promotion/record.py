@@ -78,7 +78,7 @@ class PromotionRecord:
         try:
             return switchover.rule_out(self.plan)
         except (TopologyError, OSError) as exc:
-            raise publication.unsettled(self.plan, exc, forced=self.options.force) from exc
+            raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
         """Record that another process had published the map, at a time that it did not record."""
