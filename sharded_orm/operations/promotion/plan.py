@@ -120,6 +120,6 @@ def _ranges_on(topology: Topology, node: str) -> Iterator[tuple[str, ShardRange]
                 yield group.name, shard_range
 
 
-def _same(topology: Topology, one: str, other: str) -> bool:
+def _same(topology: Topology, name: str, other: str) -> bool:
     nodes = topology.nodes
-    return server_of(nodes[one], one) == server_of(nodes[other], other)
+    return server_of(nodes[name], name) == server_of(nodes[other], other)

@@ -204,7 +204,9 @@ def _check_link(
     assert findings.old is not None
     assert findings.new is not None
     links = new.links()
-    link = next((one for one in links if one.source_id == findings.old.server_id), None)
+    link = next(
+        (candidate for candidate in links if candidate.source_id == findings.old.server_id), None
+    )
     if link is None:
         findings.problems.append(no_link(plan.new, plan.node, links))
         return
@@ -289,7 +291,7 @@ def _check_lost_link(
 ) -> None:
     links = new.links()
     node = topology.nodes[plan.node]
-    link = next((one for one in links if _leads_to(one, node)), None)
+    link = next((candidate for candidate in links if _leads_to(candidate, node)), None)
     if link is None:
         findings.problems.append(no_link(plan.new, plan.node, links))
         return

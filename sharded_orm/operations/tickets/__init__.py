@@ -1,4 +1,4 @@
-"""Sequences of the ticket servers: begin, look at, check against the rows, repair."""
+"""Sequences of the ticket servers: create them, show them, compare them with rows, repair them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences are begun: above every id that exists, and above what other servers gave."""
+"""Creating sequences: above every id that exists or that another server has handed out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: Ids that are left out where more may have been handed out than anybody can tell now.
+#: Ids that are skipped where more ids may have been handed out than is known.
 MARGIN = 10_000
 
 
@@ -39,10 +39,10 @@ class Begun:
     name: str
     alias: str
     form: str
-    #: The last id that was handed out, and the one that is next.
+    #: The last id that was handed out, and the next id.
     position: int
     next_id: int
-    #: It was not there before.
+    #: Whether :func:`create` has created it.
     made: bool
 
 
@@ -55,22 +55,22 @@ def create(
     only: str | None = None,
     servers: Sequence[TicketServer] | None = None,
 ) -> list[Begun]:
-    """Begin the sequences on all servers where they are missing; leave those that are there.
+    """Create the sequences on all servers that lack them; leave existing sequences as they are.
 
-    May be repeated, and finishes what was cut off: a server that has lost a sequence begins
-    above everything that the others know. Nothing is begun when anything is wrong.
+    May be repeated after an interruption. A server that has lost a sequence begins above everything
+    that the others know. If anything is wrong, no sequence is created.
 
-    :param names: by default all that the installed models draw from.
-    :param start: the first id of a new sequence may be this one; by default it is above the
-        largest that exists (F4).
-    :param form: ``update``, ``replace`` or ``sequence``; by default what the other servers
-        have, else the first that the database has.
-    :param check: look for existing ids; without it ``start`` must be given.
-    :param only: the alias of one server, if the others are to be made later.
+    :param names: names of sequences; by default those of all installed models.
+    :param start: the smallest possible first id of a new sequence; by default the first id is above
+        the largest existing one (F4).
+    :param form: ``update``, ``replace`` or ``sequence``; by default the form on the other servers,
+        else the first that the database supports.
+    :param check: whether to look for existing ids; without the check, ``start`` is required.
+    :param only: the alias of the only server to create on, if the others follow later.
     :raises InvalidSequence: name, start or form are not possible; an id exists at or above
         ``start``.
     :raises SequenceNotChecked: a server, or a shard with rows, does not answer.
-    :raises TicketServerMisconfigured: a server is not the one that ``TICKETS`` says.
+    :raises TicketServerMisconfigured: a server does not match ``TICKETS``.
     """
     fields = declared_sequences()
     selected = list(dict.fromkeys(names)) or list(fields)
@@ -98,7 +98,7 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Two aliases of one database only show now: what was made by one is seen by the other.
+    # Two aliases of one database show only now: each sees the sequences of the other.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -109,7 +109,7 @@ def create(
 
 
 def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
-    """Raise if what is there is not what is asked for."""
+    """:raises InvalidSequence: the existing sequence has another form, or is below ``start``."""
     row = sequence.row
     if form is not None and form != row.form:
         raise InvalidSequence(
@@ -169,7 +169,10 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """What the first id must be above."""
+    """The number above which a new sequence must begin.
+
+    :param present: the sequence on other servers.
+    """
     largest_id = largest(fields) if check else None
     existing = largest_id.id if largest_id is not None else 0
     if not present:
@@ -181,17 +184,17 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        return after  # The rest of a set of servers that is being made.
-    # One is replaced. What it gave last may be in no row yet, and nobody was told.
+        return after  # An interrupted creation goes on with the remaining servers.
+    # A server was replaced. Its last ids may be in no row yet, and unknown to its partner.
     positions = (number for s in present for number in (s.position, s.row.partner_mark))
     return max(after, *positions) + MARGIN
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether the sequence was begun after the same id and has given none."""
+    """Whether the sequence begins above ``after`` and has handed out no id."""
     slot = sequence.row.place
     first = slot.at_or_below(after)
-    # A table that counts by itself has its first number from the beginning.
+    # A table with an automatic number has its first number from the beginning.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.partner_mark == 0
     )
@@ -211,10 +214,10 @@ def _form(server: TicketServer, form: str | None, present: Sequence[SequencePosi
 def begin(
     server: TicketServer, names: Iterable[str], *, after: int = 0, form: str | None = None
 ) -> list[SequenceRow]:
-    """Make the catalog and the sequences on one server, where they are missing. Checks nothing.
+    """Create missing sequences, and their catalog, on one server. Checks nothing.
 
-    :param after: the ids of new ones are larger.
-    :param form: by default the first that the database has.
+    :param after: a number below all ids of new sequences.
+    :param form: by default the first that the database supports.
     """
     deadline = time.monotonic() + PATIENCE
 
@@ -227,12 +230,12 @@ def begin(
         return handle.ask(make)
 
 
-# The databases of the ticket servers, as they were before a test run changed them.
+# Alias of a ticket server -> the name of its database before a test run changed it.
 _original_names: dict[str, str] = {}
 
 
 def is_test_database(alias: str) -> bool:
-    """Whether a test run has put a database of its own in the place of a ticket server's."""
+    """Whether a test run has replaced the database of a ticket server by a test database."""
     return alias in _original_names and _database(alias) != _original_names[alias]
 
 
@@ -241,10 +244,10 @@ def _database(alias: str) -> str:
 
 
 class TestSequences:
-    """Begins all declared sequences in test databases, where there are no rows yet.
+    """Creates all declared sequences in test databases, which have no rows yet.
 
-    Called after each ``migrate``. What it sees in a real database it leaves alone: where a
-    sequence begins there is for the operator to say.
+    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides where a
+    sequence begins.
     """
 
     __test__ = False

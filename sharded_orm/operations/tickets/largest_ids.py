@@ -1,4 +1,4 @@
-"""The largest ids that exist, in the tables of the fields that draw from a sequence."""
+"""The largest existing ids, in the tables of fields that draw from a sequence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# What has not been migrated yet holds no ids: database, table or column. MySQL's error
-# numbers, SQLite's words, PostgreSQL's SQLSTATEs.
+# Errors about a missing database, table or column, which has no ids yet: MySQL's error numbers,
+# SQLite's words, PostgreSQL's SQLSTATEs.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -26,14 +26,14 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """An id, and the table in which it is."""
+    """The largest id, and the table that has it."""
 
     id: int
     where: str
 
 
 def declared_sequences() -> dict[str, list[TicketField]]:
-    """The sequences that the installed models draw from, with the fields that do, by name."""
+    """The sequences of the installed models: name -> fields that draw from it, sorted by name."""
     fields_by_sequence: dict[str, list[TicketField]] = {}
     for model in apps.get_models():
         if model._meta.proxy:
@@ -48,14 +48,14 @@ def declared_sequences() -> dict[str, list[TicketField]]:
 def largest(
     fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
-    """The largest id above ``above`` in the tables of ``fields``; None when there is none.
+    """The largest id above ``above`` in the tables of ``fields``; None if there is none.
 
-    Sharded tables are asked on all shards, and so is the table of that name in the global
-    database: a model that is being moved still has it (F4). What has not been migrated yet
-    counts as empty.
+    Sharded tables are read on all shards, and also in the global database: a model that is being moved
+    to shards still has its old table there (F4). A table that has not been migrated yet counts as
+    empty.
 
-    :param above: nothing at or below it is read.
-    :param place: only ids that this server gives.
+    :param above: ids up to this one are not read.
+    :param slot: the slot of a server, to consider only ids that this server hands out.
     :raises SequenceNotChecked: a database does not answer.
     """
     candidates = [
@@ -80,7 +80,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
-    # Not by the model's manager, which may leave rows out.
+    # Not with the model's manager, which may hide rows.
     rows = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
@@ -125,7 +125,7 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
-    """Where the ids are: an older table may call its key otherwise."""
+    """The column with the ids: an older table may have another name for its primary key."""
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):
         return None

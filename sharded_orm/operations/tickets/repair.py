@@ -1,4 +1,8 @@
-"""Servers that have forgotten ids: found by comparing with the rows, and moved on."""
+"""Servers that have forgotten ids: comparing them with the rows, and moving them on.
+
+A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
+next server, keeps the mark.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +28,26 @@ from sharded_orm.operations.tickets.survey import (
     select_names,
 )
 
-#: Called before each sequence and in the end: how many are done, of how many, its name.
+#: Called before each sequence and at the end: number done, total number, name of the sequence.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A sequence on one server, compared with what exists."""
+    """A sequence on one server, compared with its partner and with the existing rows."""
 
     name: str
     alias: str
-    #: The last id that was handed out; None if the server does not tell.
+    #: The last id that was handed out; None if the server does not say.
     position: int | None
-    #: What the partner knows to have left it; None if it does not tell.
+    #: The high-water mark; None if the partner does not say.
     mark: int | None
-    #: The largest id above the position that exists, and where.
+    #: The largest existing id above the position, and its table.
     offending: int | None
     where: str | None
-    #: What is wrong, with the remedy; None when nothing is.
+    #: The problem with its remedy; None if all is well.
     problem: str | None
-    #: Whether it could be compared; if not, ``problem`` tells why.
+    #: Whether it could be compared; if not, ``problem`` says why.
     checked: bool = True
 
 
@@ -64,17 +68,17 @@ def verify(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Verified]:
-    """Compare each server's position with its partner's mark and with the ids that exist.
+    """Compare each server's position with its high-water mark and with the existing ids.
 
-    On all shards only the range of ids above the position is read. Changes nothing.
+    Reads only ids above the position, on all shards. Changes nothing.
 
-    :param names: by default all sequences, of models or servers.
-    :raises UnknownSequence: nobody knows one of ``names``.
+    :param names: names of sequences; by default all that models or servers have.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
     return [
-        one
+        _verified(answers, index, name, fields)[0]
         for answers, name, fields in _answers_by_sequence(names, servers, progress)
-        for one in (_verified(answers, index, name, fields)[0] for index in range(len(answers)))
+        for index in range(len(answers))
     ]
 
 
@@ -89,18 +93,19 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move servers above all that is known to have left them; never back.
+    """Move servers above every id that they are known to have handed out; never back.
 
-    That is the larger of position, partner's mark and largest id that exists, plus
-    ``margin`` for what was handed out and is neither in a row nor marked. Each server stands
-    alone: one that does not answer is told in its ``problem``, the others are done.
+    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids that
+    are neither in a row nor marked. Servers are independent: a server that does not answer has a
+    ``problem``, and the others are moved.
 
-    :param to: the position itself, in place of the margin; a server that is above it stays.
-    :param check: look for existing ids; without it ``to`` must be given.
-    :param dry_run: tell what would be done.
-    :param only: the alias of one server.
+    :param names: names of sequences; by default all that models or servers have.
+    :param to: the target itself, in place of the margin; a server above it stays.
+    :param check: whether to look for existing ids; without the check, ``to`` is required.
+    :param dry_run: report what would be done, and change nothing.
+    :param only: the alias of the only server to move.
     :raises InvalidSequence: ``margin`` or ``to`` are not possible.
-    :raises UnknownSequence: nobody knows one of ``names``.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
     _check_arguments(margin, to, check)
     return [
@@ -112,7 +117,7 @@ def advance(
 
 
 def _unmarked(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
-    """How far a server was is known to its partner, which does not tell."""
+    """The problem that the partner does not say the server's high-water mark."""
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
     return (
@@ -159,7 +164,7 @@ def _verified(
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
-        # The position was read first; ids may have left since, and be in rows already.
+        # The position was read first. Ids may have been handed out since, and be in rows already.
         later = ask(server)
         if later.error is not None:
             return replace(
@@ -231,7 +236,7 @@ def _advanced(
         )
         return Advanced(name, server.alias, position, position, problem)
     target = max(position, minimum + margin if to is None else to)
-    # The next number of this server: it is what the others count from, too.
+    # The next number of this server: other servers count from it, too.
     target = server.place.at_or_below(target + server.place.step - 1)
     if target == position or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, position, target, None)

@@ -1,4 +1,4 @@
-"""How the ticket servers are, for operators and monitoring."""
+"""The state of the ticket servers, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sharded_orm.operations.tickets.survey import (
     is_behind,
 )
 
-# Seconds for one server; what monitors waits for all of them.
+# Seconds for one server; a monitoring system waits for all of them.
 PATIENCE = 5.0
 
 
@@ -30,35 +30,36 @@ class SequenceStatus:
     form: str
     #: The last id that was handed out; 0 or less for none.
     position: int
-    #: The highest id that the partner knows to have left this server; None if it cannot tell.
+    #: The high-water mark: the highest id that the server has handed out, as its partner knows; None
+    #: if the partner does not say.
     mark: int | None
-    #: Of the positive 64-bit numbers, how much is used up: 0 to 1.
+    #: The used part of the positive 64-bit numbers, from 0 to 1.
     used: float
     problem: str | None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """A ticket server. It gives ``offset``, ``offset + step``, … (F2)."""
+    """A ticket server. It hands out ``offset``, ``offset + step``, … (F2)."""
 
     alias: str
     offset: int
     step: int
-    #: Why it does not serve; None when it answers.
+    #: Why it does not answer; None if it does.
     error: str | None
-    #: What can let it forget ids that it has handed out; None when nothing does.
+    #: Why a crash may let it forget ids that it has handed out; None if it cannot.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
 
 @dataclass(frozen=True)
 class TicketStatus:
-    """All servers. ``problems`` are what an operator should mend; empty when all is well."""
+    """All servers. ``problems`` are for an operator to mend; empty if all is well."""
 
     servers: tuple[ServerStatus, ...]
-    #: Sequence -> distance between the servers; of those that several servers told.
+    #: Sequence -> distance between the servers, if several servers have it.
     drift: Mapping[str, int]
-    #: Sequences that no installed model draws from. They may be used by name.
+    #: Sequences that no installed model draws from. Code may use them by name.
     unused: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -66,9 +67,9 @@ class TicketStatus:
 def status(
     servers: Sequence[TicketServer] | None = None, *, patience: float = PATIENCE
 ) -> TicketStatus:
-    """Ask all servers how they are. Changes nothing; a server that is down is part of the answer.
+    """Return the state of all servers, including those that are down. Changes nothing.
 
-    :param patience: seconds for one server; they are asked one after the other.
+    :param patience: seconds for one server; servers are asked one after the other.
     :raises ImproperlyConfigured: no server is configured.
     """
     answers = ask_all(all_servers() if servers is None else servers, patience)
@@ -101,10 +102,13 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """What an empty or replaced server should have."""
+    """Problems of an empty or replaced server that lacks sequences.
+
+    :param names: the sequences that it should have.
+    """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Without names it makes those of the models.
+        # Without names, the command creates the sequences of the models.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
@@ -113,9 +117,9 @@ def _missing_problems(
 
 
 def missing_sequences(server: TicketServer) -> list[str]:
-    """The sequences that models draw from and this server does not have.
+    """The sequences that models draw from and this server lacks.
 
-    :raises OperationalError: or what else the server is to blame for.
+    :raises OperationalError: the server does not answer. Other errors of the server are raised, too.
     """
     answer = ask(server, PATIENCE)
     if answer.error is not None:
@@ -143,7 +147,7 @@ def _sequence(
 ) -> SequenceStatus:
     high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
     if problem is None and is_behind(sequence.position, high_water_mark):
-        # The mark was read after the position; ids may have left in between.
+        # The mark was read after the position. Ids may have been handed out in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
         sequence = later.sequences.get(name, sequence)

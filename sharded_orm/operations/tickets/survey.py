@@ -1,4 +1,8 @@
-"""What the ticket servers tell of their sequences, all of them at once."""
+"""Reading all sequences of all ticket servers.
+
+A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
+next server, keeps the mark. A server's *slot* is its share of all ids: offset and step.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
-# Seconds for one server to answer; nobody's page waits for it.
+# Seconds for one server to answer. No web page waits for it.
 PATIENCE = 30.0
 
-#: What asking one server may raise: it is down, or not what it should be.
+#: Errors of a server that is down, or does not match the settings.
 TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 
@@ -30,13 +34,13 @@ class SequencePosition:
     row: SequenceRow
     #: The last id that was handed out.
     position: int
-    #: What is wrong with it, as the server tells it.
+    #: What is wrong with the sequence; None if nothing is.
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What one server told; nothing but ``error`` when it did not answer."""
+    """The answer of one server; only ``error`` if it did not answer."""
 
     server: TicketServer
     sequences: Mapping[str, SequencePosition] = field(default_factory=dict)
@@ -45,9 +49,9 @@ class ServerAnswer:
 
 
 def all_servers() -> list[TicketServer]:
-    """Those of ``SHARDED_ORM["TICKETS"]``, in order.
+    """The servers in ``SHARDED_ORM["TICKETS"]``, in order.
 
-    :raises ImproperlyConfigured: there is none.
+    :raises ImproperlyConfigured: no server is configured.
     """
     servers = runtime.tickets().servers
     if not servers:
@@ -64,7 +68,7 @@ def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """What one server tells. Never raises what the server is to blame for."""
+    """Ask one server for all its sequences. Errors of the server are in the answer."""
     deadline = time.monotonic() + patience
 
     def read(session: TicketSession) -> tuple[dict[str, SequencePosition], str | None]:
@@ -84,7 +88,7 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
 
 def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        session.read(row.name, deadline)  # Also checks what belongs to the form.
+        session.read(row.name, deadline)  # Also checks the objects that the form needs.
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
         return SequencePosition(row, row.value, str(exc))
@@ -114,7 +118,10 @@ def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -
 def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Why ``row`` cannot be one of ``server``; None when it can."""
+    """Why ``row`` cannot belong to ``server``; None if it can.
+
+    :param answers: those of all servers, to recognize a copy.
+    """
     if row.place == server.place:
         return None
     slot = server.place
@@ -143,9 +150,9 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """The sequences to work on: those that are named, or all that are known.
+    """The sequences to work on: ``names``, or by default all of models and servers.
 
-    :raises UnknownSequence: of one neither models nor servers know.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
     known = {*declared_names, *(name for answer in answers for name in answer.sequences)}
     selected = list(dict.fromkeys(names))
@@ -161,7 +168,7 @@ def select_names(
 
 
 def check_name(name: str) -> None:
-    """:raises InvalidSequence: no sequence can be called so."""
+    """:raises InvalidSequence: no sequence can have this name."""
     if len(name) > MAX_NAME:
         raise InvalidSequence(
             f"A sequence cannot be called {name!r}: {len(name)} characters, and {MAX_NAME} are"
@@ -175,9 +182,9 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """What its partner, the next of the ring, knows to have left server ``index``; 0 for nothing.
+    """The high-water mark of server ``index``, which its partner keeps; 0 if it has given no id.
 
-    None when there is no partner, or it does not tell.
+    None if there is no partner, or it does not say.
     """
     if len(answers) < 2:
         return None
@@ -186,5 +193,5 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:
-    """Whether ids have left a server that would leave it again."""
+    """Whether a server would hand out ids again that it has handed out already."""
     return high_water_mark is not None and max(position, 0) < high_water_mark
