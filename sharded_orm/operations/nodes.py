@@ -26,19 +26,19 @@ TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
 #: Threads that may wait for one node after nobody waits for them any more: a node that hangs is not
 #: given one more each time somebody looks.
-MOST = 20
+MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
 # What is asked -> the threads that were left waiting for it. A name may be a node's and a service's.
-_left: dict[tuple[str, str], set[threading.Thread]] = {}
+_abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
 class NoAnswer(OperationalError):
     """It did not come in time; what was asked for may still happen."""
 
 
-def unheard() -> None:
+def ignore_answer() -> None:
     """``alive`` for who waits for the whole, and is not told of its parts."""
 
 
@@ -72,7 +72,7 @@ def ask_nodes(
 
     Each runs in a thread of its own, whose connections are closed at its end, and calls
     ``alive()`` whenever its node has answered. A node that is silent for too long is not
-    waited for: its thread is left to end by itself. Where :data:`MOST` were left, no more begin.
+    waited for: its thread is left to end by itself. Where :data:`MAX_ABANDONED` were left, no more begin.
 
     :param nodes: names of nodes, or of what else ``kind`` says.
     :param patience: seconds for the first answer.
@@ -94,11 +94,13 @@ def ask_nodes(
     order = list(dict.fromkeys(nodes))
     limits: dict[str, float] = dict.fromkeys(order, patience)
     deadlines = dict.fromkeys(order, time.monotonic() + patience)
-    found: dict[str, T | Exception] = {}
+    answers: dict[str, T | Exception] = {}
     threads: dict[str, threading.Thread] = {}
     for node in order:
-        if _left_waiting(kind, node) >= MOST:
-            events.put((node, OperationalError(f"{MOST} earlier questions have no answer yet")))
+        if _count_abandoned(kind, node) >= MAX_ABANDONED:
+            events.put(
+                (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
+            )
             continue
         # Not of a pool, whose threads the end of the process would wait for.
         threads[node] = threading.Thread(
@@ -107,14 +109,14 @@ def ask_nodes(
         threads[node].start()
     while deadlines:
         soonest = min(deadlines, key=deadlines.__getitem__)
-        left = deadlines[soonest] - time.monotonic()
+        seconds = deadlines[soonest] - time.monotonic()
         try:
-            node, outcome = events.get(timeout=None if left == float("inf") else max(left, 0))
+            node, outcome = events.get(timeout=None if seconds == float("inf") else max(seconds, 0))
         except queue.Empty:
             del deadlines[soonest]
-            found[soonest] = NoAnswer(f"no answer within {limits[soonest]:g} seconds")
+            answers[soonest] = NoAnswer(f"no answer within {limits[soonest]:g} seconds")
             if soonest in threads:
-                _left.setdefault((kind, soonest), set()).add(threads[soonest])
+                _abandoned.setdefault((kind, soonest), set()).add(threads[soonest])
             continue
         if node not in deadlines:
             continue
@@ -125,8 +127,8 @@ def ask_nodes(
         if isinstance(outcome, Exception) and not isinstance(outcome, TROUBLE):
             raise outcome
         del deadlines[node]
-        found[node] = outcome
-    return {node: found[node] for node in order}
+        answers[node] = outcome
+    return {node: answers[node] for node in order}
 
 
 def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
@@ -137,17 +139,17 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
     :raises NoAnswer: none came; ``ask`` goes on by itself.
     :raises: what ``ask`` raises.
     """
-    told = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
-    outcome = told[service]
+    answers = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
+    outcome = answers[service]
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def _left_waiting(kind: str, name: str) -> int:
+def _count_abandoned(kind: str, name: str) -> int:
     """How many threads wait for ``name`` though nobody waits for them. Forgets those that ended."""
-    left = _left.get((kind, name), set())
-    for thread in tuple(left):  # One step: others add theirs meanwhile.
+    threads = _abandoned.get((kind, name), set())
+    for thread in tuple(threads):  # One step: others add theirs meanwhile.
         if not thread.is_alive():
-            left.discard(thread)
-    return len(left)
+            threads.discard(thread)
+    return len(threads)

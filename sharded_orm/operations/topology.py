@@ -21,7 +21,7 @@ from sharded_orm.topology.sources.base import Process
 # A change that was computed anew this often has somebody against it who is faster.
 _ATTEMPTS = 20
 # Seconds, times the attempts so far: at most so long is waited before the next one.
-_BACK_OFF = 0.02
+_BACKOFF = 0.02
 # Seconds between two looks at the processes that are still to follow.
 _INTERVAL = 0.05
 
@@ -32,10 +32,10 @@ def current() -> Document:
     :raises TopologyError: the source does not answer, is empty, or holds no document.
     """
     source = runtime.source()
-    found = source.load()
-    if found is None:
+    document = source.load()
+    if document is None:
         raise TopologyUnavailable(f"{source.describe()} holds no topology yet; push one.")
-    return found
+    return document
 
 
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
@@ -54,7 +54,7 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     """
     for attempt in range(_ATTEMPTS):
         # At random: two who meet must not meet again.
-        time.sleep(random.uniform(0, _BACK_OFF * attempt))
+        time.sleep(random.uniform(0, _BACKOFF * attempt))
         before = current()
         edited = edit(before)
         if edited.same_content(before):
@@ -98,15 +98,15 @@ def push(document: Document, comment: str = "") -> Pushed:
     before = held()
     if before is not None and document.same_content(before) and _is_used(before):
         return Pushed(before, published=False)
-    there = 0 if before is None else before.version
-    if document.version < there:
+    version = 0 if before is None else before.version
+    if document.version < version:
         raise TopologyConflict(
-            f"{runtime.source().describe()} holds version {there} by now; this one was made from"
+            f"{runtime.source().describe()} holds version {version} by now; this one was made from"
             f" {document.version}. Pull it, repeat the change, and push again."
         )
-    following = _next(before)
-    made = _publish(before, document.at_version(max(document.version, following)), comment)
-    return Pushed(made, published=True)
+    next_version = _next(before)
+    published = _publish(before, document.at_version(max(document.version, next_version)), comment)
+    return Pushed(published, published=True)
 
 
 def rollback(version: int, comment: str = "", *, expected: int | None = None) -> Document:
@@ -119,14 +119,14 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
     :raises: what :func:`push` raises: shards that were added since cannot be taken away.
     """
     before = held()
-    found = 0 if before is None else before.version
-    if expected is not None and found != expected:
+    version_held = 0 if before is None else before.version
+    if expected is not None and version_held != expected:
         raise TopologyConflict(
-            f"{runtime.source().describe()} holds version {found} by now, not {expected}: somebody"
+            f"{runtime.source().describe()} holds version {version_held} by now, not {expected}: somebody"
             " else has published. Look at it, and repeat this."
         )
-    again = runtime.source().revision(version).at_version(_next(before))
-    return _publish(before, again, comment or f"back to version {version}")
+    earlier = runtime.source().revision(version).at_version(_next(before))
+    return _publish(before, earlier, comment or f"back to version {version}")
 
 
 def held() -> Document | None:
@@ -151,10 +151,10 @@ def _next(before: Document | None) -> int:
     """After what the source holds, and after what this process uses: that may be newer, when
     the source was set up again."""
     try:
-        used = runtime.standing().version
+        version = runtime.standing().version
     except TopologyUnavailable:
-        used = 0
-    return max(used, 0 if before is None else before.version) + 1
+        version = 0
+    return max(version, 0 if before is None else before.version) + 1
 
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
@@ -162,18 +162,20 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
     # What is there may be refused by this process, and then must not be in the way.
     runtime.check_document(after)
     if not source.writable:
-        raise TopologyReadOnly(_to_do(source.describe(), before or Document(0, {}, {}), after))
+        raise TopologyReadOnly(
+            _manual_change(source.describe(), before or Document(0, {}, {}), after)
+        )
     expected = 0 if before is None else before.version
     source.publish(after, expected=expected, comment=comment)
     runtime.refresh(at_least=after.version)
     return after
 
 
-def _to_do(where: str, before: Document, after: Document) -> str:
+def _manual_change(source_name: str, before: Document, after: Document) -> str:
     lines = "".join(f"\n  - {line}" for line in before.differences(after))
     count = f", and the version to {after.version}" if before.version else ""
     return (
-        f"The topology lives in {where}, which commands do not write. Make this change there{count}"
+        f"The topology lives in {source_name}, which commands do not write. Make this change there{count}"
         f":{lines}"
     )
 
@@ -195,13 +197,13 @@ def wait_until_used(version: int, timeout: float) -> Reach | None:
     :return: None where the source does not know the processes.
     """
     source = runtime.source()
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while True:
-        found = source.processes()
-        if found is None:
+        processes = source.processes()
+        if processes is None:
             return None
-        others = [one for one in found if not one.own]
-        behind = tuple(one for one in others if one.version < version)
-        if not behind or time.monotonic() >= end:
-            return Reach(tuple(one for one in others if one.version >= version), behind)
+        others = [process for process in processes if not process.own]
+        behind = tuple(process for process in others if process.version < version)
+        if not behind or time.monotonic() >= deadline:
+            return Reach(tuple(process for process in others if process.version >= version), behind)
         time.sleep(_INTERVAL)

@@ -28,13 +28,20 @@ class InexactColumn:
         return f"{describe_inexact(self.key, self.what)}: {where}."
 
 
-def inexact_columns(found: Iterable[InexactKey]) -> list[InexactColumn]:
+def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
     """``found``, each column once."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
-    for one in found:
-        name = one.key.table, one.key.field.column, one.what
-        column = columns.setdefault(name, InexactColumn(one.key, one.what, one.remedy))
-        column.shards.append(one.shard)
+    for column_on_shard in inexact:
+        column_key = (
+            column_on_shard.key.table,
+            column_on_shard.key.field.column,
+            column_on_shard.what,
+        )
+        column = columns.setdefault(
+            column_key,
+            InexactColumn(column_on_shard.key, column_on_shard.what, column_on_shard.remedy),
+        )
+        column.shards.append(column_on_shard.shard)
     return list(columns.values())
 
 
@@ -43,11 +50,11 @@ def read(shards: Sequence[Shard]) -> list[InexactColumn]:
 
     :raises django.db.Error: a node does not answer.
     """
-    places: dict[tuple[str, str], list[Shard]] = {}
+    by_node_and_group: dict[tuple[str, str], list[Shard]] = {}
     for shard in shards:
-        places.setdefault((shard.node, shard.group), []).append(shard)
-    found: list[InexactKey] = []
-    for (node, _), several in places.items():
+        by_node_and_group.setdefault((shard.node, shard.group), []).append(shard)
+    inexact: list[InexactKey] = []
+    for (node, _), members in by_node_and_group.items():
         with node_connection(node) as connection:
-            found += inexact_keys(connection, several)
-    return inexact_columns(found)
+            inexact += inexact_keys(connection, members)
+    return inexact_columns(inexact)

@@ -110,13 +110,13 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
         min(parallel, len(shards)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
     try:
-        waiting = {pool.submit(_run_one, command, shard.alias): shard.alias for shard in shards}
-        for future in as_completed(waiting):
+        aliases = {pool.submit(_run_one, command, shard.alias): shard.alias for shard in shards}
+        for future in as_completed(aliases):
             try:
                 yield future.result()
             except BrokenProcessPool:
                 yield Outcome(
-                    waiting[future],
+                    aliases[future],
                     "a worker process died, so it was cut off or not begun",
                     "",
                     0.0,
@@ -134,8 +134,8 @@ def _begin_worker() -> None:
 def _run_one(command: ShardCommand, alias: str) -> Outcome:
     output = io.StringIO()
     arguments = [argument.replace(PLACEHOLDER, alias) for argument in command.arguments]
-    began = time.monotonic()
-    with _alone(output), _choosable(arguments, alias):
+    started = time.monotonic()
+    with _captured(output), _exposed(arguments, alias):
         try:
             call_command(command.name, *arguments, stdout=output, stderr=output)
             error = None
@@ -150,15 +150,15 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
             error = f"{type(exc).__name__}: {exc}"
         finally:
             connections[alias].close()
-    return Outcome(alias, error, output.getvalue(), time.monotonic() - began)
+    return Outcome(alias, error, output.getvalue(), time.monotonic() - started)
 
 
 @contextmanager
-def _alone(output: io.StringIO) -> Iterator[None]:
+def _captured(output: io.StringIO) -> Iterator[None]:
     """What commands print without Django's streams goes to ``output``; there is no input."""
     stdin = sys.stdin
-    with open(os.devnull) as nothing, redirect_stdout(output), redirect_stderr(output):
-        sys.stdin = nothing
+    with open(os.devnull) as devnull, redirect_stdout(output), redirect_stderr(output):
+        sys.stdin = devnull
         try:
             yield
         finally:
@@ -166,7 +166,7 @@ def _alone(output: io.StringIO) -> Iterator[None]:
 
 
 @contextmanager
-def _choosable(arguments: Sequence[str], alias: str) -> Iterator[None]:
+def _exposed(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """``--database ALIAS`` among ``arguments`` may name the shard: Django lets one choose among
     the aliases that it iterates over."""
     databases = settings.DATABASES

@@ -9,7 +9,7 @@ from django.db import DatabaseError, connections
 
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
-from sharded_orm.operations.shards.status import PATIENCE, shards_by_node, told_by
+from sharded_orm.operations.shards.status import PATIENCE, error_line, shards_by_node
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
@@ -47,40 +47,42 @@ def create(
     """
     by_node = shards_by_node(shards)
 
-    def make(node: str, alive: Alive) -> tuple[list[str], int, dict[str, str]]:
+    def create_missing(node: str, alive: Alive) -> tuple[list[str], int, dict[str, str]]:
         with node_connection(node) as wrapper:
             present = wrapper.schemas_present()
         alive()
-        made: list[str] = []
+        created_here: list[str] = []
         failures: dict[str, str] = {}
         for shard in by_node[node]:
             if shard.schema not in present:
                 try:
-                    _make(shard)
+                    _create_schema(shard)
                 except (DatabaseError, OSError) as exc:
                     if isinstance(exc, DatabaseError) and is_node_gone(exc):
                         raise
-                    failures[shard.alias] = told_by(exc)
+                    failures[shard.alias] = error_line(exc)
                     continue
-                made.append(shard.alias)
+                created_here.append(shard.alias)
                 alive()
             if progress is not None:
                 progress(shard, shard.schema not in present)
-        return made, len(by_node[node]) - len(made) - len(failures), failures
+        return created_here, len(by_node[node]) - len(created_here) - len(failures), failures
 
-    done: list[str] = []
+    created: list[str] = []
     existing, failures = 0, {}
-    for node, outcome in ask_nodes(by_node, make, patience=timeout, silence=SILENCE).items():
+    for node, outcome in ask_nodes(
+        by_node, create_missing, patience=timeout, silence=SILENCE
+    ).items():
         if isinstance(outcome, Exception):
-            failures[node] = told_by(outcome)
+            failures[node] = error_line(outcome)
         else:
-            done += outcome[0]
+            created += outcome[0]
             existing += outcome[1]
             failures |= outcome[2]
-    return Created(tuple(sorted(done)), existing, failures)
+    return Created(tuple(sorted(created)), existing, failures)
 
 
-def _make(shard: Shard) -> None:
+def _create_schema(shard: Shard) -> None:
     wrapper = connections[shard.alias]
     assert isinstance(wrapper, ShardConnectionMixin)
     wrapper.create_shard_database()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sharded_orm import runtime
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.write_hooks.session_id import OpenSessions
-from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
+from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
@@ -40,7 +40,7 @@ class ShardDetail:
     compared: int = 0
 
 
-def look_at(shard: Shard, *, within: float) -> ShardDetail:
+def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     """Look at ``shard``, and at the schemas of some siblings. Changes nothing.
 
     Costs what ``status`` does for at most five shards, two queries on its node, and two round
@@ -50,41 +50,47 @@ def look_at(shard: Shard, *, within: float) -> ShardDetail:
         least.
     """
     began = time.monotonic()
-    found = status([shard, *_siblings(shard)], within=within)
-    by_alias = {one.shard.alias: one for one in found.shards}
-    mine = by_alias.get(shard.alias)
-    if mine is None:
-        (error,) = (node.error for node in found.nodes if node.name == shard.node)
+    fleet = status([shard, *_siblings(shard)], within=within)
+    by_alias = {entry.shard.alias: entry for entry in fleet.shards}
+    own_status = by_alias.get(shard.alias)
+    if own_status is None:
+        (error,) = (node.error for node in fleet.nodes if node.name == shard.node)
         return ShardDetail(shard, error=error)
-    alike = [one for one in by_alias.values() if _comparable(one, mine)]
+    comparable = [entry for entry in by_alias.values() if _is_comparable(entry, own_status)]
 
-    def look(node: str, alive: Alive) -> tuple[Schemas, _NodeShards]:
-        schemas, own = Schemas(), _NodeShards()
+    def read(node: str, alive: Alive) -> tuple[Schemas, _NodeData]:
+        schemas, node_data = Schemas(), _NodeData()
         if node == shard.node:
             with node_connection(node) as wrapper:
-                own = _NodeShards(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
-        schemas.read([one for one in alike if one.shard.node == node], unheard)
-        return schemas, own
+                node_data = _NodeData(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
+        schemas.read([entry for entry in comparable if entry.shard.node == node], ignore_answer)
+        return schemas, node_data
 
-    nodes = {shard.node, *(one.shard.node for one in alike)}
-    schemas, own = Schemas(), _NodeShards()
-    for outcome in ask_nodes(nodes, look, patience=left_of(within, began)).values():
+    nodes = {shard.node, *(entry.shard.node for entry in comparable)}
+    schemas, node_data = Schemas(), _NodeData()
+    for outcome in ask_nodes(nodes, read, patience=seconds_left(within, began)).values():
         if not isinstance(outcome, Exception):
             schemas.add(outcome[0])
-            own = own if outcome[1].tables is None else outcome[1]
-    drift = next((one for one in schemas.drifts() if one.shard == shard), None)
+            node_data = node_data if outcome[1].tables is None else outcome[1]
+    drift = next((entry for entry in schemas.drifts() if entry.shard == shard), None)
     return ShardDetail(
-        shard, mine, mine.error, own.tables, own.sessions, drift, _number_of(schemas, shard)
+        shard,
+        own_status,
+        own_status.error,
+        node_data.tables,
+        node_data.sessions,
+        drift,
+        _count_siblings(schemas, shard),
     )
 
 
-def left_of(within: float, began: float) -> float:
+def seconds_left(within: float, began: float) -> float:
     """Seconds for a second question, when the first one began at ``began`` (monotonic)."""
     return max(within / 3, within - (time.monotonic() - began))
 
 
 @dataclass(frozen=True)
-class _NodeShards:
+class _NodeData:
     tables: tuple[TableSize, ...] | None = None
     sessions: OpenSessions | None = None
 
@@ -97,14 +103,14 @@ def _siblings(shard: Shard) -> Iterator[Shard]:
     return (group.shard(number) for number in sorted(numbers - {shard.number}))
 
 
-def _comparable(one: ShardStatus, other: ShardStatus) -> bool:
-    return one.state in ("current", "behind") and one.digest == other.digest
+def _is_comparable(shard_status: ShardStatus, other: ShardStatus) -> bool:
+    return shard_status.state in ("current", "behind") and shard_status.digest == other.digest
 
 
-def _number_of(schemas: Schemas, shard: Shard) -> int:
+def _count_siblings(schemas: Schemas, shard: Shard) -> int:
     """With how many others ``shard`` was compared."""
-    for looks in schemas.looks.values():
-        shards = [one for look in looks.values() for one in look.shards]
+    for variants in schemas.variants.values():
+        shards = [member for variant in variants.values() for member in variant.shards]
         if shard in shards:
             return len(shards) - 1
     return 0
@@ -119,13 +125,13 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     :param within: seconds for a node.
     """
     by_node = shards_by_node(shards)
-    found: dict[str, ShardSize] = {}
+    sizes_by_alias: dict[str, ShardSize] = {}
 
-    def look(node: str, alive: Alive) -> None:
+    def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
                 # One step: a copy that is made meanwhile has all of a batch, or nothing.
-                found.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
+                sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
-    ask_nodes(by_node, look, patience=within)
-    return dict(found)
+    ask_nodes(by_node, read, patience=within)
+    return dict(sizes_by_alias)

@@ -15,8 +15,8 @@ from sharded_orm.operations.shards.status import (
     FleetStatus,
     GroupOnNode,
     ShardStatus,
+    error_line,
     status,
-    told_by,
 )
 from sharded_orm.topology.model import Shard
 
@@ -46,8 +46,8 @@ class HealthReport:
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
-            *map(_of_drift, self.drifts),
-            *map(_of_rows, self.misplaced),
+            *map(_drift_problem, self.drifts),
+            *map(_misplaced_problem, self.misplaced),
             *(
                 f"{name!r} cannot be looked at to the end: {why}."
                 for name, why in self.errors.items()
@@ -72,35 +72,39 @@ def check(
     :param timeout: seconds for the first answer of a node.
     :param sample: rows of each table of each shard; 0 for none, None for all.
     """
-    found = status(shards, timeout=timeout, sizes=sizes)
-    alive_nodes = {node.name: node for node in found.nodes if node.error is None}
+    fleet = status(shards, timeout=timeout, sizes=sizes)
+    alive_nodes = {node.name: node for node in fleet.nodes if node.error is None}
 
-    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
+    def read(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
         inexact: list[InexactKey] = []
         schemas, rows = Schemas(), RowScan(sample)
         with node_connection(name) as wrapper:
             for group in alive_nodes[name].groups:
                 existing = list(_existing(group))
-                inexact += inexact_keys(wrapper, [one.shard for one in existing])
+                inexact += inexact_keys(wrapper, [shard_status.shard for shard_status in existing])
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
                     # Models may not fit the tables of a shard that is behind.
-                    current = [one.shard for one in existing if one.state == "current"]
+                    current = [
+                        shard_status.shard
+                        for shard_status in existing
+                        if shard_status.state == "current"
+                    ]
                     rows.read(wrapper, current, alive)
         return inexact, schemas, rows
 
     inexact: list[InexactKey] = []
     schemas, rows, errors = Schemas(), RowScan(sample), {}
-    for name, outcome in ask_nodes(alive_nodes, look, patience=timeout).items():
+    for name, outcome in ask_nodes(alive_nodes, read, patience=timeout).items():
         if isinstance(outcome, Exception):
-            errors[name] = told_by(outcome)
+            errors[name] = error_line(outcome)
         else:
             inexact += outcome[0]
             schemas.add(outcome[1])
             rows.add(outcome[2])
     return HealthReport(
-        found,
+        fleet,
         tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),
         tuple(rows.misplaced),
@@ -113,7 +117,7 @@ def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
     return (one for one in group.shards if one.state in ("current", "behind"))
 
 
-def _of_drift(drift: Drift) -> str:
+def _drift_problem(drift: Drift) -> str:
     shown = "; ".join(drift.differences[:5])
     more = f"; and {len(drift.differences) - 5} more" if len(drift.differences) > 5 else ""
     return (
@@ -124,15 +128,15 @@ def _of_drift(drift: Drift) -> str:
     )
 
 
-def _of_rows(one: Misplaced) -> str:
-    example = one.examples[0]
+def _misplaced_problem(rows: Misplaced) -> str:
+    example = rows.examples[0]
     if example.home is not None:
-        belongs = f"belongs on {example.home!r}: {example.why}"
+        where = f"belongs on {example.home!r}: {example.why}"
     else:
-        belongs = f"has no shard: {example.why}"
+        where = f"has no shard: {example.why}"
     return (
-        f"{one.rows} row{'s' if one.rows > 1 else ''} of {one.model} on {one.shard.alias!r} with"
-        f" {one.keys} key{'s' if one.keys > 1 else ''} that no query looks for there;"
-        f" {one.key_name}={example.key!r} {belongs}. Copy them to where they belong and delete them"
+        f"{rows.rows} row{'s' if rows.rows > 1 else ''} of {rows.model} on {rows.shard.alias!r} with"
+        f" {rows.keys} key{'s' if rows.keys > 1 else ''} that no query looks for there;"
+        f" {rows.key_name}={example.key!r} {where}. Copy them to where they belong and delete them"
         " here, or correct what places the key."
     )

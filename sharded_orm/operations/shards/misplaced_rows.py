@@ -16,7 +16,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.operations.nodes import Alive
-from sharded_orm.operations.shards.status import told_by
+from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
@@ -26,7 +26,7 @@ BATCH = 256
 KEYS = 5000
 #: Keys of a table of a shard that are named.
 EXAMPLES = 3
-_BIG: Any = BigIntegerField()
+_BIG_INTEGER: Any = BigIntegerField()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,16 @@ class RowScan:
             return
         for options in sharded_models(shards[0].group):
             table = _Table(options, connections[shards[0].alias], self.sample)
-            found: dict[str, Misplaced] = {}
+            misplaced: dict[str, Misplaced] = {}
             batch: list[tuple[Shard, Any, int]] = []
             for row in self._rows(table, wrapper, shards):
                 batch.append(row)
                 if len(batch) >= KEYS:
-                    self._judge(options, batch, found)
+                    self._check_rows(options, batch, misplaced)
                     batch.clear()
                     alive()
-            self._judge(options, batch, found)
-            self.misplaced += found.values()
+            self._check_rows(options, batch, misplaced)
+            self.misplaced += misplaced.values()
             alive()
 
     def add(self, other: RowScan) -> None:
@@ -106,47 +106,47 @@ class RowScan:
     ) -> Iterator[tuple[Shard, Any, int]]:
         if self.sample is not None and wrapper.scatter_union:
             for start in range(0, len(shards), BATCH):
-                yield from self._union(table, wrapper, shards[start : start + BATCH])
+                yield from self._read_union(table, wrapper, shards[start : start + BATCH])
             return
         for shard in shards:
             try:
                 yield from table.of_one(wrapper, shard)
             except DatabaseError as exc:
-                self._failed(shard, exc)
+                self._note_failure(shard, exc)
 
-    def _union(
+    def _read_union(
         self, table: _Table, wrapper: Any, shards: Sequence[Shard]
     ) -> list[tuple[Shard, Any, int]]:
         try:
             return table.of_several(wrapper, shards)
         except DatabaseError as exc:
             if len(shards) == 1 or is_node_gone(exc):
-                self._failed(shards[0], exc)
+                self._note_failure(shards[0], exc)
                 return []
         # One of them lacks the table, say.
         middle = len(shards) // 2
         return [
-            *self._union(table, wrapper, shards[:middle]),
-            *self._union(table, wrapper, shards[middle:]),
+            *self._read_union(table, wrapper, shards[:middle]),
+            *self._read_union(table, wrapper, shards[middle:]),
         ]
 
-    def _failed(self, shard: Shard, exc: DatabaseError) -> None:
+    def _note_failure(self, shard: Shard, exc: DatabaseError) -> None:
         if is_node_gone(exc):
             raise exc
-        self.errors[shard.alias] = told_by(exc)
+        self.errors[shard.alias] = error_line(exc)
 
-    def _judge(
+    def _check_rows(
         self,
         options: ShardOptions,
         rows: Iterable[tuple[Shard, Any, int]],
-        found: dict[str, Misplaced],
+        misplaced: dict[str, Misplaced],
     ) -> None:
         rows = list(rows)
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
             # The directory's server, which is not the one whose rows these are.
-            self.errors[options.group] = f"its keys cannot be looked up ({told_by(exc)})"
+            self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
         for shard, key, count in rows:
@@ -155,13 +155,13 @@ class RowScan:
                 before = strays.get((shard.alias, key), (shard, 0))[1]
                 strays[shard.alias, key] = (shard, before + count)
         for (alias, key), (shard, count) in strays.items():
-            one = found.setdefault(
+            entry = misplaced.setdefault(
                 alias, Misplaced(shard, options.model._meta.label, _key_field(options).name)
             )
-            one.keys += 1
-            one.rows += count
-            if len(one.examples) < EXAMPLES:
-                one.examples.append(_stray(options.group, key, homes[key]))
+            entry.keys += 1
+            entry.rows += count
+            if len(entry.examples) < EXAMPLES:
+                entry.examples.append(_stray_key(options.group, key, homes[key]))
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
@@ -169,16 +169,16 @@ def sharded_models(group: str) -> list[ShardOptions]:
 
     Rows of an automatic many-to-many table are held to their shard by foreign keys.
     """
-    found = []
+    models = []
     for model in apps.get_models():
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
             # A child's key may be in its parent's table.
-            own = options.key in meta.local_concrete_fields
-            if meta.managed and not meta.proxy and own:
-                found.append(options)
-    return sorted(found, key=lambda one: one.model._meta.label)
+            is_own = options.key in meta.local_concrete_fields
+            if meta.managed and not meta.proxy and is_own:
+                models.append(options)
+    return sorted(models, key=lambda options: options.model._meta.label)
 
 
 class _Table:
@@ -200,7 +200,7 @@ class _Table:
         self._pks = [quote(pk.column) for pk in pks]
         # What is half way between two keys can be told of numbers only.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
-        self._number = _BIG.cast_db_type(wrapper) if number else None
+        self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
     def _select(self, schema: str | None) -> tuple[str, list[Any]]:
         table = self._table if schema is None else f"{schema}.{self._table}"
@@ -231,9 +231,9 @@ class _Table:
         params: list[Any] = []
         for index, shard in enumerate(shards):
             schema = wrapper.ops.quote_name(shard.schema).replace("%", "%%")
-            sql, its = self._select(schema)
+            sql, part_params = self._select(schema)
             parts.append(f"(SELECT {index}, k.* FROM ({sql}) k)")
-            params += its
+            params += part_params
         with wrapper.wrap_database_errors, wrapper.node_cursor() as raw:
             cursor = wrapper.make_cursor(raw)
             cursor.execute(" UNION ALL ".join(parts), params)
@@ -294,7 +294,7 @@ def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
     return homes
 
 
-def _stray(group: str, key: Any, home: int | None) -> StrayKey:
+def _stray_key(group: str, key: Any, home: int | None) -> StrayKey:
     try:
         why = runtime.strategy(group).explain(key)
     except InvalidShardKey as exc:

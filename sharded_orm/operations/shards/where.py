@@ -70,7 +70,7 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     number = strategy.locate(key)
     if number is None and not strategy.places:
         raise strategy.refusal(key)
-    told = KeyLocation(
+    unplaced = KeyLocation(
         options.model._meta.label,
         field.attname,
         key,
@@ -79,13 +79,13 @@ def where(label: str, name: str, text: str) -> KeyLocation:
         strategy.explain(key),
     )
     if number is None:
-        return told
+        return unplaced
     shard = runtime.shard(group.name, number)
-    within = group.range_of(number)
+    shard_range = group.range_of(number)
     return KeyLocation(
-        told.model, told.field, told.key, told.group, told.strategy, told.why,
+        unplaced.model, unplaced.field, unplaced.key, unplaced.group, unplaced.strategy, unplaced.why,
         number, shard.alias, shard.node, shard.replica, shard.schema,
-        (within.first, within.last), within in group.open_ranges,
+        (shard_range.first, shard_range.last), shard_range in group.open_ranges,
     )  # fmt: skip
 
 
@@ -97,16 +97,16 @@ class PlacementEntry:
     placed_at: datetime
 
 
-def directory_entry(place: KeyLocation) -> PlacementEntry | None:
+def directory_entry(location: KeyLocation) -> PlacementEntry | None:
     """The row of the directory for a key that :func:`where` looked for; None if there is none.
 
     One query of the directory; none for a group whose strategy has no directory.
     """
-    strategy = runtime.strategy(place.group)
+    strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
         return None
     rows = Placement.objects.using(runtime.config().directory)
-    row = rows.filter(group=place.group, key=strategy.entry(place.key)).first()
+    row = rows.filter(group=location.group, key=strategy.entry(location.key)).first()
     return None if row is None else PlacementEntry(row.shard, row.placed_at)
 
 
@@ -115,39 +115,39 @@ def sharded_model(label: str) -> ShardOptions:
 
     :raises UnknownModel: no model, or several, or one that is not sharded.
     """
-    known = [model for model in apps.get_models() if shard_options(model) is not None]
-    wanted = label.lower()
-    if "." in wanted:
-        found = [model for model in apps.get_models() if model._meta.label_lower == wanted]
+    sharded = [model for model in apps.get_models() if shard_options(model) is not None]
+    lowered = label.lower()
+    if "." in lowered:
+        models = [model for model in apps.get_models() if model._meta.label_lower == lowered]
     else:
-        found = [model for model in apps.get_models() if model._meta.model_name == wanted]
-    if len(found) > 1:
+        models = [model for model in apps.get_models() if model._meta.model_name == lowered]
+    if len(models) > 1:
         # Django's own Permission, say, beside a sharded one.
-        found = [model for model in found if model in known] or found
-    if len(found) > 1:
-        labels = sorted(model._meta.label for model in found)
+        models = [model for model in models if model in sharded] or models
+    if len(models) > 1:
+        labels = sorted(model._meta.label for model in models)
         raise UnknownModel(f"{label!r} may be any of {labels!r}; name its app.")
-    if not found:
-        labels = sorted(model._meta.label for model in known)
+    if not models:
+        labels = sorted(model._meta.label for model in sharded)
         raise UnknownModel(f"There is no model {label!r}; sharded models are {labels!r}.")
-    options = shard_options(found[0])
+    options = shard_options(models[0])
     if options is None:
         raise UnknownModel(
-            f"{found[0]._meta.label} is not sharded: its rows are in the global database."
+            f"{models[0]._meta.label} is not sharded: its rows are in the global database."
         )
     return options
 
 
 def _field(options: ShardOptions, name: str) -> Any:
     meta = options.model._meta
-    tells = [field for field in meta.concrete_fields if options.tells(field)]
+    candidates = [field for field in meta.concrete_fields if options.tells(field)]
     try:
         field: Any = meta.pk if name == "pk" else meta.get_field(name)
     except FieldDoesNotExist:
-        field = next((each for each in tells if each.attname == name), None)
-    if field not in tells:
+        field = next((candidate for candidate in candidates if candidate.attname == name), None)
+    if field not in candidates:
         raise ShardKeyRequired(
             f"{name!r} does not tell the shard of {meta.object_name}; give"
-            f" {' or '.join(f'{each.attname}=…' for each in tells) or 'a row it belongs to'}."
+            f" {' or '.join(f'{candidate.attname}=…' for candidate in candidates) or 'a row it belongs to'}."
         )
     return field
