@@ -1,4 +1,7 @@
-"""Key columns of text that take two keys for one; see :mod:`sharded_orm.models.text_keys`."""
+"""Text key columns with a collation that treats two keys as equal.
+
+See :mod:`sharded_orm.models.text_keys`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 @dataclass
 class InexactColumn:
-    """One column that is wrong in the same way on some shards."""
+    """A column with the same wrong collation on some shards."""
 
     key: KeyColumn
     what: str
@@ -21,7 +24,7 @@ class InexactColumn:
 
     @property
     def problem(self) -> str:
-        """A sentence that names model, column, collation and shards."""
+        """A sentence about model, column, collation and shards."""
         first = self.shards[0].alias
         number = len(self.shards)
         where = f"on {number} shards, {first!r} for one" if number > 1 else f"on {first!r}"
@@ -29,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """``found``, each column once."""
+    """Merge the columns of single shards: each column once per problem, with its shards."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (
@@ -46,7 +49,7 @@ def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
 
 
 def read(shards: Sequence[Shard]) -> list[InexactColumn]:
-    """What is wrong on ``shards``; one query per node, group and 500 shards.
+    """Return the wrong columns on ``shards``; one query per node, group and 500 shards.
 
     :raises django.db.Error: a node does not answer.
     """

@@ -1,4 +1,4 @@
-"""Making the schemas of shards that do not exist yet."""
+"""Creating the schemas of shards that do not exist yet."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sharded_orm.operations.shards.status import PATIENCE, error_line, shards_by
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Seconds that making one schema may take.
+#: Seconds for the creation of one schema.
 SILENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Created:
-    """What :func:`create` did.
+    """The result of :func:`create`.
 
-    :param made: aliases of the shards that were made.
-    :param existing: how many were there.
-    :param failures: alias of a shard, or name of a node that does not answer -> why.
+    :param made: aliases of the shards that were created.
+    :param existing: number of shards that existed before.
+    :param failures: alias of a shard, or name of a node that does not answer -> the reason.
     """
 
     made: tuple[str, ...]
@@ -37,13 +37,13 @@ def create(
     timeout: float = PATIENCE,
     progress: Callable[[Shard, bool], None] | None = None,
 ) -> Created:
-    """Make the schemas (SQLite: files) of ``shards`` that do not exist, empty.
+    """Create the missing schemas (SQLite: files) of ``shards``, empty.
 
-    Nodes work side by side. What exists is left alone, so it can be repeated, also by two at
-    once. Costs one query per node, and one session for each schema that is made.
+    Works on all nodes in parallel. Existing schemas stay as they are, so the call may be repeated, even
+    by two processes at once. One query per node, and one session for each new schema.
 
     :param timeout: seconds for the first answer of a node.
-    :param progress: told of each shard, and whether it was made, by several threads.
+    :param progress: called with each shard and whether it was created, by several threads.
     """
     by_node = shards_by_node(shards)
 

@@ -1,4 +1,4 @@
-"""One shard looked at closely, and many by size, by somebody who does not wait for long."""
+"""Details of one shard, and the sizes of many, within a time limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: Siblings that a shard's schema is compared with.
+#: Number of siblings with which a shard's schema is compared.
 SIBLINGS = 4
-#: Shards whose sizes one statement asks for: what has arrived counts, so the steps are small.
+#: Shards whose sizes one statement reads. Small, because answers before the time limit count.
 _BATCH = 100
 
 
@@ -24,11 +24,11 @@ _BATCH = 100
 class ShardDetail:
     """One shard on its primary.
 
-    :param error: why nothing is known of it: its node does not answer.
-    :param tables: None if they could not be read within the time.
-    :param sessions: of its node; None where there is no server, or it did not tell.
-    :param drift: how it differs from most of its siblings, if it does.
-    :param compared: with how many siblings of the same migrations.
+    :param error: why the node does not answer; then nothing else is known.
+    :param tables: the sizes of the tables; None if they could not be read in time.
+    :param sessions: the open sessions on the node; None without a server, or without its answer.
+    :param drift: how the schema differs from that of most siblings; None if it does not.
+    :param compared: number of siblings with the same migrations that were compared.
     """
 
     shard: Shard
@@ -41,13 +41,13 @@ class ShardDetail:
 
 
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
-    """Look at ``shard``, and at the schemas of some siblings. Changes nothing.
+    """Read the state of ``shard``, and the schemas of some siblings. Changes nothing.
 
-    Costs what ``status`` does for at most five shards, two queries on its node, and two round
+    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two round
     trips for each schema.
 
-    :param within: seconds for a node's state; the rest has what is left of them, and a third at
-        least.
+    :param within: seconds to wait for the state of a node. The other questions get the remaining time,
+        but at least a third.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -85,7 +85,7 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Seconds for a second question, when the first one began at ``began`` (monotonic)."""
+    """Seconds for a second question, if the first one began at ``began`` (monotonic clock)."""
     return max(within / 3, within - (time.monotonic() - began))
 
 
@@ -96,7 +96,7 @@ class _NodeData:
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:
-    """Some of the group, far apart: what was changed by hand was changed on one node."""
+    """Some shards of the group, far apart: manual changes usually affect a single node."""
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)
     numbers = {round(shard.number + step * one) % group.count for one in range(1, SIBLINGS + 1)}
@@ -108,7 +108,7 @@ def _is_comparable(shard_status: ShardStatus, other: ShardStatus) -> bool:
 
 
 def _count_siblings(schemas: Schemas, shard: Shard) -> int:
-    """With how many others ``shard`` was compared."""
+    """The number of other shards with which ``shard`` was compared."""
     for variants in schemas.variants.values():
         shards = [member for variant in variants.values() for member in variant.shards]
         if shard in shards:
@@ -117,10 +117,10 @@ def _count_siblings(schemas: Schemas, shard: Shard) -> int:
 
 
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
-    """Alias -> how large the shard is; without those whose node did not tell in time.
+    """Return alias -> size of the shard, without shards whose node did not answer in time.
 
-    Costs a query per node and 100 shards, of the server's tables of tables: on MySQL far more
-    than asking for states.
+    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more than
+    reading states.
 
     :param within: seconds for a node.
     """
@@ -130,7 +130,7 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # One step: a copy that is made meanwhile has all of a batch, or nothing.
+                # update() is atomic: a copy made meanwhile has the whole batch, or nothing of it.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

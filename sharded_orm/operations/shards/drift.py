@@ -1,4 +1,4 @@
-"""Schema drift: shards whose tables differ from those of their siblings."""
+"""Schema drift: shards whose tables differ from those of other shards of the group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Drift:
-    """A shard whose schema is not that of its siblings in the same state of migrations.
+    """A shard whose schema differs from that of most siblings with the same migrations.
 
-    :param sibling: one of those that it differs from, the larger part of them.
-    :param differences: what is different, in sentences.
+    :param sibling: one of the siblings that it differs from.
+    :param siblings: their number.
+    :param differences: sentences.
     """
 
     shard: Shard
@@ -31,7 +32,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """The shards of one group and state whose schemas are equal."""
+    """Shards of one group with the same migrations and equal schemas."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)
@@ -39,9 +40,9 @@ class _SchemaVariant:
 
 @dataclass
 class Schemas:
-    """What shards look like, each distinct schema once. Belongs to one thread; see :meth:`add`."""
+    """The schemas of shards, each distinct schema once. Belongs to one thread; see :meth:`add`."""
 
-    #: (group, digest of migrations) -> fingerprint -> those that look so.
+    #: (group, digest of migrations) -> fingerprint -> the shards with that schema.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
     #: Alias -> why its schema could not be read.
     errors: dict[str, str] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Schemas:
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Take over what was read of another node."""
+        """Add the schemas of another node."""
         for key, variants in other.variants.items():
             for variant in variants.values():
                 for shard in variant.shards:
@@ -76,10 +77,10 @@ class Schemas:
         variants.setdefault(snapshot.fingerprint, _SchemaVariant(snapshot)).shards.append(shard)
 
     def drifts(self) -> list[Drift]:
-        """The shards that do not look as most of their siblings do, in order."""
+        """The shards whose schema differs from that of most siblings, ordered by alias."""
         drifts = []
         for variants in self.variants.values():
-            # Of as many on both sides, those with the first shard are taken for right.
+            # If two variants have equally many shards, that of the first shard counts as right.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with shards: :func:`status`, keys of text, drift, misplaced rows."""
+"""All checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sharded_orm.operations.shards.status import (
 )
 from sharded_orm.topology.model import Shard
 
-#: Rows of each table of each shard that are looked at.
+#: Rows to check in each table of each shard.
 SAMPLE = 100
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What :func:`check` found.
+    """The results of :func:`check`.
 
-    :param inexact: columns that take two shard keys for one.
-    :param rows: how many rows were looked at.
-    :param errors: alias, node or group -> why it could not be looked at to the end.
+    :param inexact: columns whose collation treats two shard keys as equal.
+    :param rows: number of rows that were checked.
+    :param errors: alias, node or group -> why its check did not finish.
     """
 
     status: FleetStatus
@@ -42,7 +42,7 @@ class HealthReport:
 
     @property
     def problems(self) -> list[str]:
-        """Each with its remedy."""
+        """All problems in sentences, each with its remedy."""
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
@@ -62,15 +62,16 @@ def check(
     sample: int | None = SAMPLE,
     sizes: bool = True,
 ) -> HealthReport:
-    """Look for everything that is wrong with shards. Changes nothing.
+    """Check shards for every known problem. Changes nothing.
 
-    Costs what :func:`status` does, a query per 500 shards of a group with keys of text, two round
-    trips for the schema of each shard, and what :meth:`RowScan.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
-    each shard, and each distinct schema once.
+    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round trips
+    for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are asked in
+    parallel. Memory: a small record for each shard, and each distinct schema once.
 
-    :param shards: only these; by default all.
+    :param shards: the shards to check; by default all.
     :param timeout: seconds for the first answer of a node.
-    :param sample: rows of each table of each shard; 0 for none, None for all.
+    :param sample: rows to check in each table of each shard; 0 for none, None for all.
+    :param sizes: whether to read the sizes of shards.
     """
     fleet = status(shards, timeout=timeout, sizes=sizes)
     alive_nodes = {node.name: node for node in fleet.nodes if node.error is None}
@@ -85,7 +86,7 @@ def check(
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # Models may not fit the tables of a shard that is behind.
+                    # The models may not match the tables of a shard that is behind.
                     current = [
                         shard_status.shard
                         for shard_status in existing

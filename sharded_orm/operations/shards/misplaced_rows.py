@@ -1,4 +1,4 @@
-"""Rows that are on another shard than their shard key says, where no query finds them."""
+"""Rows that are on a shard other than that of their shard key, where no query finds them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Shards that one statement reads, where one can read several.
+#: Shards that one statement reads, if the database can read several.
 BATCH = 256
-#: Keys that are looked up at once.
+#: Keys that are located at once.
 KEYS = 5000
-#: Keys of a table of a shard that are named.
+#: Misplaced keys that are reported for each table of each shard.
 EXAMPLES = 3
 _BIG_INTEGER: Any = BigIntegerField()
 
 
 @dataclass(frozen=True, slots=True)
 class StrayKey:
-    """A shard key with rows where it does not belong.
+    """A shard key that has rows on a wrong shard.
 
-    :param home: alias of its shard; None if the key has none.
-    :param why: as the strategy explains it.
+    :param home: the alias of the right shard; None if the key has no shard.
+    :param why: the strategy's explanation.
     """
 
     key: Any
@@ -44,10 +44,10 @@ class StrayKey:
 
 @dataclass
 class Misplaced:
-    """Rows of one table of one shard that belong elsewhere.
+    """Rows of one table of one shard that belong to other shards.
 
-    :param keys: how many keys they have.
-    :param rows: how many there are; of a sample, how many of its rows.
+    :param keys: number of their shard keys.
+    :param rows: number of rows, or of rows in the sample.
     """
 
     shard: Shard
@@ -60,24 +60,26 @@ class Misplaced:
 
 @dataclass
 class RowScan:
-    """What was looked at, and found. Belongs to one thread.
+    """Scans rows for misplaced ones, and collects the results. Belongs to one thread.
 
-    :param sample: rows of each table of each shard, from a random place on; None for all.
+    :param sample: rows to read from each table of each shard, from a random row on; None for all.
+    :param looked_at: number of rows that were checked.
     """
 
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Alias or group -> why its rows could not be read or judged.
+    #: Alias or group -> why its rows could not be read or checked.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
-        """Look at the rows of ``shards``, of one node and group.
+        """Check the rows of ``shards``, which have the same node and group.
 
-        Costs for each model one statement per 256 shards (one per shard on SQLite, and of all
-        rows), and with a directory one look-up per 500 keys. Memory: the keys of one batch.
+        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan of all
+        rows); with a directory, also one look-up per 500 keys. Memory: the keys of one batch.
 
-        :param wrapper: a connection object of their node.
+        :param wrapper: a connection object of the node.
+        :param alive: called after each answer of the node.
         """
         if not shards:
             return
@@ -96,7 +98,7 @@ class RowScan:
             alive()
 
     def add(self, other: RowScan) -> None:
-        """Take over what was found on another node."""
+        """Add the results of another node."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
@@ -123,7 +125,7 @@ class RowScan:
             if len(shards) == 1 or is_node_gone(exc):
                 self._note_failure(shards[0], exc)
                 return []
-        # One of them lacks the table, say.
+        # One shard may lack the table, for example.
         middle = len(shards) // 2
         return [
             *self._read_union(table, wrapper, shards[:middle]),
@@ -145,7 +147,7 @@ class RowScan:
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
-            # The directory's server, which is not the one whose rows these are.
+            # The error comes from the directory's server and not from that of the rows.
             self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
@@ -165,16 +167,16 @@ class RowScan:
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
-    """The models of ``group`` that have a table and a shard key of their own, by label.
+    """The models of ``group`` that have a table with its own shard key, ordered by label.
 
-    Rows of an automatic many-to-many table are held to their shard by foreign keys.
+    Automatic many-to-many tables are left out: foreign keys keep their rows on the right shard.
     """
     models = []
     for model in apps.get_models():
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
-            # A child's key may be in its parent's table.
+            # The key of a child model may be in its parent's table.
             is_own = options.key in meta.local_concrete_fields
             if meta.managed and not meta.proxy and is_own:
                 models.append(options)
@@ -198,7 +200,7 @@ class _Table:
         self._key = quote(key.column)
         pks = options.model._meta.pk_fields
         self._pks = [quote(pk.column) for pk in pks]
-        # What is half way between two keys can be told of numbers only.
+        # Only integer keys can be bisected.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
@@ -212,7 +214,7 @@ class _Table:
             return f"SELECT {self._key}, 1 FROM {table} {limit}", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # From there on, and round the end if too few are left.
+        # Read from there on, and continue at the beginning if too few rows are left.
         parts = (
             f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -221,12 +223,12 @@ class _Table:
         return (
             f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY turn LIMIT {self._sample:d}",
-            # Below 1: what is rounded must not lie above the last key.
+            # Less than 1: rounding must not lead beyond the last key.
             [random.random() * 0.99] * 2,
         )
 
     def of_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """The rows of ``shards`` by one statement."""
+        """The shard keys of ``shards``, by one statement: (shard, key, number of rows)."""
         parts: list[str] = []
         params: list[Any] = []
         for index, shard in enumerate(shards):
@@ -242,7 +244,7 @@ class _Table:
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
     def of_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """The rows of ``shard``, as they come."""
+        """The shard keys of ``shard``, streamed: (shard, key, number of rows)."""
         if wrapper.scatter_union:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
@@ -266,7 +268,7 @@ class _Table:
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
     def _converted(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Values of the database as keys: what a row that is saved is placed by."""
+        """Convert values of the database to keys as the strategy gets them when a row is saved."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -279,7 +281,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """The number of the shard of each key; None if it has none."""
+    """Key -> number of its shard; None if the key has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

@@ -1,4 +1,4 @@
-"""How nodes and shards are: what answers, what exists, what is migrated, how large it is."""
+"""The state of nodes and shards: what answers, what exists, what is migrated, and sizes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
 #: Seconds for a node's first answer.
 PATIENCE = 5.0
-#: Seconds between two later ones: sizes of thousands of tables take a while.
+#: Seconds between two later answers: reading the sizes of thousands of tables takes a while.
 SILENCE = 60.0
-#: Shards whose sizes one statement asks for.
+#: Shards whose sizes one statement reads.
 BATCH = 500
 
 
@@ -33,13 +33,13 @@ class ShardStatus:
     """One shard on its primary.
 
     :param state: ``"current"``, ``"behind"``, ``"missing"`` or ``"error"``.
-    :param digest: of the migrations it has applied; see ``applied_digests``.
+    :param digest: identifies the applied migrations; see ``applied_digests``.
     """
 
     shard: Shard
     state: str
     digest: str | None = None
-    #: How many migrations it lacks, and the first of them.
+    #: Number of missing migrations, and the first of them.
     behind: int = 0
     following: str = ""
     error: str | None = None
@@ -48,11 +48,11 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The shards of a group whose primary is one node, as far as they were asked for."""
+    """The selected shards of a group that have their primary on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
-    #: Schemas that are named as shards of the group and do not belong on the node.
+    #: Schemas with names of the group's shards that do not belong on the node.
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
@@ -60,12 +60,12 @@ class GroupOnNode:
 
     @property
     def bytes(self) -> int | None:
-        """Of all shards together; None if it was not asked for."""
+        """The size of all shards together; None if sizes were not read."""
         return sum(one.size.bytes for one in self.shards if one.size) if self._has_sizes else None
 
     @property
     def rows(self) -> int | None:
-        """An estimate; None where the database has none."""
+        """An estimate of the number of rows; None if the database has none."""
         rows = [one.size.rows for one in self.shards if one.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
@@ -78,8 +78,8 @@ class GroupOnNode:
 class NodeStatus:
     """One node.
 
-    :param error: why it does not answer; ``groups`` are empty then.
-    :param expected: group -> how many shards have it as their primary, as far as asked for.
+    :param error: why the node does not answer; ``groups`` is empty then.
+    :param expected: group -> number of selected shards with their primary on the node.
     """
 
     name: str
@@ -90,7 +90,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """All nodes that were asked. ``problems`` name what an operator should mend, and how."""
+    """All nodes that were asked. ``problems`` are sentences for an operator, with remedies."""
 
     nodes: tuple[NodeStatus, ...]
 
@@ -110,16 +110,17 @@ def status(
     sizes: bool = True,
     within: float | None = None,
 ) -> FleetStatus:
-    """Ask all nodes at the same time how their shards are. Changes nothing.
+    """Ask all nodes in parallel for the state of their shards. Changes nothing.
 
-    Costs of each node 5 queries for its first 500 shards, and 2 for each 500 more (without
-    ``sizes`` 4 and 1), and up to 6 on one shard for each state of migrations that there is. On SQLite
-    each file is opened once. Memory: a small record for each shard.
+    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without ``sizes``:
+    4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard. On SQLite, each
+    file is opened once. Memory: a small record for each shard.
 
-    :param shards: only these, and only their nodes; by default all nodes of the topology, and what
-        is on them without belonging there.
-    :param timeout: seconds for the first answer of a node; one that is silent counts as down.
-    :param within: seconds for all answers of a node, for somebody who waits; in place of ``timeout``.
+    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology, and
+        schemas that do not belong there.
+    :param timeout: seconds for the first answer of a node; a silent node counts as down.
+    :param sizes: whether to read the sizes of shards.
+    :param within: seconds for all answers of a node, in place of ``timeout``, while somebody waits.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -148,7 +149,7 @@ def status(
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:
-    """``shards`` by their primary; by default all, and every node of the topology."""
+    """Group ``shards`` by the node of their primary; by default all shards and all nodes."""
     topology = runtime.topology()
     by_node: dict[str, list[Shard]] = {}
     if shards is None:
@@ -167,7 +168,7 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def error_line(error: Exception) -> str:
-    """An error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
+    """A database error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split())
 
@@ -214,7 +215,7 @@ def _read_node(
 def _digests(
     wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
-    """``applied_digests``, with the error of each shard that cannot be asked."""
+    """``applied_digests``, with the error of each shard that cannot be read."""
     if not shards:
         return {}
     try:
@@ -224,7 +225,7 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # One that is damaged, or that our account may not read, fails them all.
+    # A shard that is damaged, or that the account may not read, fails the query for all.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -248,23 +249,25 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """The migrations that shards lack, found once for each state. Shared by threads."""
+    """The missing migrations, computed once per set of applied migrations. Shared by threads."""
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
         self._by_state: dict[tuple[str, str], tuple[int, str]] = {}
 
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
-        """How many migrations ``shard`` lacks, and the first of them. Asks the first of a state.
+        """Return how many migrations ``shard`` lacks, and the first of them.
 
-        :raises InvalidMigrationTarget: its migrations contradict each other.
+        Queries the shard, unless an earlier shard had the same digest.
+
+        :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
         known = self._by_state.get((shard.group, digest))
         if known is None:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # A squashed migration may have nothing left to do but to be recorded.
+            # A squashed migration may only need to be recorded.
             names = [*map(str, plan.units), *map(".".join, plan.replacements)]
             known = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()
@@ -272,7 +275,7 @@ class _MissingMigrations:
 
 
 class _Unexpected:
-    """Schemas that look like shards and are on a node that is neither primary nor replica."""
+    """Schemas with names of shards, on a node that is neither their primary nor their replica."""
 
     def __init__(self) -> None:
         self._topology = runtime.topology()
@@ -282,7 +285,7 @@ class _Unexpected:
         self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
 
     def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
-        """Group -> the schemas of ``present`` that do not belong on ``node``."""
+        """Group -> the schemas in ``present`` that do not belong on ``node``."""
         schemas: dict[str, list[str]] = {}
         for schema in sorted(present):
             owners = [
@@ -290,7 +293,7 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Two groups may share a naming; a schema that is right for one is right.
+            # Two groups may use the same pattern; a schema that is right for one of them is right.
             if owners and not any(self._belongs(node, *owner) for owner in owners):
                 schemas.setdefault(owners[0][0].name, []).append(schema)
         return schemas
@@ -298,13 +301,16 @@ class _Unexpected:
     def _belongs(self, node: str, group: ShardGroup, number: int) -> bool:
         if number not in group:
             return False
-        places = (group.shard(number).node, group.shard(number).replica)
-        # By server: two names may stand for one.
-        return self._servers[node] in {self._servers[p] for p in places if p is not None}
+        nodes = (group.shard(number).node, group.shard(number).replica)
+        # Compare servers, because two node names may stand for one server.
+        return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
 
 
 def _number_parser(group: ShardGroup) -> Callable[[str], int | None]:
-    """Tells the number of the shard that a schema is named as, also of one beyond the last."""
+    """A function that returns the shard number in a schema's name, or None.
+
+    The number may be beyond the group's last shard.
+    """
     pattern = "".join(
         re.escape(literal)
         + {"shard": r"(\d+)", "group": re.escape(group.name), None: ""}.get(field, ".*")
@@ -380,5 +386,8 @@ def aliases_text(shards: Sequence[Shard]) -> str:
 
 
 def selection_options(shards: Sequence[Shard]) -> str:
-    """The options that select ``shards``, sorted and of one group: ``--group photos --shards 0-7``."""
+    """Command options that select ``shards``: ``--group photos --shards 0-7``.
+
+    :param shards: shards of one group, sorted by number.
+    """
     return f"--group {shards[0].group} --shards {numbers_text(shards)}"

@@ -1,4 +1,4 @@
-"""Where the rows of a shard key are, and why."""
+"""Locating the rows of a shard key, with an explanation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """Where a key is. Everything from ``shard`` on is None while it has no shard.
+    """The shard of a key. All attributes from ``shard`` on are None while the key has no shard.
 
-    :param key: as its field makes it of what was asked.
-    :param why: as the group's strategy explains it.
-    :param node: of the primary; ``replica`` is another one, or None.
-    :param open: whether the shard's range takes new keys; ``range`` is its first and last shard.
+    :param key: the key, converted by its field.
+    :param why: the explanation of the group's strategy.
+    :param node: the node of the primary.
+    :param replica: the node of the replica, or None.
+    :param range: the first and last shard of the shard's range.
+    :param open: whether the range takes new keys.
     """
 
     model: str
@@ -43,18 +45,18 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Where the rows of ``label`` with ``name`` = ``text`` are, by the topology of this process.
+    """Locate the rows of model ``label`` with ``name`` = ``text``, by this process's topology.
 
-    Asks no shard; a strategy with a directory reads the key's placement, by one query, and places
+    Asks no shard. A strategy with a directory reads the key's placement by one query, and places
     nothing.
 
-    :param label: of a model, ``photos.Photo``, or its name alone if there is only one such.
-    :param name: the shard key, by name or column, ``pk`` if it is the primary key; or another field
-        whose values carry the shard.
+    :param label: the model, such as ``photos.Photo``, or its name alone if it is unique.
+    :param name: the shard key's name or column, or ``pk`` if it is the primary key; or another field
+        whose values contain the shard.
+    :param text: the key as typed.
     :raises UnknownModel: there is no such model, or it is not sharded.
-    :raises ShardKeyRequired: ``name`` does not tell the shard.
-    :raises InvalidShardKey: ``text`` cannot be such a key: no row can have it, or the strategy
-        takes no such keys.
+    :raises ShardKeyRequired: ``name`` does not determine the shard.
+    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy does not accept it.
     """
     options = sharded_model(label)
     field = _field(options, name)
@@ -91,16 +93,16 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """What the directory itself says of a key; a process may remember something older."""
+    """The directory's own entry for a key; a process may still remember an older one."""
 
     shard: int
     placed_at: datetime
 
 
 def directory_entry(location: KeyLocation) -> PlacementEntry | None:
-    """The row of the directory for a key that :func:`where` looked for; None if there is none.
+    """The directory's entry for a key that :func:`where` has located; None if there is none.
 
-    One query of the directory; none for a group whose strategy has no directory.
+    One query to the directory; none if the group's strategy has no directory.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
@@ -111,9 +113,9 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
 
 
 def sharded_model(label: str) -> ShardOptions:
-    """The options of the sharded model that ``label`` names, without an app if that is plain.
+    """The shard options of model ``label``, whose app may be left out if the name is unique.
 
-    :raises UnknownModel: no model, or several, or one that is not sharded.
+    :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     """
     sharded = [model for model in apps.get_models() if shard_options(model) is not None]
     lowered = label.lower()
@@ -122,7 +124,7 @@ def sharded_model(label: str) -> ShardOptions:
     else:
         models = [model for model in apps.get_models() if model._meta.model_name == lowered]
     if len(models) > 1:
-        # Django's own Permission, say, beside a sharded one.
+        # A sharded Permission beside that of Django, for example.
         models = [model for model in models if model in sharded] or models
     if len(models) > 1:
         labels = sorted(model._meta.label for model in models)
