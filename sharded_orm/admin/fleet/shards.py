@@ -34,7 +34,7 @@ from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.detail import left_of, look_at, sizes
+from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
@@ -91,7 +91,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         # What lies where no shard should be can only be told of the whole.
         whole = ranges.num_pages == 1 and len(groups) == len(topology.groups)
         found = status(None if whole else shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began)) if by != "same" else {}
+        sized = sizes(_known(found), within=seconds_left(DEADLINE, began)) if by != "same" else {}
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
         drawing = draw(topology, shown, found, sized, by, urls)
         problems = found.problems
@@ -127,7 +127,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         page = numbers.get_page(request.GET.get("page"))
         shards = [found_group.shard(number) for number in page.object_list]
         found = status(shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began))
+        sized = sizes(_known(found), within=seconds_left(DEADLINE, began))
         states = {one.shard.alias: one for one in found.shards}
         errors = {
             node.name: without_accounts(node.error)
@@ -167,7 +167,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             raise Http404(f"There is no shard {alias!r}.")
         group = _group(request, shard.group)
         began = time.monotonic()
-        detail = look_at(shard, within=DEADLINE)
+        detail = shard_detail(shard, within=DEADLINE)
         within = group.range_of(shard.number)
         range_url = self.url("range", group.name, within.first, within.last)
         return self.page(
@@ -186,7 +186,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             models=self._models(request, shard, detail.tables or ()),
             tables=_largest_first(detail.tables or ()),
             steps=self._steps(request, shard),
-            keys=keys_on(shard, within=left_of(DEADLINE, began)),
+            keys=keys_on(shard, within=seconds_left(DEADLINE, began)),
             total=_total(detail.tables),
         )
 
@@ -198,7 +198,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
         steps = steps.filter(run__in=visible_runs(request).values("pk"))
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
         except JournalMissing:
             return []
