@@ -18,6 +18,7 @@ from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -69,6 +70,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     class Meta:
         abstract = True
 
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        with keep_shard(self):
+            super().save(*args, **kwargs)
+
+    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
     @classmethod
     def _shard_options(cls) -> ShardOptions:
         options = shard_options(cls)
@@ -111,7 +118,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         if using is None or using == options.group:
             using = self._home(options)
-        self._refuse_other_shard(using)
+        else:
+            self._refuse_other_shard(using)
         with writing(self):
             return super().delete(using=using, keep_parents=keep_parents)
 

@@ -13,6 +13,7 @@ from django.db.models import CharField, Field, IntegerField, Model, TextField
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
+from sharded_orm.models.sharding.kept_shard import find_shard
 from sharded_orm.routing.where import ShardKey
 from sharded_orm.topology.model import Shard
 
@@ -179,7 +180,7 @@ class ShardOptions:
         """
         if self.key is None or self.awaits_key(instance):
             return self._beside(instance)
-        return runtime.locate(self.group, self.key_of(instance))
+        return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
     def place(self, instance: Model) -> Shard:
         """The same, for a row that is about to be written.
@@ -197,7 +198,9 @@ class ShardOptions:
         if shard is not None:
             return shard
         if not self.awaits_key(instance):
-            return runtime.place(self.group, self.key_of(instance))
+            placed = find_shard(instance, self.group, self.key_of(instance), runtime.place)
+            assert placed is not None
+            return placed
         state: Any = instance._state
         if (near := getattr(state, "near", None)) is not None:
             raise UnplacedKey(
@@ -223,7 +226,7 @@ class ShardOptions:
                 # keys are placed, it is its own key that is to be placed, not this one.
                 refuses = for_write and not runtime.strategy(self.group).places
                 find = runtime.place if refuses else runtime.locate
-                return find(self.group, field.get_prep_value(value))
+                return find_shard(instance, self.group, field.get_prep_value(value), find)
         return None
 
 

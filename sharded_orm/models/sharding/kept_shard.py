@@ -1,0 +1,63 @@
+"""The shard of a row while it is saved: its strategy is asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from sharded_orm.backends.group import relocation
+from sharded_orm.topology.model import Shard
+
+
+class KeptShard:
+    """The last answer of a strategy for one row, kept within a ``with`` block.
+
+    The router, ``save_base()`` and the insert each ask for the shard of a row. The answer holds
+    for one value and one topology: a receiver of ``pre_save`` may change the key, and another
+    topology may come.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._question: tuple[Any, ...] | None = None
+        self._shard: Shard | None = None
+
+    def __enter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_open = False
+        self._question = self._shard = None
+
+    def __reduce__(self) -> tuple[type[KeptShard], tuple[()]]:
+        return KeptShard, ()  # A copy or a pickle keeps nothing.
+
+    def find(
+        self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
+    ) -> Shard | None:
+        """``find(group, value)``, unless its answer is kept."""
+        if not self._is_open or isinstance(value, bytearray | memoryview):
+            return find(group, value)  # The same object may hold another key later.
+        # Before the look-up: a topology that comes in between only costs another one.
+        question = (relocation.generation, group, type(value), value)
+        if self._shard is None or question != self._question:
+            self._shard, self._question = find(group, value), question
+        return self._shard
+
+
+def keep_shard(instance: Any) -> KeptShard:
+    """Keep the shard of ``instance`` within a ``with`` block."""
+    kept = instance._state.kept_shard = KeptShard()
+    return kept
+
+
+def find_shard(
+    instance: Any, group: str, value: Any, find: Callable[[str, Any], Shard | None]
+) -> Shard | None:
+    """The shard that ``find`` gives for ``value``, which ``instance`` has or refers to.
+
+    :param find: :func:`runtime.locate` or :func:`runtime.place`.
+    """
+    kept: KeptShard | None = instance._state.__dict__.get("kept_shard")
+    return find(group, value) if kept is None else kept.find(group, value, find)
