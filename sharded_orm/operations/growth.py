@@ -22,7 +22,7 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.selection import Selected
 from sharded_orm.operations.shards.misplaced_rows import RowScan
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import ShardGroup
 from sharded_orm.topology.transitions import KeyRouting
@@ -194,7 +194,7 @@ def set_weight(name: str, first: int, last: int, weight: float) -> Document:
 
 def _set(name: str, first: int, last: int, key: str, value: Any) -> Document:
     group = runtime.group(name)
-    if keys_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
+    if key_routing_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
         raise GrowthRefused(
             f"Group {name!r} has the strategy {group.strategy!r}, which never chooses a shard for a"
             f" key: {key!r} of a range means nothing there."
@@ -219,7 +219,7 @@ def _set(name: str, first: int, last: int, key: str, value: Any) -> Document:
 def _growing(name: str) -> KeyRouting:
     """:raises GrowthRefused: the number of shards can never change."""
     group = runtime.group(name)
-    kind = keys_of(group)
+    kind = key_routing_of(group)
     if kind is KeyRouting.COMPUTED:
         raise GrowthRefused(
             f"Group {name!r} cannot grow: its strategy {group.strategy!r} computes the shard of a"

@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 BUILT_IN = {
     "directory": "sharded_orm.routing.directory.DirectoryStrategy",
@@ -40,6 +41,17 @@ class Strategy(ABC):
     places: ClassVar[bool] = False
     #: Where a key holds the number of its shard: shift and bits. None: it does not.
     embedded: tuple[int, int] | None = None
+    #: What decides on the shard of a key, and so which changes of the group keep every key where
+    #: it is. A class that sets ``places`` or ``embedded`` in its body need not set it.
+    key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "key_routing" not in vars(cls):
+            if cls.places:
+                cls.key_routing = KeyRouting.PLACED
+            elif cls.embedded is not None:
+                cls.key_routing = KeyRouting.EMBEDDED
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
@@ -144,10 +156,10 @@ def encoded(key: str, strategy: Strategy) -> bytes:
         raise strategy.invalid(key, "text that UTF-8 can encode") from exc
 
 
-def make_strategy(group: ShardGroup) -> Strategy:
-    """Build the strategy that ``group`` names.
+def strategy_class(group: ShardGroup) -> type[Strategy]:
+    """The class of the strategy that ``group`` names.
 
-    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    :raises InvalidConfiguration: it names none; lists the choices.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -163,4 +175,20 @@ def make_strategy(group: ShardGroup) -> Strategy:
         raise InvalidConfiguration(
             [f"group {group.name!r}: STRATEGY {group.strategy!r} is not a Strategy class"]
         )
-    return cls(group, group.strategy_options)
+    return cls
+
+
+def make_strategy(group: ShardGroup) -> Strategy:
+    """Build the strategy that ``group`` names.
+
+    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    """
+    return strategy_class(group)(group, group.strategy_options)
+
+
+def key_routing_of(group: ShardGroup) -> KeyRouting:
+    """What decides on which shard of ``group`` a key is.
+
+    :raises InvalidConfiguration: the group names no strategy.
+    """
+    return strategy_class(group).key_routing

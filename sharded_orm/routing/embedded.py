@@ -8,6 +8,7 @@ from typing import Any
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 _EXPECTED = "64-bit ids with their shard in them"
 
@@ -20,6 +21,7 @@ class EmbeddedStrategy(Strategy):
     """
 
     option_names = frozenset({"SHIFT", "BITS"})
+    key_routing = KeyRouting.EMBEDDED
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)

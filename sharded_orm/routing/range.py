@@ -9,6 +9,7 @@ from typing import Any
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 
 class RangeStrategy(Strategy):
@@ -20,6 +21,7 @@ class RangeStrategy(Strategy):
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
+    key_routing = KeyRouting.RANGES
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)
