@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from sharded_orm.models.sharding.options import (
 )
 from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
-from sharded_orm.topology.model import Shard
+from sharded_orm.topology.model import Shard, ShardGroup
 
 # Where an unbounded query may go: set while Django validates one instance, whose
 # uniqueness can only be asked of its own shard.
@@ -64,12 +64,14 @@ class Route:
     def aliases(self) -> tuple[str, ...]:
         if self.outside is not None:
             return (self.outside,)
-        return tuple(runtime.shard(self.group, number).alias for number in self.shards)
+        return tuple(shard.alias for shard in self._shards())
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        nodes = (runtime.shard(self.group, number).node for number in self.shards)
-        return tuple(dict.fromkeys(nodes))
+        return tuple(dict.fromkeys(shard.node for shard in self._shards()))
+
+    def _shards(self) -> list[Shard]:
+        return _shards(runtime.group(self.group), self.shards) if self.shards else []
 
     def __str__(self) -> str:
         if self.outside is not None:
@@ -84,8 +86,13 @@ class Route:
         )
 
 
+def _shards(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
+    return [runtime.shard_in(group, number) for number in numbers]
+
+
 def route(
     options: ShardOptions,
+    group: ShardGroup,
     query: Query,
     hints: dict[str, Any],
     *,
@@ -97,6 +104,7 @@ def route(
     No query for strategies that compute; at most one directory look-up per condition
     on the key otherwise.
 
+    :param group: the group of ``options``.
     :param ordered: whether the order of the rows will be compiled: a count has none.
     :raises ShardKeyRequired: nothing bounds the query and it does not scatter.
     :raises CrossShardRelation: it reads rows that are not on its shards.
@@ -112,8 +120,7 @@ def route(
     if bound is not None:
         return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
     if scatter:
-        numbers = tuple(range(runtime.group(options.group).count))
-        return Route(options.group, numbers, "the query scatters")
+        return Route(options.group, tuple(range(group.count)), "the query scatters")
     raise shard_key_required(options, "this query does not say which shards it is about")
 
 
@@ -261,19 +268,21 @@ def _hinted(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
     return Bound(frozenset({number}), f"the related {instance.__class__.__name__} is on {alias!r}")
 
 
-def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
+def targets(options: ShardOptions, group: ShardGroup, query: Query, found: Route) -> list[Target]:
     """The route as the scatter engine takes it: each shard with the query it is asked.
 
     A shard is asked for its own keys only where the query names them by ``__in``.
     """
-    shards = [runtime.shard(options.group, number) for number in found.shards]
-    if len(shards) < 2 or not _splits(_reader(options, query), query.where):
+    shards = _shards(group, found.shards)
+    if len(shards) < 2:
         return [Target(shard, query) for shard in shards]
-    return [Target(shard, _own_keys(options, query, shard.number)) for shard in shards]
-
-
-def _splits(reader: WhereReader, where: WhereNode) -> bool:
-    return any(True for _ in _key_lists(reader, where)) or any(True for _ in _on_shards(where))
+    reader = _reader(options, query)
+    key_lists = [lookup.rhs for _, _, lookup in _key_lists(reader, query.where)]
+    if not key_lists and not any(True for _ in _on_shards(query.where)):
+        return [Target(shard, query) for shard in shards]
+    keys = dict.fromkeys(key for keys in key_lists for key in keys if key is not None)
+    numbers = _locate(options.group, list(keys)) if keys else {}
+    return [Target(shard, _own_keys(reader, query, shard, numbers)) for shard in shards]
 
 
 def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:
@@ -296,17 +305,21 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
             yield where, position, child
 
 
-def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:
+def _own_keys(reader: WhereReader, query: Query, shard: Shard, numbers: dict[Any, int]) -> Query:
+    """``query`` as ``shard`` is asked: with its own keys, and its own conditions on instances.
+
+    :param numbers: the number of the shard of each key that has one.
+    """
     own = query.clone()
-    reader = _reader(options, own)
     for where, position, lookup in list(_key_lists(reader, own.where)):
-        values = [value for value in lookup.rhs if value is not None]
-        numbers = _locate(options.group, values)
         narrowed = copy.copy(lookup)
-        narrowed.rhs = [value for value in values if numbers.get(value) == number]
+        narrowed.rhs = [
+            value
+            for value in lookup.rhs
+            if value is not None and numbers.get(value) == shard.number
+        ]
         where.children[position] = narrowed
-    alias = runtime.shard(options.group, number).alias
     for where, position, condition in list(_on_shards(own.where)):
-        if condition.alias != alias:
+        if condition.alias != shard.alias:
             where.children[position] = NothingNode()
     return own

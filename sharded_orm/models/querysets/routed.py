@@ -25,6 +25,7 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
+from sharded_orm.topology.model import ShardGroup
 
 
 class RoutedQuerySet(CachedQuerySet):
@@ -68,10 +69,11 @@ class RoutedQuerySet(CachedQuerySet):
         except ShardKeyRequired as exc:
             return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
 
-    def _route(self, *, ordered: bool = True) -> Route:
-        return route(
-            self._options, self.query, self._hints, scatter=self._scatters, ordered=ordered
-        )
+    def _route(self, group: ShardGroup | None = None, *, ordered: bool = True) -> Route:
+        options = self._options
+        group = group or runtime.group(options.group)
+        scatters = self._scatters
+        return route(options, group, self.query, self._hints, scatter=scatters, ordered=ordered)
 
     @property
     def db(self) -> str:
@@ -99,12 +101,13 @@ class RoutedQuerySet(CachedQuerySet):
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
-        found = self._route(ordered=ordered)
+        group = runtime.group(options.group)
+        found = self._route(group, ordered=ordered)
         if len(found.shards) == 1:
             return found.aliases[0]
         if len(found.shards) > 1 and self._scatters:
             scattered.announce(self.model, found)
-        return targets(options, self.query, found)
+        return targets(options, group, self.query, found)
 
     def _check_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise unless ``alias`` has all rows that this query is about."""

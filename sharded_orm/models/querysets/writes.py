@@ -106,12 +106,11 @@ class WritingQuerySet(RoutedQuerySet):
             return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
-        by_shard = _by_shard(options, objs)
-        for number, rows in by_shard.items():
-            _check_new(options, runtime.shard(options.group, number).alias, rows)
+        by_alias = _by_alias(options, objs)
+        for alias, rows in by_alias.items():
+            _check_new(options, alias, rows)
         self._fill_ids(objs)
-        for number, rows in sorted(by_shard.items()):
-            alias = runtime.shard(options.group, number).alias
+        for alias, rows in sorted(by_alias.items()):
             self.using(alias)._store(rows, *args, **kwargs)
         return objs
 
@@ -284,18 +283,18 @@ def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     check_insert(colocation_on(options, alias), rows)
 
 
-def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
-    """Places the keys of new rows; the rows of each shard in their order."""
+def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
+    """Place the keys of new rows; return the rows of each shard, in their order."""
     for obj in objs:
         # A foreign key whose row was saved after it was assigned; Django does so later.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
-    found: dict[int, list[Any]] = {}
+    by_alias: dict[str, list[Any]] = {}
     if options.key is None:
         for obj in objs:
             shard = options.place(obj)
             obj._refuse_other_shard(shard.alias)
-            found.setdefault(shard.number, []).append(obj)
-        return found
+            by_alias.setdefault(shard.alias, []).append(obj)
+        return by_alias
     read = options.key_of if options.key_is_prepared else attrgetter(options.key.attname)
     awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
     # With the type: 1, 1.0 and True are equal, their texts are not.
@@ -306,8 +305,9 @@ def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
     }
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
-    shards = {value: numbers[key] for value, key in keys.items()}
+    group = runtime.group(options.group)
+    shards = {number: runtime.shard_in(group, number) for number in set(numbers.values())}
     for value, obj in zip(values, objs, strict=True):
-        number = options.place(obj).number if id(obj) in awaiting else shards[value]
-        found.setdefault(number, []).append(obj)
-    return found
+        shard = options.place(obj) if id(obj) in awaiting else shards[numbers[keys[value]]]
+        by_alias.setdefault(shard.alias, []).append(obj)
+    return by_alias
