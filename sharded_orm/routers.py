@@ -17,7 +17,7 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
-from sharded_orm.models.sharding.historical import group_of_former, groups_of_app
+from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -31,7 +31,7 @@ APP_LABEL = "sharded_orm"
 
 # Where the router sends a model of which it is shown no row. Queries do not follow it: one
 # that names no shard is refused all the same.
-_standing: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
+_default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
@@ -43,11 +43,11 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
     :param alias: of a shard, or of a whole group; None: as without the block.
     """
-    token = _standing.set(alias)
+    token = _default_alias.set(alias)
     try:
         yield
     finally:
-        _standing.reset(token)
+        _default_alias.reset(token)
 
 
 class ShardRouter:
@@ -68,42 +68,46 @@ class ShardRouter:
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
-        alias = _stands_in(options.group)
+        alias = _default_alias_in(options.group)
         if instance is None:
             if alias is not None:
                 return alias
             raise shard_key_required(options, f"{model.__name__} is read or written without one")
-        if alias is not None and _tells_nothing(instance):
-            _check_beside(options, instance, alias)
+        if alias is not None and _is_new_link_row(instance):
+            _refuse_links_to_other_shards(options, instance, alias)
             return alias
         if isinstance(instance, model):
-            return self._own(options, instance, write=write)
+            return self._alias_of_row(options, instance, write=write)
         alias = colocated_alias(options, instance)
         if alias is not None:
             return alias
-        return self._from_another(options, instance, write=write)
+        return self._alias_from_other_model(options, instance, write=write)
 
-    def _own(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
+    def _alias_of_row(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
         if not instance._state.adding and instance._state.db not in (None, options.group):
             return str(instance._state.db)
         if write:
             return options.place(instance).alias
         shard = options.locate(instance)
         if shard is None:
-            raise _unplaced(options, options.key_of(instance))
+            raise _unplaced_key(options, options.key_of(instance))
         return shard.alias
 
-    def _from_another(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
+    def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
         """The instance is of another model and on no shard of the group, or not yet.
 
         Django does not tell by which relation it was reached, so its values say nothing: it
         may be what the shard key refers to, and be asked for rows that another field of
         theirs relates to it. Our descriptors know, and do not ask.
         """
-        theirs = options_of(instance)
-        if theirs is not None and theirs.group == options.group and instance._state.adding:
-            if theirs.awaits_key(instance):
-                shard = theirs.locate(instance)
+        instance_options = options_of(instance)
+        if (
+            instance_options is not None
+            and instance_options.group == options.group
+            and instance._state.adding
+        ):
+            if instance_options.awaits_key(instance):
+                shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
             return options.group  # Saved later; then Django asks again.
         if write:
@@ -136,7 +140,7 @@ class ShardRouter:
         if group is None and db in topology.groups:
             return False
         if app_label == APP_LABEL and model_name is not None:
-            return group is None and self._own_table(db, model_name)
+            return group is None and self._allow_library_table(db, model_name)
         if db != DEFAULT_DB_ALIAS and (
             db in runtime.config().tickets or db == runtime.config().directory
         ):
@@ -150,7 +154,7 @@ class ShardRouter:
             return group in groups
         return None if None in groups or not groups else False
 
-    def _own_table(self, db: str, model_name: str) -> bool | None:
+    def _allow_library_table(self, db: str, model_name: str) -> bool | None:
         config = runtime.config()
         if model_name == "placement":
             return db == config.directory
@@ -168,24 +172,24 @@ class ShardRouter:
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
-            return group_of_former(app_label, model_name)
+            return group_of_historical_model(app_label, model_name)
         return options.group if options is not None else None
 
 
-def _tells_nothing(instance: Model) -> bool:
+def _is_new_link_row(instance: Model) -> bool:
     """Whether it is a new row of an automatic many-to-many table, which has no key."""
     options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
-def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
+def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
     """Refuse to put ``row`` on ``alias`` if it holds an instance of another shard."""
     if alias == options.group:
         return
     for field in row._meta.concrete_fields:
         other: Any = field.get_cached_value(row, default=None) if field.is_relation else None
-        theirs = None if other is None else options_of(other)
-        if theirs is None or theirs.group != options.group:
+        other_options = None if other is None else options_of(other)
+        if other_options is None or other_options.group != options.group:
             continue
         if other._state.db not in (None, options.group, alias):
             raise CrossShardRelation(
@@ -195,15 +199,15 @@ def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
             )
 
 
-def _stands_in(group: str) -> str | None:
-    alias = _standing.get()
+def _default_alias_in(group: str) -> str | None:
+    alias = _default_alias.get()
     if alias is None or alias == group:
         return alias
     shard = runtime.topology().resolve(alias)
     return alias if shard is not None and shard.group == group else None
 
 
-def _unplaced(options: ShardOptions, key: Any) -> UnplacedKey:
+def _unplaced_key(options: ShardOptions, key: Any) -> UnplacedKey:
     return UnplacedKey(
         f"The key {key!r} of {options.model._meta.object_name} has no shard in group"
         f" {options.group!r} yet: it has no rows. Saving its first row places it."

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 # What is compared by value on every database. A UUID is written in one way where it is text.
-_BY_VALUE = (
+_COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
     models.BooleanField,
@@ -67,12 +67,16 @@ class KeyColumn:
         return f"{self.model._meta.label}.{self.field.name}"
 
     @property
-    def is_beside_target(self) -> bool:
+    def is_colocated_with_target(self) -> bool:
         """Whether a migration of the field that is compared in the end runs on this table, too."""
-        own, theirs = shard_options(self.model), shard_options(self.target.model)
-        return own is not None and theirs is not None and own.group == theirs.group
+        options, target_options = shard_options(self.model), shard_options(self.target.model)
+        return (
+            options is not None
+            and target_options is not None
+            and options.group == target_options.group
+        )
 
-    def declared(self, connection: Any) -> str | None:
+    def declared_collation(self, connection: Any) -> str | None:
         """The collation that the model declares; None for the default of the table.
 
         May ask the server for its version, and for nothing else.
@@ -105,12 +109,12 @@ def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 @lru_cache
 def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    found: dict[str, tuple[KeyColumn, ...]] = {}
+    keys_by_table: dict[str, tuple[KeyColumn, ...]] = {}
     for model in apps.get_models(include_auto_created=True):
         options = shard_options(model)
         if options is not None and options.group == group and (keys := key_columns(model)):
-            found[model._meta.db_table] = keys
-    return found
+            keys_by_table[model._meta.db_table] = keys
+    return keys_by_table
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
@@ -122,18 +126,18 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
         KeyColumn(model, field, target)
         for field in model._meta.local_concrete_fields
         if field.column in options.columns
-        and not isinstance(target := target_field(field), _BY_VALUE)
+        and not isinstance(target := target_field(field), _COMPARED_BY_VALUE)
     )
 
 
-def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
+def declared_inexact_collation(key: KeyColumn, vendor: str) -> str | None:
     """The collation that is declared for ``key``, if it alone tells that it is wrong."""
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
         return None
     if vendor == "sqlite":
         return None if collation.upper() == "BINARY" else collation
-    if vendor != "mysql" or not key.is_beside_target:
+    if vendor != "mysql" or not key.is_colocated_with_target:
         return None  # A migration on the shards may have changed the column alone.
     return None if is_exact_collation(collation) else collation
 
@@ -149,38 +153,40 @@ def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKe
     keys = text_keys(shards[0].group) if shards else {}
     if not keys:
         return
-    types = _types(connection, shards, keys)
+    types = _column_types(connection, shards, keys)
     for shard in shards:
-        for key in (key for several in keys.values() for key in several):
-            wrong = _wrong(connection, shard, key, types)
-            if wrong is not None:
-                yield wrong
+        for key in (key for columns in keys.values() for key in columns):
+            inexact = _inexact_key(connection, shard, key, types)
+            if inexact is not None:
+                yield inexact
 
 
-def _types(
+def _column_types(
     connection: Any, shards: Sequence[Shard], keys: Mapping[str, tuple[KeyColumn, ...]]
 ) -> ColumnTypes:
     if connection.vendor == "sqlite":
         return {}
-    columns = sorted({key.field.column for several in keys.values() for key in several})
-    found: ColumnTypes = connection.column_types(shards, list(keys), columns)
-    return found
+    columns = sorted({key.field.column for table_keys in keys.values() for key in table_keys})
+    types: ColumnTypes = connection.column_types(shards, list(keys), columns)
+    return types
 
 
-def _type_of(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType | None:
+def _column_type(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType | None:
     table = types.get(shard.alias, {}).get(key.table.lower(), {})
     return table.get(key.field.column.lower())
 
 
-def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) -> InexactKey | None:
+def _inexact_key(
+    connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes
+) -> InexactKey | None:
     if connection.vendor == "sqlite":
-        collation = key.declared(connection)
+        collation = key.declared_collation(connection)
         if collation is None or collation.upper() == "BINARY":
             return None
         return InexactKey(
             shard, key, f"has the collation {collation!r}", _remedy(connection, key, None)
         )
-    column = _type_of(types, shard, key)
+    column = _column_type(types, shard, key)
     if column is None or column.is_exact:
         return None
     what = f"has the collation {column.collation!r}"
@@ -191,7 +197,7 @@ def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) ->
 
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
-    if column is not None and not key.is_beside_target:
+    if column is not None and not key.is_colocated_with_target:
         # A migration of the other model neither runs on the shards, nor may touch their tables.
         definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         null = column.definition.removeprefix(definition)
@@ -246,7 +252,7 @@ class TextKeyGuard:
 
     def __init__(self) -> None:
         self._verified: dict[str, _Verified] = {}
-        self._looks: dict[Any, _Tables] = {}
+        self._shared_tables: dict[Any, _Tables] = {}
 
     def forget(self) -> None:
         """The settings have changed, or tables may have."""
@@ -260,16 +266,16 @@ class TextKeyGuard:
         keys = text_keys(shards[0].group)
         if not keys:
             return
-        asked = [table for table in tables if table in keys]
-        if not asked or connection.open_editors:
+        checked = [table for table in tables if table in keys]
+        if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
             # The statement goes to where the shard is now.
             relocation.follow(connection)
             shards = (connection.shard,)
-        unknown = [shard for shard in shards if not self._knows(shard, asked)]
-        if unknown:
-            self._look(connection, unknown, keys, asked)
+        unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
+        if unverified:
+            self._verify(connection, unverified, keys, checked)
 
     def check_rows(self, shard: Shard, query: Any) -> None:
         """See :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
@@ -290,7 +296,7 @@ class TextKeyGuard:
                         " Shorten it, or give the field a larger max_length."
                     )
 
-    def _knows(self, shard: Shard, tables: Sequence[str]) -> bool:
+    def _is_verified(self, shard: Shard, tables: Sequence[str]) -> bool:
         known = self._verified.get(shard.alias)
         return (
             known is not None
@@ -298,34 +304,43 @@ class TextKeyGuard:
             and all(table in known.tables for table in tables)
         )
 
-    def _look(
+    def _verify(
         self,
         connection: Any,
         shards: Sequence[Shard],
         keys: Mapping[str, tuple[KeyColumn, ...]],
-        asked: Sequence[str],
+        checked: Sequence[str],
     ) -> None:
         prepare_shards(shards[0].group, shards)
-        types = _types(connection, shards, keys)
+        types = _column_types(connection, shards, keys)
         for shard in shards:
-            good = {}
+            verified = {}
             for table, columns in keys.items():
-                wrong = next(
-                    (w for key in columns if (w := _wrong(connection, shard, key, types))), None
+                inexact = next(
+                    (
+                        inexact_key
+                        for key in columns
+                        if (inexact_key := _inexact_key(connection, shard, key, types))
+                    ),
+                    None,
                 )
-                if wrong is not None and table in asked:
+                if inexact is not None and table in checked:
                     raise InexactShardKey(
-                        f"{describe_inexact(wrong.key, wrong.what)}: on shard {shard.alias!r} rows would"
-                        f" be missed, and those of other keys be read and changed. {wrong.remedy}"
+                        f"{describe_inexact(inexact.key, inexact.what)}: on shard {shard.alias!r} rows would"
+                        f" be missed, and those of other keys be read and changed. {inexact.remedy}"
                         " 'manage.py shards check' lists all such columns."
                     )
-                found = tuple((key, _type_of(types, shard, key)) for key in columns)
-                exists = connection.vendor == "sqlite" or all(each for _, each in found)
-                if wrong is None and exists:
-                    good[table] = found
+                columns_with_types = tuple(
+                    (key, _column_type(types, shard, key)) for key in columns
+                )
+                exists = connection.vendor == "sqlite" or all(
+                    column_type for _, column_type in columns_with_types
+                )
+                if inexact is None and exists:
+                    verified[table] = columns_with_types
             # Replaced whole: two threads that come at once find the same. Shards look alike, so
             # there is one copy for all.
-            tables = self._looks.setdefault(tuple(good.items()), good)
+            tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 
 

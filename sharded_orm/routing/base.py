@@ -132,7 +132,7 @@ class Strategy(ABC):
         )
 
 
-def plain(key: str, strategy: Strategy) -> str:
+def exact_text(key: str, strategy: Strategy) -> str:
     """``key``, which is the text that every driver sends for it.
 
     :raises InvalidShardKey: it is of a class with another ``str()``, which those of MariaDB and
@@ -145,13 +145,13 @@ def plain(key: str, strategy: Strategy) -> str:
     return key
 
 
-def encoded(key: str, strategy: Strategy) -> bytes:
+def utf8_bytes(key: str, strategy: Strategy) -> bytes:
     """``key`` as UTF-8. A lone surrogate has no such form, and no database would store it.
 
     :raises InvalidShardKey: it cannot be encoded.
     """
     try:
-        return plain(key, strategy).encode()
+        return exact_text(key, strategy).encode()
     except UnicodeEncodeError as exc:
         raise strategy.invalid(key, "text that UTF-8 can encode") from exc
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration
-from sharded_orm.routing.base import Strategy, encoded, plain
+from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
 #: What is stored as it stands; anything else by digest, so that no collation of the
@@ -58,11 +58,11 @@ class DirectoryStrategy(Strategy):
             )
         self._cache_size = size
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, int] = OrderedDict()
+        self._placements: OrderedDict[str, int] = OrderedDict()
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        known = self._known.get(text)  # A dict read is atomic; a miss only costs a query.
+        known = self._placements.get(text)  # A dict read is atomic; a miss only costs a query.
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -70,25 +70,25 @@ class DirectoryStrategy(Strategy):
         return self._find(texts) if texts else {}
 
     def place(self, key: Any) -> int:
-        known = self._known.get(self.entry(key))
+        known = self._placements.get(self.entry(key))
         return known if known is not None else super().place(key)
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        texts = {self.entry(key): key for key in keys}
-        found = self._find(texts) if texts else {}
-        new = {text: self.draw() for text, key in texts.items() if found[key] is None}
-        if new:
-            for text, number in self._remember(self.store.place(self.group.name, new)).items():
-                found[texts[text]] = number
-        return {key: number for key, number in found.items() if number is not None}
+        keys_by_text = {self.entry(key): key for key in keys}
+        numbers = self._find(keys_by_text) if keys_by_text else {}
+        drawn = {text: self.draw() for text, key in keys_by_text.items() if numbers[key] is None}
+        if drawn:
+            for text, number in self._remember(self.store.place(self.group.name, drawn)).items():
+                numbers[keys_by_text[text]] = number
+        return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
         """Drop what this process remembers of ``key`` (of all keys): it was moved."""
         with self._lock:
             if key is None:
-                self._known.clear()
+                self._placements.clear()
             else:
-                self._known.pop(self.entry(key), None)
+                self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
         # Placements do not change with the topology. Shared, not copied: who still uses the
@@ -99,7 +99,7 @@ class DirectoryStrategy(Strategy):
             and type(former) is type(self)
             and dict(former.options) == dict(self.options)
         ):
-            self._known = former._known
+            self._placements = former._placements
 
     def explain(self, key: Any) -> str:
         number = self.locate(key)
@@ -110,7 +110,7 @@ class DirectoryStrategy(Strategy):
     def _find(self, texts: Mapping[str, Any]) -> dict[Any, int | None]:
         numbers: dict[str, int] = {}
         for text in texts:
-            known = self._known.get(text)
+            known = self._placements.get(text)
             if known is not None:
                 numbers[text] = known
         missing = [text for text in texts if text not in numbers]
@@ -119,14 +119,14 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _known holds committed placements only. What the caller's open
+        # Invariant: _placements holds committed placements only. What the caller's open
         # transaction wrote may be rolled back, and then the key has no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
-                    self._known[text] = number
-            while len(self._known) > self._cache_size:
-                self._known.popitem(last=False)
+                    self._placements[text] = number
+            while len(self._placements) > self._cache_size:
+                self._placements.popitem(last=False)
         return {text: number for text, (number, _) in placements.items()}
 
     def entry(self, key: Any) -> str:
@@ -135,7 +135,7 @@ class DirectoryStrategy(Strategy):
         :raises InvalidShardKey: it cannot be a key.
         """
         if isinstance(key, str):
-            text = plain(key, self)
+            text = exact_text(key, self)
         elif isinstance(key, int) and not isinstance(key, bool):
             text = str(int(key))
         elif isinstance(key, uuid.UUID):
@@ -146,4 +146,4 @@ class DirectoryStrategy(Strategy):
             raise self.invalid(key, "integers, text and UUIDs")
         if _PLAIN.fullmatch(text):
             return text
-        return f"#{hashlib.sha256(encoded(text, self)).hexdigest()}"
+        return f"#{hashlib.sha256(utf8_bytes(text, self)).hexdigest()}"

@@ -7,7 +7,7 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
-from sharded_orm.routing.base import Strategy, encoded
+from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
@@ -38,7 +38,7 @@ def stable_hash(key: Any, strategy: Strategy) -> int:
     if isinstance(key, uuid.UUID):
         data = key.bytes
     elif isinstance(key, str):
-        data = encoded(key, strategy)
+        data = utf8_bytes(key, strategy)
     elif isinstance(key, bytes | bytearray | memoryview):
         data = bytes(key)
     else:

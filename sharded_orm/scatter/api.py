@@ -84,9 +84,9 @@ def count(
     if query.distinct or query.group_by is not None:
         total = _count_rows(targets, failures, local_columns)
     else:
-        whole = _transformed(targets, _without_limits)
-        found = aggregation.aggregate(whole, query, {"__count": Count("*")}, failures)
-        total = found["__count"]
+        unlimited = _transformed(targets, _without_limits)
+        values = aggregation.aggregate(unlimited, query, {"__count": Count("*")}, failures)
+        total = values["__count"]
     failures.finish()
     low, high = query.low_mark, query.high_mark
     return max(0, (total if high is None else min(total, high)) - low)
@@ -113,14 +113,14 @@ def exists(
     if query.is_empty() or query.high_mark == query.low_mark:
         return False
     failures = Failures(len(targets), partial=partial, report=on_failure)
-    asked = _transformed(targets, lambda q: q.exists())
+    existence = _transformed(targets, lambda q: q.exists())
     low = query.low_mark
     options = CompileOptions(limit=low + 1, existence=True, local_columns=local_columns)
-    plan = make_plan(asked, options, failures)
+    plan = make_plan(existence, options, failures)
     rows = merged(plan, Executor(plan, failures, CHUNK_SIZE))
-    found = next(cut(rows, low, low + 1), None) is not None
+    has_row = next(cut(rows, low, low + 1), None) is not None
     failures.finish()
-    return found
+    return has_row
 
 
 def aggregate(
@@ -135,9 +135,9 @@ def aggregate(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
-    found = aggregation.aggregate(targets, query, aggregates, failures)
+    values = aggregation.aggregate(targets, query, aggregates, failures)
     failures.finish()
-    return found
+    return values
 
 
 def _rows(
@@ -153,12 +153,12 @@ def _rows(
         check(target.query)
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
-    wrapper: Any = connections[targets[0].shard.alias]
-    union = wrapper.scatter_union
+    connection: Any = connections[targets[0].shard.alias]
+    union = connection.scatter_union
     if two_phase.applies(query, targets, high, union):
-        found = two_phase.fetch(query, targets, options, failures, low)
-        if found is not None:
-            plan, rows = found
+        plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
+        if plan_and_rows is not None:
+            plan, rows = plan_and_rows
             return plan, iter(rows)
     stream = stream and high is None
     plan = make_plan(targets, options, failures, batch=STREAM_BATCH if stream else None)
@@ -192,11 +192,11 @@ def _without_limits(query: Query) -> Query:
 
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
     """The targets with their queries changed; those that share one share the changed one."""
-    changed: dict[int, Query] = {}
-    found = []
+    changed_queries: dict[int, Query] = {}
+    changed_targets = []
     for target in targets:
         key = id(target.query)
-        if key not in changed:
-            changed[key] = change(target.query)
-        found.append(Target(target.shard, changed[key]))
-    return found
+        if key not in changed_queries:
+            changed_queries[key] = change(target.query)
+        changed_targets.append(Target(target.shard, changed_queries[key]))
+    return changed_targets

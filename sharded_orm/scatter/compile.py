@@ -59,11 +59,11 @@ class Template:
     @property
     def compared(self) -> tuple[int, ...]:
         """The columns whose values are compared in Python."""
-        found = {key.column for key in self.order}
-        found.update(self.distinct, self.groups)
+        columns = {key.column for key in self.order}
+        columns.update(self.distinct, self.groups)
         for partial in self.partials:
-            found.update(partial.compared)
-        return tuple(sorted(found))
+            columns.update(partial.compared)
+        return tuple(sorted(columns))
 
 
 @dataclass
@@ -187,7 +187,7 @@ class _Root(SQLCompiler):
             if self.merges_groups:
                 raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
             for expression, _, _ in self.select:
-                _refuse_moments(expression)
+                _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
             # Django resolves every entry of ORDER BY to an OrderBy.
@@ -309,12 +309,12 @@ class _Root(SQLCompiler):
     def _has_pk(self, columns: Any) -> bool:
         """Whether the primary key is among ``columns``: then no two shards share a row."""
         pks = {f.column for f in self.query.model._meta.pk_fields}
-        found = {
+        selected = {
             c.name
             for c in (self.columns[i] for i in columns)
             if c.alias == self._base_alias and c.name in pks
         }
-        return found == pks
+        return selected == pks
 
     def _groups_are_local(self) -> bool:
         """Whether every group lies on one shard: it names the row or the shard key."""
@@ -340,7 +340,7 @@ class _Root(SQLCompiler):
             raise self._refuse_having()
         self.merges_groups = True
         for expression in self._group_expressions:
-            _refuse_moments(expression)
+            _refuse_time_and_chance(expression)
             column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
@@ -365,7 +365,7 @@ class _Root(SQLCompiler):
         )
 
 
-def _refuse_moments(expression: Any) -> None:
+def _refuse_time_and_chance(expression: Any) -> None:
     """Refuse what is one value in one statement, and others on other shards."""
     if any(isinstance(part, Now | Random) for part in _parts(expression)):
         raise refuse(
@@ -376,17 +376,17 @@ def _refuse_moments(expression: Any) -> None:
 
 def _parts(expression: Any) -> list[Any]:
     """``expression`` and all its sources, those of subqueries excepted."""
-    found, todo = [], [expression]
-    while todo:
-        part = todo.pop()
+    parts, pending = [], [expression]
+    while pending:
+        part = pending.pop()
         if part is None:
             continue
-        found.append(part)
+        parts.append(part)
         if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
             continue
         if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
-            todo += part.get_source_expressions()
-    return found
+            pending += part.get_source_expressions()
+    return parts
 
 
 def _hashable(sql: Any) -> tuple[str, tuple[Any, ...]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_OPEN = 100
 
 
-def _of_node(shard: Shard) -> Any:
+def _node_wrapper(shard: Shard) -> Any:
     """A connection object of the node that ``shard`` was planned on, made in this thread."""
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
@@ -57,7 +57,7 @@ class Executor:
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
         self._statements = plan.statements
-        self._gone: dict[str, BaseException] = {}
+        self._unreachable: dict[str, BaseException] = {}
         # Invariant: no row is given, nor the end of the rows, while there is a doubt, nothing is
         # answered, and no statement is unsettled. Workers only set the first two.
         self._doubt: BaseException | None = None
@@ -73,23 +73,23 @@ class Executor:
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
             # The node's wrapper, made here: workers must not touch the thread's connections.
             self._wrappers: dict[str, Any] = {
-                s.node: _of_node(s.branches[0].shard) for s in plan.statements
+                s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:
         """The rows of each statement: of unions all at once, unless streaming is wanted."""
-        found = self._run_all([s for s in self._statements if s.union])
+        rows_of = self._run_all([s for s in self._statements if s.union])
         return [
-            iter(found[statement]) if statement.union else self._alias_stream(statement)
+            iter(rows_of[statement]) if statement.union else self._alias_stream(statement)
             for statement in self._statements
         ]
 
     def chained(self) -> Iterator[Row]:
         """All rows, in the order of the shards, a batch of every node at a time."""
         for wave in self._waves():
-            found = self._run_all([s for s in wave if s.union])
+            rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
-                yield from found[statement] if statement.union else self._alias_rows(statement)
+                yield from rows_of[statement] if statement.union else self._alias_rows(statement)
 
     def close(self) -> None:
         """Close what is open; call it when no more rows are wanted."""
@@ -111,33 +111,35 @@ class Executor:
             waiting.setdefault(statement.node, []).append(statement)
         while waiting:
             yield [statements.pop(0) for statements in waiting.values()]
-            waiting = {node: left for node, left in waiting.items() if left}
+            waiting = {node: statements for node, statements in waiting.items() if statements}
 
     # -- unions
 
     def _run_all(self, statements: Sequence[ShardStatement]) -> dict[ShardStatement, Iterable[Row]]:
-        own = [s for s in statements if s.alias is not None]
+        on_own_connection = [s for s in statements if s.alias is not None]
         by_node: dict[str, list[ShardStatement]] = {}
         for statement in statements:
             if statement.alias is None:
                 by_node.setdefault(statement.node, []).append(statement)
-        found: dict[ShardStatement, Iterable[Row]] = {}
+        rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if len(nodes) + bool(own) > 1:
-            here, others = (own, nodes) if own else (nodes[0], nodes[1:])
+        if len(nodes) + bool(on_own_connection) > 1:
+            this_thread, others = (
+                (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
+            )
             with ThreadPoolExecutor(len(others), "scatter") as pool:
                 futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
                     pool.submit(contextvars.copy_context().run, self._run_node, batch)
                     for batch in others
                 ]
-                found.update(self._run_node(here))
+                rows_of.update(self._run_node(this_thread))
                 for future in futures:
-                    found.update(future.result())
-        elif nodes or own:
-            found.update(self._run_node(own or nodes[0]))
+                    rows_of.update(future.result())
+        elif nodes or on_own_connection:
+            rows_of.update(self._run_node(on_own_connection or nodes[0]))
         self._failures.check()
         self._settle(len(statements))
-        return found
+        return rows_of
 
     def _settle(self, statements: int) -> None:
         """So many more were answered or have failed."""
@@ -190,7 +192,7 @@ class Executor:
             self._failures.check()
 
     def _run(self, statement: ShardStatement, branches: Sequence[Branch]) -> list[Row]:
-        if cause := self._gone.get(statement.node):
+        if cause := self._unreachable.get(statement.node):
             self._failures.add([branch.shard for branch in branches], cause)
             return []
         if self._failures.hopeless:
@@ -206,7 +208,7 @@ class Executor:
                 rows = self._run(statement, branches[:middle])
                 return [*rows, *self._run(statement, branches[middle:])]
             if is_node_gone(error):
-                self._gone[statement.node] = error
+                self._unreachable[statement.node] = error
             self._fail(branches, error)
             return []
         self._answered = True

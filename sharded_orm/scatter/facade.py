@@ -63,10 +63,10 @@ _subclasses: dict[tuple[type, ...], type] = {}
 
 def _subclass(mixins: tuple[type, ...], base: type) -> type:
     key = (*mixins, base)
-    found = _subclasses.get(key)
-    if found is None:
-        found = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
-    return found
+    subclass = _subclasses.get(key)
+    if subclass is None:
+        subclass = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
+    return subclass
 
 
 class CheckedSQL(SQLCompiler):

@@ -62,9 +62,9 @@ def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
             groups[key] = list(row)
         else:
             merger.add(whole, row)
-    found = list(groups.values())
-    for whole in found:
+    rows_merged = list(groups.values())
+    for whole in rows_merged:
         merger.finish(whole)
     if template.order:
-        found.sort(key=comparison.order(template.order))
-    return list(found)
+        rows_merged.sort(key=comparison.order(template.order))
+    return list(rows_merged)

@@ -56,9 +56,9 @@ def partial_of(
             f"{kind.__name__}(distinct=True) over groups that span shards",
             "group by the shard key, or aggregate values(...).distinct() in Python",
         )
-    own = aggregate is expression
+    is_whole = aggregate is expression
     if kind is not Avg:
-        part = column if own else add_column(aggregate)
+        part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
@@ -123,12 +123,12 @@ class Merger:
                 whole[target] = value
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Decimal) and isinstance(other, Decimal):
-        return _EXACT.add(one, other)
-    return one + other
+def _sum(left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        return _EXACT.add(left, right)
+    return left + right
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:

@@ -162,32 +162,32 @@ def make_plan(
     anything to a node that does not even tell its version: its shards fail.
     """
     branches: dict[str, list[Branch]] = {}
-    compiled: dict[tuple[int, str], Template | None] = {}
-    gone: dict[str, DatabaseError] = {}
+    templates: dict[tuple[int, str], Template | None] = {}
+    unreachable: dict[str, DatabaseError] = {}
     for index, target in enumerate(targets):
         if pks is not None and index not in pks:
             continue
-        place = (id(target.query), target.shard.node)
-        if cause := gone.get(target.shard.node):
+        node_query = (id(target.query), target.shard.node)
+        if cause := unreachable.get(target.shard.node):
             failures.add([target.shard], cause)
             continue
-        if place not in compiled:
+        if node_query not in templates:
             try:
-                compiled[place] = _compile(target, options)
+                templates[node_query] = _compile(target, options)
             except DatabaseError as error:
                 if not is_failure(error):
                     raise
-                gone[target.shard.node] = error
+                unreachable[target.shard.node] = error
                 failures.add([target.shard], error)
                 continue
-        template = compiled[place]
+        template = templates[node_query]
         if template is not None:
             keys = tuple(pks[index]) if pks is not None else None
             branches.setdefault(target.shard.node, []).append(
                 Branch(index, target.shard, template, keys)
             )
     for node in list(branches):
-        if (cause := _key_trouble(branches[node])) is not None:
+        if (cause := _text_key_failure(branches[node])) is not None:
             failures.add([branch.shard for branch in branches.pop(node)], cause)
     failures.check()
     shards = {i: target.shard for i, target in enumerate(targets)}
@@ -197,8 +197,8 @@ def make_plan(
     comparison = _comparison(first)
     outer = _outer(first.template, comparison, options) if not options.counted else Outer(1)
     statements: list[ShardStatement] = []
-    for node, asked in branches.items():
-        statements += _statements(node, asked, outer, batch or BATCH)
+    for node, node_branches in branches.items():
+        statements += _statements(node, node_branches, outer, batch or BATCH)
     statements.sort(key=lambda statement: statement.branches[0].index)
     return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
@@ -221,7 +221,7 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
         return None
 
 
-def _key_trouble(branches: Sequence[Branch]) -> DatabaseError | None:
+def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """What keeps the node of ``branches`` from telling how it compares keys, if anything does.
 
     :raises InexactShardKey: not as the router does.
@@ -253,7 +253,7 @@ def _comparison(branch: Branch) -> Comparison:
 
 
 def _statements(
-    node: str, branches: Iterable[Branch], outer: Outer, most: int
+    node: str, branches: Iterable[Branch], outer: Outer, batch_size: int
 ) -> Iterable[ShardStatement]:
     branches = list(branches)
     shard = branches[0].shard
@@ -263,15 +263,15 @@ def _statements(
             yield ShardStatement(node, (branch,), branch.shard.alias, False, outer)
         return
     group: Any = connections[shard.group]
-    own = group.open_transactions()
+    in_transaction = group.open_transactions()
     batch: list[Branch] = []
     params = 0
     for branch in branches:
-        if own and branch.shard.alias in own:
+        if in_transaction and branch.shard.alias in in_transaction:
             yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
         count = len(branch.params)
-        if batch and (len(batch) >= most or params + count > MAX_PARAMETERS):
+        if batch and (len(batch) >= batch_size or params + count > MAX_PARAMETERS):
             yield ShardStatement(node, tuple(batch), None, True, outer)
             batch, params = [], 0
         batch.append(branch)

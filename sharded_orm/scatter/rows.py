@@ -44,9 +44,9 @@ def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> 
                 queue,
                 iter(_iterable(queryset, template.compiler, alias, _drain(queue))),
             )
-        queue, made = pair
+        queue, iterator = pair
         queue.append([row[:width]])
-        yield next(made)
+        yield next(iterator)
 
 
 def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
@@ -70,9 +70,9 @@ def _iterable(
     prepared.execute_sql = lambda *args, **kwargs: results
     query = compiler.query.clone()
     query.get_compiler = lambda *args, **kwargs: prepared
-    made = queryset._clone()
-    made._query = query
-    made._db = alias
-    made._result_cache = None
-    made_rows: Iterator[Any] = iter(queryset._iterable_class(made))
-    return made_rows
+    single = queryset._clone()
+    single._query = query
+    single._db = alias
+    single._result_cache = None
+    iterator: Iterator[Any] = iter(queryset._iterable_class(single))
+    return iterator

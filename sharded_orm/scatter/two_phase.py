@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.keys import Row
 
 # More winners than this are not worth a second statement with their keys.
-MOST = 1000
+MAX_WINNERS = 1000
 # Nor are so few candidates.
-FEWEST_CANDIDATES = 100
+MIN_CANDIDATES = 100
 
 
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
@@ -27,8 +27,8 @@ def applies(query: Query, targets: Sequence[Target], limit: int | None, union: b
     return (
         union
         and limit is not None
-        and query.low_mark < limit <= query.low_mark + MOST
-        and len(targets) * limit >= FEWEST_CANDIDATES
+        and query.low_mark < limit <= query.low_mark + MAX_WINNERS
+        and len(targets) * limit >= MIN_CANDIDATES
         and not query.distinct
         and query.group_by is None
         and query.model is not None
@@ -62,8 +62,8 @@ def fetch(
     """
     # One query for all the targets that share one: it is compiled once.
     queries = {id(t.query): t.query for t in targets}
-    slim = {key: _keys_query(query) for key, query in queries.items()}
-    keys = [Target(target.shard, slim[id(target.query)]) for target in targets]
+    key_queries = {key: _keys_query(query) for key, query in queries.items()}
+    keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]
     limit = options.limit
     first = make_plan(
         keys,
@@ -86,10 +86,12 @@ def fetch(
     pk = second.template.pk
     assert pk is not None
     marker = len(second.template.columns)
-    found = {(row[marker], row[pk]): row for row in Executor(second, failures, 2000).chained()}
-    if any(w not in found for w in winners) and not failures.causes:
+    rows_by_key = {
+        (row[marker], row[pk]): row for row in Executor(second, failures, 2000).chained()
+    }
+    if any(w not in rows_by_key for w in winners) and not failures.causes:
         return None
-    return second, [found[w] for w in winners if w in found]
+    return second, [rows_by_key[w] for w in winners if w in rows_by_key]
 
 
 def _keys_query(query: Query) -> Query:

@@ -28,15 +28,15 @@ def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict
 
     :param models: by default all models of the project.
     """
-    found = {}
+    ids = {}
     for model in apps.get_models() if models is None else models:
         options = shard_options(model)
         if options is None or options.group != shard.group or model._meta.proxy:
             continue
         for field in model._meta.local_fields:
             if isinstance(field, PackedIDField):
-                found[model._meta.db_table] = field.counted_on(shard).start
-    return found
+                ids[model._meta.db_table] = field.counted_on(shard).start
+    return ids
 
 
 def after_migrate(
@@ -57,34 +57,34 @@ def after_migrate(
         return
     connection = connections[using]
     with connection.cursor() as cursor:
-        present = set(connection.introspection.table_names(cursor))
-        wanted = {table: first for table, first in firsts.items() if table in present}
+        tables = set(connection.introspection.table_names(cursor))
+        firsts_present = {table: first for table, first in firsts.items() if table in tables}
         if connection.vendor == "mysql":
-            begin_mysql(cursor, wanted)
+            set_counters_mysql(cursor, firsts_present)
         elif connection.vendor == "sqlite":
-            begin_sqlite(cursor.execute, wanted)
+            set_counters_sqlite(cursor.execute, firsts_present)
 
 
-def begin_mysql(cursor: Any, firsts: dict[str, int]) -> None:
+def set_counters_mysql(cursor: Any, firsts: dict[str, int]) -> None:
     """Raise the counters of these tables of the current schema that are lower.
 
     One that is higher stays: lowering it would hand out ids of deleted rows again.
     """
     for table, first in firsts.items():
-        name = "`{}`".format(table.replace("`", "``"))
+        quoted = "`{}`".format(table.replace("`", "``"))
         # information_schema may be a day old on MySQL; this is what holds.
-        cursor.execute(f"SHOW CREATE TABLE {name}")
-        told = _NEXT.search(cursor.fetchone()[1])
-        if told is None or int(told[1]) < first:
-            cursor.execute(f"ALTER TABLE {name} AUTO_INCREMENT = {first}")
+        cursor.execute(f"SHOW CREATE TABLE {quoted}")
+        counter = _NEXT.search(cursor.fetchone()[1])
+        if counter is None or int(counter[1]) < first:
+            cursor.execute(f"ALTER TABLE {quoted} AUTO_INCREMENT = {first}")
 
 
-def begin_sqlite(execute: Callable[[str], Any], firsts: dict[str, int]) -> None:
+def set_counters_sqlite(execute: Callable[[str], Any], firsts: dict[str, int]) -> None:
     """The same on SQLite, where a counter is the last number of a table."""
     for table, first in firsts.items():
-        name, last = "'{}'".format(table.replace("'", "''")), first - 1
-        execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}")
+        quoted, last = "'{}'".format(table.replace("'", "''")), first - 1
+        execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {quoted} AND seq < {last}")
         execute(
-            f"INSERT INTO sqlite_sequence (name, seq) SELECT {name}, {last} WHERE NOT EXISTS"
-            f" (SELECT 1 FROM sqlite_sequence WHERE name = {name})"
+            f"INSERT INTO sqlite_sequence (name, seq) SELECT {quoted}, {last} WHERE NOT EXISTS"
+            f" (SELECT 1 FROM sqlite_sequence WHERE name = {quoted})"
         )

@@ -45,16 +45,18 @@ def after_migrate(
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
         return  # Not migrated yet; each migrate sends the signal for all apps.
-    names = {
+    names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups
     }
     if not router.allow_migrate_model(using, permissions.model):
         return
-    of_model, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
-    mine = permissions.using(using).filter(content_type=of_model)
-    there = set(mine.filter(codename__in=names).values_list("codename", flat=True))
+    content_type, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
+    group_permissions = permissions.using(using).filter(content_type=content_type)
+    existing = set(
+        group_permissions.filter(codename__in=names_by_codename).values_list("codename", flat=True)
+    )
     permissions.using(using).bulk_create(
-        permissions.model(content_type=of_model, codename=code, name=name)
-        for code, name in names.items()
-        if code not in there
+        permissions.model(content_type=content_type, codename=code, name=name)
+        for code, name in names_by_codename.items()
+        if code not in existing
     )

@@ -45,7 +45,7 @@ class EmbeddedShardMixin:
         if key == name and not hasattr(cls, "near"):
             # A property, since Model.__init__, create() and get_or_create() take those
             # as keywords.
-            cls.near = property(_near, _set_near)
+            cls.near = property(_get_near, _set_near)
 
     def insert_rows(
         self,
@@ -72,12 +72,12 @@ class EmbeddedShardMixin:
 
 
 @lru_cache(maxsize=1024)
-def made_ids(model: Any) -> tuple[EmbeddedShardMixin, ...]:
+def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """The fields of the model's own table whose ids are made on the shard, outermost last."""
     # A proxy has no fields of its own, and stores rows of the model behind it.
     fields: tuple[Any, ...] = tuple(model._meta.concrete_model._meta.local_concrete_fields)
-    found = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
-    return tuple(sorted(found, key=lambda field: field.outermost))
+    generated = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
+    return tuple(sorted(generated, key=lambda field: field.outermost))
 
 
 def shard_of(alias: str) -> Shard | None:
@@ -87,25 +87,25 @@ def shard_of(alias: str) -> Shard | None:
     return runtime.topology().resolve(alias)
 
 
-def forget_choice(instances: Sequence[Any]) -> None:
+def forget_shard_choice(instances: Sequence[Any]) -> None:
     """The rows are stored: what chose their shard is not to choose that of a copy."""
     for row in instances:
         row._state.__dict__.pop("near", None)
         row._state.__dict__.pop("drawn_shard", None)
 
 
-def _near(instance: Any) -> Any:
+def _get_near(instance: Any) -> Any:
     """The row beside which this one will be stored; None once it is."""
     return getattr(instance._state, "near", None)
 
 
 def _set_near(instance: Any, row: Any) -> None:
     options = options_of(instance)
-    theirs = options_of(row) if row is not None else options
-    if options is None or theirs is None or theirs.group != options.group:
-        shown = describe(row) if isinstance(row, models.Model) else repr(row)
+    row_options = options_of(row) if row is not None else options
+    if options is None or row_options is None or row_options.group != options.group:
+        row_name = describe(row) if isinstance(row, models.Model) else repr(row)
         raise CrossShardRelation(
-            f"near={shown} is no row of group {options.group if options else None!r}, in which"
+            f"near={row_name} is no row of group {options.group if options else None!r}, in which"
             f" {instance.__class__.__name__} is stored: give a row of that group."
         )
     if row is not None and not instance._state.adding:

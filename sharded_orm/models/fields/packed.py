@@ -67,27 +67,27 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         shard = shard_of(alias)
         if shard is None:
             return insert(returning)  # A template, or a table from before the shards.
-        given = [v for row in instances if (v := getattr(row, self.attname)) is not None]
-        for value in given:
+        explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
+        for value in explicit:
             self._check_given(value, shard)
-        if len(given) == len(instances):
+        if len(explicit) == len(instances):
             return insert(returning)
-        own = self.counted_on(shard)
+        counted = self.counted_on(shard)
         # Leaving the block by an error takes the rows back.
         connection = connections[alias]
         # With autocommit off the transaction is the caller's, who may commit it in spite of
         # the error: then a savepoint takes the rows back.
-        is_manual = not connection.in_atomic_block and not connection.get_autocommit()
-        with transaction.atomic(using=alias, savepoint=is_manual):
+        needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
+        with transaction.atomic(using=alias, savepoint=needs_savepoint):
             rows = insert(returning)
             if rows and self in returning:
-                place = list(returning).index(self)
+                position = list(returning).index(self)
                 for row in rows:
-                    if row[place] not in own:
-                        raise self._mismatch(row[place], shard)
+                    if row[position] not in counted:
+                        raise self._mismatch(row[position], shard)
             # The answer holds no ids: to INSERT IGNORE, or to many rows on MySQL.
-            elif (stranger := self._stranger(alias, own)) is not None:
-                raise self._mismatch(stranger, shard, told=False)
+            elif (foreign_id := self._foreign_id(alias, counted)) is not None:
+                raise self._mismatch(foreign_id, shard, returned=False)
         return rows
 
     def _check_given(self, value: Any, shard: Shard) -> None:
@@ -99,28 +99,30 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                 " shard and type."
             )
 
-    def _stranger(self, alias: str, own: range) -> int | None:
+    def _foreign_id(self, alias: str, counted: range) -> int | None:
         """An id in the table that it cannot have counted, if there is one. One query."""
-        below, above = {f"{self.name}__lt": own.start}, {f"{self.name}__gte": own.stop}
+        below, above = {f"{self.name}__lt": counted.start}, {f"{self.name}__gte": counted.stop}
         # Not by a manager of the model's, which may hide rows.
-        found: Any = models.QuerySet(self.model).using(alias)
-        found = found.filter(models.Q(**below) | models.Q(**above))
-        value: int | None = found.values_list(self.name, flat=True).first()
+        rows: Any = models.QuerySet(self.model).using(alias)
+        rows = rows.filter(models.Q(**below) | models.Q(**above))
+        value: int | None = rows.values_list(self.name, flat=True).first()
         return value
 
-    def _mismatch(self, value: int, shard: Shard, *, told: bool = True) -> PackedIDMismatch:
-        own = self.counted_on(shard)
-        what = f"{self.model._meta.db_table!r} on {shard.alias!r}"
+    def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
+        counted = self.counted_on(shard)
+        problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
         # What is found in the table may have been there before.
-        what += f" counted {value!r}{'' if told else ', or held it before'}, but its ids of"
-        what += f" type {self.type_id!r} are {own.start!r} to {own[-1]!r}. No row was stored."
-        if value >= own.stop:
+        problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
+        problem += (
+            f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."
+        )
+        if value >= counted.stop:
             return PackedIDMismatch(
-                f"{what} The local ids are used up: close the shard for new rows. Or a row with an id"
+                f"{problem} The local ids are used up: close the shard for new rows. Or a row with an id"
                 " of another table has moved the counter: remove it, and set the table's"
                 " AUTO_INCREMENT to its highest own id + 1."
             )
         return PackedIDMismatch(
-            f"{what} The table was made or emptied without its first id: 'manage.py migrate_shards"
+            f"{problem} The table was made or emptied without its first id: 'manage.py migrate_shards"
             f" --group {shard.group} --shards {shard.number}' sets it."
         )

@@ -55,9 +55,9 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         """Give an id to each instance that has none; one request for a million of them."""
         new = [i for i in instances if getattr(i, self.attname) is None]
         for start in range(0, len(new), MAX_TICKETS):
-            some = new[start : start + MAX_TICKETS]
-            ids = runtime.tickets().take(self.sequence_name, len(some))
-            for instance, value in zip(some, ids, strict=True):
+            batch = new[start : start + MAX_TICKETS]
+            ids = runtime.tickets().take(self.sequence_name, len(batch))
+            for instance, value in zip(batch, ids, strict=True):
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:

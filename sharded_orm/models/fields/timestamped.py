@@ -168,12 +168,12 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
         # Not by a manager of the model's, which may hide rows.
-        found: Any = models.QuerySet(self.model).using(alias)
+        stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
             # A snapshot from before the other row would not show it.
-            found = found.select_for_update()
+            stored = stored.select_for_update()
         condition = {f"{self.name}__in": list(by_id)}
-        ids = found.filter(**condition).values_list(self.name, flat=True)
+        ids = stored.filter(**condition).values_list(self.name, flat=True)
         return [by_id[value] for value in ids]
 
     def _insert_default(

@@ -23,7 +23,7 @@ from django.db.models.fields.related_descriptors import (
 from django.utils.functional import cached_property
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.querysets.prefetches import by_alias, home
+from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.managers import (
     Beside,
@@ -57,8 +57,8 @@ class _PerShard:
         # Django notes the instance in the caller's own queryset, which then would go to its shard.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
-            return self._one_each(fetch(instances, querysets))
-        groups = by_alias(instances)
+            return self._refuse_several_rows(fetch(instances, querysets))
+        groups = split_by_alias(instances)
         if len(groups) < 2:
             return fetch(instances, querysets)
         parts = [fetch(group, querysets) for group in groups]
@@ -67,11 +67,11 @@ class _PerShard:
         return (
             rows,
             lambda row: (row._state.db, rel_attr(row)),
-            lambda instance: (home(instance), instance_attr(instance)),
+            lambda instance: (alias_of(instance), instance_attr(instance)),
             *rest,
         )
 
-    def _one_each(self, part: Any) -> Any:
+    def _refuse_several_rows(self, part: Any) -> Any:
         """Refuses several rows where one is looked for: what is unique is so on each shard."""
         rows, rel_attr, instance_attr, single, *rest = part
         model = self._sides()[1]
@@ -189,17 +189,17 @@ def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any
 
     :param reverse: whether it gives the rows that have the field, or those it refers to.
     """
-    beside = group_of(rel.model) == group_of(rel.related_model)
-    kind: tuple[type[Any], ...]
+    same_group = group_of(rel.model) == group_of(rel.related_model)
+    bases: tuple[type[Any], ...]
     if rel.field.many_to_many:
         # A table between two groups is refused by a check (E008), and by the router.
-        kind = (ManyBeside,) if beside else ()
+        bases = (ManyBeside,) if same_group else ()
     elif rel.field.null:
-        kind = (NullableBeside if beside else NullableFromOutside,)
+        bases = (NullableBeside if same_group else NullableFromOutside,)
     else:
-        kind = (Beside if beside else FromOutside,)
-    own = {"_django": manager, "_rel": rel, "_reverse": reverse}
-    return type(manager.__name__, (_RelatedManager, *kind, manager), own)
+        bases = (Beside if same_group else FromOutside,)
+    attributes = {"_django": manager, "_rel": rel, "_reverse": reverse}
+    return type(manager.__name__, (_RelatedManager, *bases, manager), attributes)
 
 
 _FORWARD: dict[type, type] = {
@@ -214,8 +214,8 @@ def install_descriptors(model: type[Model]) -> None:
     Also where the other side is a model of the global database, plain ones included: only
     the descriptor knows which relation it is.
     """
-    own: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
-    for field in own:
+    fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
+    for field in fields:
         if field.remote_field is None:
             continue
         descriptor = model.__dict__.get(field.name)

@@ -43,7 +43,7 @@ class RelatedRows:
         return options
 
 
-def _refuse_elsewhere(instance: Any, rows: Iterable[Any]) -> None:
+def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
     """Raise :exc:`CrossShardRelation` for rows of other shards, whose ids may be equal to some here."""
     for row in rows:
         if isinstance(row, Model):
@@ -58,7 +58,7 @@ class Beside(RelatedRows):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, which would break a transaction by the refusal.
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -66,7 +66,7 @@ class Beside(RelatedRows):
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager).
         objs = tuple(objs)
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -77,7 +77,7 @@ class NullableBeside(Beside):
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove.
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -119,7 +119,7 @@ class ManyBeside(RelatedRows):
 
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove, which compares primary keys.
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -178,11 +178,11 @@ class FromOutside(RelatedRows):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, which updates on one alias.
-        self._begin()
+        self._drop_prefetched()
         for obj in objs:
             self._check_type(obj)
         if bulk:
-            by_alias = self._stored(objs)
+            by_alias = self._pks_by_alias(objs)
         for obj in objs:
             setattr(obj, self.field.name, self.instance)
         if not bulk:
@@ -200,43 +200,43 @@ class FromOutside(RelatedRows):
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set.
         if self.field.null:
-            raise self._without_bound("set()")
+            raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create, which names the alias: the row's key decides.
-        self._begin()
-        return self._without_relation("create")(**self._related(kwargs))
+        self._drop_prefetched()
+        return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create; the same.
         self._check_fk_val()
-        return self._without_relation("get_or_create")(**self._related(kwargs))
+        return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create; the same.
         self._check_fk_val()
-        return self._without_relation("update_or_create")(**self._related(kwargs))
+        return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_fk_val(self) -> None:
         super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
 
-    def _begin(self) -> None:
+    def _drop_prefetched(self) -> None:
         self._check_fk_val()
         self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, self.field.name: self.instance}
 
-    def _without_relation(self, name: str) -> Any:
+    def _plain_manager_method(self, name: str) -> Any:
         """The method of the model's own manager, which Django's related manager derives from."""
         return getattr(super(self._django, self), name)
 
@@ -244,7 +244,7 @@ class FromOutside(RelatedRows):
         if not isinstance(obj, self.model):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
 
-    def _stored(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
+    def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
         """The primary keys of rows by the alias that each was read from or stored on."""
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
@@ -262,7 +262,7 @@ class FromOutside(RelatedRows):
             return nullcontext()
         return transaction.atomic(using=self._options.group, savepoint=False)
 
-    def _without_bound(self, method: str) -> ShardKeyRequired:
+    def _unbounded(self, method: str) -> ShardKeyRequired:
         options = self._options
         name = self.field.remote_field.get_accessor_name()
         key = options.key.name if options.key is not None else None
@@ -283,17 +283,17 @@ class NullableFromOutside(FromOutside):
         if not objs:
             return
         self._check_fk_val()
-        own = self.field.get_foreign_related_value(self.instance)
+        related_value = self.field.get_foreign_related_value(self.instance)
         by_alias: dict[str, set[Any]] = {}
         for obj in objs:
             self._check_type(obj)
-            if self.field.get_local_related_value(obj) != own:
+            if self.field.get_local_related_value(obj) != related_value:
                 raise self.field.remote_field.model.DoesNotExist(
                     f"{obj!r} is not related to {self.instance!r}."
                 )
             if obj.pk is not None:
                 by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
-        self._begin()
+        self._drop_prefetched()
         with self._atomic(several=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
                 rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
@@ -309,7 +309,7 @@ class NullableFromOutside(FromOutside):
     def clear(self, *, bulk: bool = True) -> None:
         # Overrides RelatedManager.clear.
         self._check_fk_val()
-        raise self._without_bound("clear()")
+        raise self._unbounded("clear()")
 
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 

@@ -56,22 +56,26 @@ def _refuse_other_shard(self: Any, alias: str) -> None:
     """Raise unless all rows that this one relates are on ``alias``, as far as they tell."""
     options = shard_options(type(self))
     assert options is not None
-    home = runtime.topology().resolve(alias)
-    if home is None and runtime.template_group(alias) == options.group:
+    target = runtime.topology().resolve(alias)
+    if target is None and runtime.template_group(alias) == options.group:
         return
-    if home is None or home.group != options.group:
+    if target is None or target.group != options.group:
         raise CrossShardRelation(
             f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
             f" {options.group!r}. Leave out using=."
         )
     for field in self._meta.concrete_fields:
         other = field.get_cached_value(self, default=None) if field.is_relation else None
-        theirs = None if other is None else colocated_alias(options, other)
-        if theirs is None and options.tells(field) and (value := getattr(self, field.attname)):
+        other_alias = None if other is None else colocated_alias(options, other)
+        if (
+            other_alias is None
+            and options.names_shard(field)
+            and (value := getattr(self, field.attname))
+        ):
             shard = runtime.locate(options.group, field.get_prep_value(value))
-            theirs = None if shard is None else shard.alias
-        if theirs not in (None, alias):
+            other_alias = None if shard is None else shard.alias
+        if other_alias not in (None, alias):
             raise CrossShardRelation(
-                f"{describe(self)} cannot be saved on {alias!r}: its {field.name!r} is on {theirs!r}."
+                f"{describe(self)} cannot be saved on {alias!r}: its {field.name!r} is on {other_alias!r}."
                 " Rows of one group can only be related on one shard."
             )

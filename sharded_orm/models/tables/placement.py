@@ -68,7 +68,7 @@ class DatabaseDirectory:
     def _find(
         self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]
     ) -> dict[str, tuple[int, bool]]:
-        found = {}
+        placements = {}
         for start in range(0, len(keys), BATCH):
             query = (
                 Placement.objects.using(self._alias)
@@ -77,5 +77,5 @@ class DatabaseDirectory:
                 .query
             )
             for key, number in query.get_compiler(connection=connection).results_iter():
-                found[key] = (number, committed)
-        return found
+                placements[key] = (number, committed)
+        return placements
