@@ -1,8 +1,8 @@
-"""Where the tables of packed ids begin to count on each shard (P1, P5).
+"""Counters of tables with packed ids: their first values on each shard (P1, P5).
 
 A table's counter starts at the first id of its shard and type. ``CREATE TABLE … LIKE``,
-``TRUNCATE`` and a replayed definition put it back to 1, so it is set after each
-``migrate`` (and ``flush``) of a shard, and by the makers of test shards.
+``TRUNCATE`` and a replayed table definition reset it to 1. So it is set after each ``migrate``
+and ``flush`` of a shard, and when test shards are cloned.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
-    """Table -> the first id that it counts, of the packed ids that ``shard`` holds.
+    """The first packed id on ``shard``, by table.
 
-    :param models: by default all models of the project.
+    :param models: the models to look at; by default all of the project.
     """
     ids = {}
     for model in apps.get_models() if models is None else models:
@@ -44,12 +44,11 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the counters of the shard ``using``.
 
-    :param counted: table -> a number that its next one is not below, where ``migrate_shards`` has
-        read it since the table was made.
+    :param counted: lower bounds of the next ids, by table, as ``migrate_shards`` has read them.
 
-    Costs nothing for an app without packed ids, or whose tables all are counted far enough; else
-    a list of the tables, and per table with packed ids one query (MySQL, MariaDB: two when it has
-    to be set).
+    Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are
+    high enough. Otherwise one query lists the tables, and one more reads each table with packed
+    ids; MySQL and MariaDB need another to set a counter.
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}
@@ -66,13 +65,13 @@ def after_migrate(
 
 
 def set_counters_mysql(cursor: Any, firsts: dict[str, int]) -> None:
-    """Raise the counters of these tables of the current schema that are lower.
+    """Raise the counters of tables in the current schema to their first ids.
 
-    One that is higher stays: lowering it would hand out ids of deleted rows again.
+    A higher counter stays: lowering it would reuse ids of deleted rows.
     """
     for table, first in firsts.items():
         quoted = "`{}`".format(table.replace("`", "``"))
-        # information_schema may be a day old on MySQL; this is what holds.
+        # MySQL caches information_schema for a day; SHOW CREATE TABLE is current.
         cursor.execute(f"SHOW CREATE TABLE {quoted}")
         counter = _NEXT.search(cursor.fetchone()[1])
         if counter is None or int(counter[1]) < first:
@@ -80,7 +79,7 @@ def set_counters_mysql(cursor: Any, firsts: dict[str, int]) -> None:
 
 
 def set_counters_sqlite(execute: Callable[[str], Any], firsts: dict[str, int]) -> None:
-    """The same on SQLite, where a counter is the last number of a table."""
+    """Raise the counters on SQLite, where a counter is the last id of a table."""
     for table, first in firsts.items():
         quoted, last = "'{}'".format(table.replace("'", "''")), first - 1
         execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {quoted} AND seq < {last}")

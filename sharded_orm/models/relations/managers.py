@@ -1,8 +1,8 @@
-"""What the managers of related rows do otherwise than Django's.
+"""Mixins for Django's related managers.
 
-Django's ask the router for the one alias of their instance. That is right where the rows
-are beside the instance (:class:`Beside`, :class:`ManyBeside`); it is not where the
-instance is of the global database or of another group (:class:`FromOutside`).
+Django's managers ask the router for one alias, by their instance. That is right if the related
+rows are on the shard of the instance (:class:`Beside`, :class:`ManyBeside`). It is wrong if the
+instance is global or of another group (:class:`FromOutside`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sharded_orm.routing.where import OnShard
 
 
 class RelatedRows:
-    """What all of them have of Django's."""
+    """Attributes of Django's related managers."""
 
     instance: Any
     model: Any
     #: The foreign key, or the many-to-many field.
     field: Any
     _db: str | None
-    #: The class that Django made, which stands behind ours.
+    #: The class that Django made, which follows ours in the MRO.
     _django: type[Any]
 
     @property
@@ -44,7 +44,7 @@ class RelatedRows:
 
 
 def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` for rows of other shards, whose ids may be equal to some here."""
+    """Raise :exc:`CrossShardRelation` for rows of other shards: this shard may repeat their ids."""
     for row in rows:
         if isinstance(row, Model):
             router.allow_relation(row, instance)
@@ -53,11 +53,11 @@ def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """``album.photos``: rows on the shard of the instance.
 
-    Django compares primary keys, which may be equal to those of rows on other shards.
+    Django compares primary keys, which rows of other shards may repeat.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which would break a transaction by the refusal.
+        # Overrides RelatedManager.add, so that the refusal comes before a transaction begins.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
@@ -73,7 +73,7 @@ class Beside(RelatedRows):
 
 
 class NullableBeside(Beside):
-    """The same for a foreign key that may be NULL."""
+    """``album.photos`` of a foreign key that may be NULL."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove.
@@ -84,24 +84,24 @@ class NullableBeside(Beside):
 
 
 class ManyBeside(RelatedRows):
-    """``photo.tags``, from either side: rows, and a table between them, on one shard."""
+    """``photo.tags``, from either side: the rows and the many-to-many table are on one shard."""
 
     through: Any
     target_field: Any
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters, which compares with the primary
-        # key: conditions that are added must not lead to a shard with an equal one. Past
-        # filter(), which would refuse a slice and end the deferral that Django begins here.
+        # Overrides ManyRelatedManager._apply_rel_filters, which compares the primary key only:
+        # later conditions must not lead to another shard with an equal one. Calls add_q(), because
+        # filter() would refuse a slice and end the deferral of Django's next filter.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add. MariaDB drops a row that refers to nothing on this
-        # shard without a word (INSERT IGNORE).
+        # Overrides ManyRelatedManager.add. With INSERT IGNORE, MariaDB silently drops a row that
+        # refers to a row of another shard.
         self._check_targets(objs)
         super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
@@ -110,7 +110,7 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set, which removes rows before it looks at the new ones.
+        # Overrides ManyRelatedManager.set, which removes rows before it checks the new ones.
         objs = tuple(objs)
         self._check_targets(objs)
         super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
@@ -125,7 +125,7 @@ class ManyBeside(RelatedRows):
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_targets(self, objs: Any) -> None:
-        # Before any transaction begins, which an error would break.
+        # Called before a transaction begins, which an error would break.
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -153,17 +153,17 @@ class ManyBeside(RelatedRows):
 
 
 class FromOutside(RelatedRows):
-    """``person.photos``: rows that may be on any shard of a group that the instance is not of.
+    """``person.photos``: rows on any shard, of an instance that is global or of another group.
 
-    Where the relation is the shard key its rows are on one shard; otherwise each of them,
-    or the caller, tells its own. Nothing here asks the router, which is not told the relation.
+    If the relation is the shard key, its rows are on one shard. Otherwise each row, or the
+    caller, names the shard. The router is not asked, because it does not know the relation.
     """
 
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides RelatedManager._apply_rel_filters. Left out: an empty string is NULL to
-        # no database that has shards.
+        # Overrides RelatedManager._apply_rel_filters, without the case of databases that take an
+        # empty string for NULL: none of them can have shards.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -177,7 +177,7 @@ class FromOutside(RelatedRows):
         return queryset
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which updates on one alias.
+        # Overrides RelatedManager.add, which updates the rows of one alias.
         self._drop_prefetched()
         for obj in objs:
             self._check_type(obj)
@@ -206,21 +206,21 @@ class FromOutside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create, which names the alias: the row's key decides.
+        # Overrides RelatedManager.create, which uses one alias: here the row's key decides.
         self._drop_prefetched()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create; the same.
+        # Overrides RelatedManager.get_or_create, which uses one alias.
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create; the same.
+        # Overrides RelatedManager.update_or_create, which uses one alias.
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
@@ -237,7 +237,7 @@ class FromOutside(RelatedRows):
         return {**values, self.field.name: self.instance}
 
     def _plain_manager_method(self, name: str) -> Any:
-        """The method of the model's own manager, which Django's related manager derives from."""
+        """The method ``name`` of the model's own manager, the base of Django's related manager."""
         return getattr(super(self._django, self), name)
 
     def _check_type(self, obj: Any) -> None:
@@ -245,7 +245,7 @@ class FromOutside(RelatedRows):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """The primary keys of rows by the alias that each was read from or stored on."""
+        """Primary keys of stored rows, by the alias of their shard."""
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
             alias = obj._state.db
@@ -276,7 +276,7 @@ class FromOutside(RelatedRows):
 
 
 class NullableFromOutside(FromOutside):
-    """The same for a foreign key that may be NULL."""
+    """``person.photos`` of a foreign key that may be NULL."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove.
@@ -314,7 +314,7 @@ class NullableFromOutside(FromOutside):
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Django looks for a row that was not stored by its primary key, too.
+        # Django accepts a row that was not read, if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

@@ -1,4 +1,4 @@
-"""The shard of a row while it is saved: its strategy is asked once."""
+"""Keeps the shard of a row while the row is saved, so that its strategy is asked once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sharded_orm.topology.model import Shard
 
 
 class KeptShard:
-    """The last answer of a strategy for one row, kept within a ``with`` block.
+    """The last shard that was found for one row, kept within a ``with`` block.
 
-    The router, ``save_base()`` and the insert each ask for the shard of a row. The answer holds
-    for one value and one topology: a receiver of ``pre_save`` may change the key, and another
-    topology may come.
+    The router, ``save_base()`` and the insert each ask for the shard of a row. A kept shard holds
+    for one value and one topology: a receiver of ``pre_save`` may change the key, and the
+    topology may change.
     """
 
     def __init__(self) -> None:
@@ -31,15 +31,15 @@ class KeptShard:
         self._question = self._shard = None
 
     def __reduce__(self) -> tuple[type[KeptShard], tuple[()]]:
-        return KeptShard, ()  # A copy or a pickle keeps nothing.
+        return KeptShard, ()  # Copies and pickles keep no shard.
 
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """``find(group, value)``, unless its answer is kept."""
+        """Return ``find(group, value)``, or the shard kept for this value."""
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            return find(group, value)  # The same object may hold another key later.
-        # Before the look-up: a topology that comes in between only costs another one.
+            return find(group, value)  # The object may later hold another key.
+        # Read before the look-up: if the topology changes in between, the next call looks up again.
         question = (relocation.generation, group, type(value), value)
         if self._shard is None or question != self._question:
             self._shard, self._question = find(group, value), question
@@ -47,7 +47,7 @@ class KeptShard:
 
 
 def keep_shard(instance: Any) -> KeptShard:
-    """Keep the shard of ``instance`` within a ``with`` block."""
+    """Return a context manager that keeps the shard of ``instance``."""
     kept = instance._state.kept_shard = KeptShard()
     return kept
 
@@ -55,8 +55,9 @@ def keep_shard(instance: Any) -> KeptShard:
 def find_shard(
     instance: Any, group: str, value: Any, find: Callable[[str, Any], Shard | None]
 ) -> Shard | None:
-    """The shard that ``find`` gives for ``value``, which ``instance`` has or refers to.
+    """The shard of ``value`` in ``group``; the kept one while ``instance`` is saved.
 
+    :param value: the shard key of ``instance``, or an id that it refers to.
     :param find: :func:`runtime.locate` or :func:`runtime.place`.
     """
     kept: KeptShard | None = instance._state.__dict__.get("kept_shard")
