@@ -1,4 +1,4 @@
-"""The shard of a key is looked up in a table of the global database (Yupoo, Y2)."""
+"""The directory strategy: a table in the global database holds the shard of each key (Yupoo, Y2)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
-#: What is stored as it stands; anything else by digest, so that no collation of the
-#: global database can take two keys for one ("alice" and "Alice", trailing spaces).
+#: Keys that are stored as they are. All others are stored as a digest, so that no collation of
+#: the global database takes two keys for one ("alice" and "Alice", trailing spaces).
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class DirectoryStore(Protocol):
-    """Where placements are kept. Keys are text. See ``models/directory.py``."""
+    """The store of placements, by keys of text. See ``models/tables/placement.py``."""
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Placements of ``keys``: shard number, and whether it is committed for good."""
+        """Placements of ``keys``: the shard number, and whether the placement is committed."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Insert where absent, committed on its own; returns what holds afterwards."""
+        """Insert missing placements in a transaction of their own; return those that hold."""
 
 
 class DirectoryStrategy(Strategy):
-    """New keys get a random shard among those open for new keys; nothing ever moves by itself.
+    """Places each new key on a random open shard, and looks up all others in the directory.
 
-    - Reading an unplaced key gives None, places nothing and remembers nothing.
-    - A placement is committed on a connection of its own before the first row, so a
-      rollback of the caller never moves a key that has rows. Two processes that place
-      the same key at once get the same answer: the first insert wins.
-    - Committed placements are remembered per process, at most ``CACHE_SIZE`` of them
-      (option; default 100,000).
+    - Reading an unplaced key returns None, places nothing and remembers nothing.
+    - A placement is committed on a connection of its own before the key's first row. So a
+      rollback of the caller never moves a key that has rows. If two processes place the same key
+      at once, the first insert wins and both get its shard.
+    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (option; default
+      100,000).
 
-    Cost: none for a remembered key, one query for any number of others, and two round
-    trips more for keys that are placed.
+    Cost: no query for remembered keys, one query for any number of others, and two more round
+    trips to place keys.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: Handed in by ``runtime``; a strategy does not know where placements are kept.
+    #: Set by ``runtime``; a strategy does not know where placements are stored.
     store: DirectoryStore
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Drop what this process remembers of ``key`` (of all keys): it was moved."""
+        """Forget the placement of ``key`` (None: of all keys) in this process: it was moved."""
         with self._lock:
             if key is None:
                 self._placements.clear()
@@ -91,9 +91,9 @@ class DirectoryStrategy(Strategy):
                 self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Placements do not change with the topology. Shared, not copied: who still uses the
-        # former one must see what is forgotten here. Its lock stays with it, because a fork
-        # may have copied it locked; the operations of the dict are atomic.
+        # Placements do not change with the topology. The dict is shared, so that threads that
+        # still use the former strategy see what is forgotten here. The lock is not, because a
+        # fork may have copied it locked; single operations of the dict are atomic.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -119,8 +119,8 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _placements holds committed placements only. What the caller's open
-        # transaction wrote may be rolled back, and then the key has no shard.
+        # Invariant: _placements holds committed placements only. Others may be rolled back with
+        # the caller's transaction, and then the key has no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
@@ -130,9 +130,9 @@ class DirectoryStrategy(Strategy):
         return {text: number for text, (number, _) in placements.items()}
 
     def entry(self, key: Any) -> str:
-        """What the directory calls ``key``. Equal keys have equal names, whatever their types.
+        """The directory's name of ``key``. Equal keys of any type have equal names.
 
-        :raises InvalidShardKey: it cannot be a key.
+        :raises InvalidShardKey: the value cannot be a key.
         """
         if isinstance(key, str):
             text = exact_text(key, self)
