@@ -338,8 +338,8 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # Replaced whole: two threads that come at once find the same. Shards look alike, so
-            # there is one copy for all.
+            # Replaced as a whole, because two threads at once find the same. Shards usually have
+            # the same tables, so they share one mapping.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

@@ -42,7 +42,7 @@ class Strategy(ABC):
     #: Shift and bits of the shard number in a key; None if keys do not hold it.
     embedded: tuple[int, int] | None = None
     #: How a key finds its shard, which decides what changes of the group keep every key on its
-    #: shard. Set by itself for a class that sets ``places`` or ``embedded`` in its body.
+    #: shard. Derived for a class that sets ``places`` or ``embedded`` in its body.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scatter: one query sent to many shards, its results merged as if from one database."""
+"""Scatter: sends one query to many shards, and merges the results as one database would."""
 
 from sharded_orm.scatter.api import aggregate, count, exists, fetch
 from sharded_orm.scatter.plan import Target

@@ -26,14 +26,14 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised out of Django's get_aggregation() when the query is ready to be compiled."""
+    """Leaves Django's ``get_aggregation()`` when the query is ready to be compiled."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """Stands for the alias in get_aggregation(); it looks at it only for a subquery."""
+    """The alias for ``get_aggregation()``, which reads it only for a subquery."""
 
     def __bool__(self) -> NoReturn:
         raise refuse(
@@ -44,14 +44,14 @@ class _Alias:
 
 @dataclass(frozen=True)
 class Summary:
-    """A query whose annotations are the aggregates wanted, resolved by Django."""
+    """A query whose annotations are the aggregates, resolved by Django."""
 
     query: Query
     elide_empty: bool
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """What Django would run for ``aggregates``. Raises as Django for wrong ones."""
+    """The query that Django would run for ``aggregates``; raises Django's errors."""
     query = query.clone()
 
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
@@ -72,7 +72,7 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """The values of ``aggregates``, of the types that one database would give."""
+    """The values of ``aggregates`` by name, with the types that one database would return."""
     if not aggregates:
         return {}
     summaries: dict[int, Summary] = {}
@@ -159,7 +159,7 @@ def _value_without_rows(expression: Any) -> Any:
 def _distinct_value(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
-    """An aggregate of distinct values: the values of all shards are read and told apart."""
+    """An aggregate of distinct values: reads the values of all shards and removes duplicates."""
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):
         raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")

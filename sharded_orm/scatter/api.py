@@ -1,4 +1,4 @@
-"""What the queryset calls: fetch, count, exists and aggregate over many shards."""
+"""The interface for querysets: fetch, count, exists and aggregate over many shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharded_orm.exceptions import ScatterError
     from sharded_orm.scatter.keys import Row
 
-# Rows read at a time, as in QuerySet.iterator().
+# Number of rows read at a time, as of QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 OnFailure = Callable[["ScatterError"], None]
@@ -42,20 +42,23 @@ def fetch(
     chunk_size: int = CHUNK_SIZE,
     stream: bool = False,
 ) -> Iterator[Any]:
-    """Yield what ``queryset`` yields, from all ``targets`` as if from one database.
+    """Yield the results of ``queryset`` from all ``targets``, as if from one database.
 
-    Order, OFFSET and LIMIT, ``distinct()`` and groups hold over all shards; instances
-    carry the alias of their own shard. ``local_columns`` are the columns of the shard
-    key: groups that contain them lie on one shard each.
+    Order, OFFSET, LIMIT, ``distinct()`` and groups hold over all shards; an instance has the
+    alias of its own shard.
 
-    With ``stream`` the rows of an unlimited query stay on the servers until they are
-    asked for, ``chunk_size`` at a time; each batch holds a session meanwhile, and a server
-    gives up on a reader that pauses for its ``net_write_timeout`` (60 seconds).
+    :param targets: each shard with the query to send to it.
+    :param partial: yield the rows of the shards that answer, instead of raising
+        :exc:`ScatterError`; ``on_failure`` gets that error after the last row.
+    :param local_columns: the columns of the shard key; a group that contains them is on one shard.
+    :param chunk_size: number of rows read at a time.
+    :param stream: leave the rows of an unlimited query on the servers until they are read. Each
+        batch of shards holds a session meanwhile, and a server drops a reader that pauses for its
+        ``net_write_timeout`` (60 seconds).
+    :raises ScatterNotSupported: the results cannot be merged exactly.
+    :raises ScatterError: a shard does not answer.
 
-    Raises :exc:`ScatterNotSupported` for what cannot be merged exactly and
-    :exc:`ScatterError` when a shard does not answer. With ``partial`` the rows of the
-    others are yielded, and ``on_failure`` gets that error after the last row.
-    Belongs to the calling thread; other nodes are asked from threads of its own.
+    For use in the calling thread; nodes are asked in parallel, in threads of the engine.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
@@ -170,7 +173,7 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """How many rows a query has that is distinct or grouped, its limits aside."""
+    """The number of rows of a distinct or grouped query, without its limits."""
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -184,14 +187,14 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # As Django: in a slice the order stays, because its columns count for DISTINCT.
+    # As Django, keeps the order of a sliced query, whose columns count for DISTINCT.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query
 
 
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
-    """The targets with their queries changed; those that share one share the changed one."""
+    """The targets with changed queries. Targets that share a query share the changed one."""
     changed_queries: dict[int, Query] = {}
     changed_targets = []
     for target in targets:

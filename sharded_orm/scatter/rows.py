@@ -1,4 +1,4 @@
-"""Raw rows made into what the queryset yields, by the queryset's own iterable class."""
+"""Converts raw rows to the results of a queryset, by the queryset's own iterable class."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """What ``queryset`` yields for ``rows``, one for one and in their order.
+    """Yield one result of ``queryset`` for each of ``rows``, in their order.
 
-    An instance knows its database, so every shard gets an iterable of its own, which is
-    fed the shard's rows one at a time. Other iterables know no database: one serves all.
+    An instance has the alias of its database, so each shard needs an iterable of its own, which
+    gets the shard's rows one at a time. Other results have no alias: one iterable serves all.
     """
     template = plan.template
     if template is None:

@@ -1,4 +1,4 @@
-"""The first rows of many shards: the keys first, then the rows of the winners."""
+"""Reads the first rows of many shards in two phases: primary keys, then the chosen rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.keys import Row
 
-# More winners than this are not worth a second statement with their keys.
+# The number of rows above which a second statement with their keys does not pay.
 MAX_WINNERS = 1000
-# Nor are so few candidates.
+# The number of candidates below which two phases do not pay.
 MIN_CANDIDATES = 100
 
 
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
-    """Whether the primary key tells the rows of ``query`` apart and reading twice pays."""
+    """Whether the primary key identifies the rows of ``query``, and two phases pay."""
     return (
         union
         and limit is not None
@@ -55,12 +55,12 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """The rows from ``low`` to the limit of ``options``, complete and in order.
+    """The rows from ``low`` to the limit of ``options``, in order.
 
-    None when a winner was gone by the second phase (deleted, changed, or dropped by a
-    join of ``select_related`` only): then one phase has to do it.
+    None if a chosen row is missing in the second phase, because it was deleted or changed, or an
+    inner join of ``select_related()`` excludes it. Then the caller reads in one phase.
     """
-    # One query for all the targets that share one: it is compiled once.
+    # Targets that share a query share its changed copy, which is then compiled once.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]
