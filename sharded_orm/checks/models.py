@@ -44,7 +44,7 @@ from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import equality_rules
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact_collation, key_columns

@@ -13,7 +13,7 @@ from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.write_tracking import writing
-from sharded_orm.models.fields.embedding import forget_shard_choice, generated_id_fields
+from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors

@@ -15,7 +15,7 @@ from django.apps import AppConfig, apps
 from django.db import connections
 from django.db.models import Model
 
-from sharded_orm.models.fields.embedding import shard_of
+from sharded_orm.models.fields.generated_id import shard_of
 from sharded_orm.models.fields.packed import PackedIDField
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.topology.model import Shard

@@ -17,7 +17,7 @@ from sharded_orm.ids.timestamps_postgresql import (
     function_name,
     set_default,
 )
-from sharded_orm.models.fields.embedding import shard_of
+from sharded_orm.models.fields.generated_id import shard_of
 from sharded_orm.models.fields.timestamped import TimestampedIDField
 
 

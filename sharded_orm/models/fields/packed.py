@@ -10,7 +10,7 @@ from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import PackedIDMismatch
 from sharded_orm.ids.layout import PACKED, PackedLayout
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 from sharded_orm.topology.model import Shard
 
 

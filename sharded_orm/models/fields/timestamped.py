@@ -17,7 +17,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 
 # Attempts of one insert. Each is in another millisecond, where two processes rarely draw the
 # same id; if this many collide in a row, something else is wrong.

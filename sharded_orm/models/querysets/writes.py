@@ -12,7 +12,7 @@ from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.fields.embedding import (
+from sharded_orm.models.fields.generated_id import (
     EmbeddedShardMixin,
     forget_shard_choice,
     generated_id_fields,

@@ -178,7 +178,7 @@ class FromOutside(RelatedRows):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, which updates the rows of one alias.
-        self._drop_prefetched()
+        self._begin_change()
         for obj in objs:
             self._check_type(obj)
         if bulk:
@@ -207,7 +207,7 @@ class FromOutside(RelatedRows):
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create, which uses one alias: here the row's key decides.
-        self._drop_prefetched()
+        self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -229,7 +229,7 @@ class FromOutside(RelatedRows):
     def _check_fk_val(self) -> None:
         super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
 
-    def _drop_prefetched(self) -> None:
+    def _begin_change(self) -> None:
         self._check_fk_val()
         self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
 
@@ -293,7 +293,7 @@ class NullableFromOutside(FromOutside):
                 )
             if obj.pk is not None:
                 by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
-        self._drop_prefetched()
+        self._begin_change()
         with self._atomic(several=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
                 rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
