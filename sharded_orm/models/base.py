@@ -48,6 +48,8 @@ class ShardedModelBase(ModelBase):
 class ShardedModel(models.Model, metaclass=ShardedModelBase):
     """A model whose rows live on the logical shards of a group.
 
+    A group is a numbered set of shards with one routing strategy, which finds the shard of a key.
+
     ::
 
         class Photo(ShardedModel):

@@ -1,7 +1,8 @@
 """The contract of a routing strategy: shard key in, shard number out.
 
-Strategies are pluggable: ``STRATEGY`` names one of the built-in ones or the dotted
-path of a subclass of :class:`Strategy`.
+A group of shards has one strategy. Some strategies compute the shard of a key; others have to
+*place* a key on a shard, and record that, before its first row is written. ``STRATEGY`` names a
+built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def _distinct_value(
 
     plan = make_plan(_summary_targets(targets, values), CompileOptions(), failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
-    rows_values = (row[0] for row in merged(plan, executor))
-    total, count = total_of(value for value in rows_values if value is not None)
+    values_of_rows = (row[0] for row in merged(plan, executor))
+    total, count = total_of(value for value in values_of_rows if value is not None)
     if type(aggregate) is Count:
         return count
     if not count or plan.template is None:

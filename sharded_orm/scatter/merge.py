@@ -62,9 +62,9 @@ def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
             groups[key] = list(row)
         else:
             merger.add(whole, row)
-    rows_merged = list(groups.values())
-    for whole in rows_merged:
+    merged_rows = list(groups.values())
+    for whole in merged_rows:
         merger.finish(whole)
     if template.order:
-        rows_merged.sort(key=comparison.order(template.order))
-    return list(rows_merged)
+        merged_rows.sort(key=comparison.order(template.order))
+    return list(merged_rows)

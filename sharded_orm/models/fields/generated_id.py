@@ -23,8 +23,8 @@ Insert = Callable[[Sequence[Any]], list[Any]]
 class EmbeddedShardMixin:
     """An id that carries its shard, which generates it: by the insert, or just before.
 
-    If the id is the shard key, a new row may go to any shard. ``near=row`` chooses the shard of
-    another row; see :meth:`ShardOptions.place`.
+    If the id is the shard key, a new row may go to any shard. The argument ``near=row`` of the
+    model chooses the shard of another row; see :meth:`ShardOptions.place`.
     """
 
     layout: PackedLayout | TimestampedLayout

@@ -53,18 +53,20 @@ class ReadingQuerySet(RoutedQuerySet):
         if self._result_cache is not None:
             super()._fetch_all()
             return
-        where = self._destination()
-        if isinstance(where, str):
-            self._run_on(where, super()._fetch_all)
+        destination = self._destination()
+        if isinstance(destination, str):
+            self._run_on(destination, super()._fetch_all)
             return
-        self._result_cache = list(self._rows(where))
+        self._result_cache = list(self._rows(destination))
         super()._fetch_all()
 
     def _prepared(self) -> Any:
         if self.query.is_empty():
             return None
-        where = self._destination()
-        return self._run_on(where, super()._prepared) if isinstance(where, str) else None
+        destination = self._destination()
+        return (
+            self._run_on(destination, super()._prepared) if isinstance(destination, str) else None
+        )
 
     def _prefetch_related_objects(self) -> None:
         # Django routes a prefetch by its first instance. So rows of several shards are
@@ -116,7 +118,7 @@ class ReadingQuerySet(RoutedQuerySet):
         if self._targets() is not None:
             return None
         clone = self._chain()
-        clone._db, clone._named = self.db, True
+        clone._db, clone._is_using_called = self.db, True
         return clone
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,28 +166,28 @@ class ReadingQuerySet(RoutedQuerySet):
     def count(self) -> int:
         if self._result_cache is not None:
             return super().count()
-        where = self._destination(ordered=self.query.is_sliced)
-        if isinstance(where, str):
-            return int(self._run_on(where, super().count))
-        return scatter.count(self, where, **self._merge_options())
+        destination = self._destination(ordered=self.query.is_sliced)
+        if isinstance(destination, str):
+            return int(self._run_on(destination, super().count))
+        return scatter.count(self, destination, **self._merge_options())
 
     def exists(self) -> bool:
         if self._result_cache is not None:
             return super().exists()
-        where = self._destination(ordered=self.query.is_sliced)
-        if isinstance(where, str):
-            return bool(self._run_on(where, super().exists))
-        return scatter.exists(self, where, **self._merge_options())
+        destination = self._destination(ordered=self.query.is_sliced)
+        if isinstance(destination, str):
+            return bool(self._run_on(destination, super().exists))
+        return scatter.exists(self, destination, **self._merge_options())
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         aggregates = named_aggregates(args, kwargs)
-        where = self._destination(ordered=self.query.is_sliced)
-        if not self._is_named():
-            check_aggregates(self._colocation(where), self.query, aggregates)
-        if isinstance(where, str):
-            values: dict[str, Any] = self._run_on(where, super().aggregate, **aggregates)
+        destination = self._destination(ordered=self.query.is_sliced)
+        if not self._is_pinned_by_using():
+            check_aggregates(self._colocation(destination), self.query, aggregates)
+        if isinstance(destination, str):
+            values: dict[str, Any] = self._run_on(destination, super().aggregate, **aggregates)
             return values
-        return scatter.aggregate(self, where, aggregates, **self._merge_options(groups=False))
+        return scatter.aggregate(self, destination, aggregates, **self._merge_options(groups=False))
 
     def explain(self, *, format: str | None = None, **options: Any) -> str:
         targets = self._targets()

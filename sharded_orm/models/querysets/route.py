@@ -1,4 +1,8 @@
-"""The shards of a query: the one place that decides where a query goes."""
+"""The shards of a query: the one place that decides where a query goes.
+
+A *bound* is a set of shards outside of which no row can match. A query without a bound may only
+scatter: go to all shards of its group.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class RoutedQuerySet(CachedQuerySet):
 
     _scatters = False
     _partial = False
-    _named = False
+    _is_using_called = False
     #: The alias of the running query, which is not routed again.
     _running_on: str | None = None
     #: Errors by the alias of their shard, after a read with ``scatter(partial=True)``.
@@ -55,9 +55,9 @@ class RoutedQuerySet(CachedQuerySet):
         # The group's own alias names no shard.
         return self._db is not None and self._db != self._options.group
 
-    def _is_named(self) -> bool:
+    def _is_pinned_by_using(self) -> bool:
         """Whether ``using()`` named a shard, as opposed to a related manager of Django."""
-        return self._named and self._is_pinned()
+        return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
         return self._is_pinned()
@@ -93,25 +93,25 @@ class RoutedQuerySet(CachedQuerySet):
         options = self._options
         if (shard := only_shard(options, self.query)) is not None:
             return shard.alias
-        destination = self._route()
-        return destination.aliases[0] if len(destination.shards) == 1 else destination.group
+        query_route = self._route()
+        return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
         """The one alias on which Django's own code is right, or the shards to merge."""
         if self._is_pinned():
-            if not self._is_named():
+            if not self._is_pinned_by_using():
                 self._check_colocation_on(str(self._db), ordered=ordered)
             return str(self._db)
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
         group = runtime.group(options.group)
-        destination = self._route(group, ordered=ordered)
-        if len(destination.shards) == 1:
-            return destination.aliases[0]
-        if len(destination.shards) > 1 and self._scatters:
-            scattered.announce(self.model, destination)
-        return targets(options, group, self.query, destination)
+        query_route = self._route(group, ordered=ordered)
+        if len(query_route.shards) == 1:
+            return query_route.aliases[0]
+        if len(query_route.shards) > 1 and self._scatters:
+            scattered.announce(self.model, query_route)
+        return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise :exc:`CrossShardRelation` unless ``alias`` has all rows that the query reads."""
@@ -121,16 +121,16 @@ class RoutedQuerySet(CachedQuerySet):
         if plain_key(options, self.query, ordered=ordered) is None:
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
-    def _colocation(self, where: str | list[Target]) -> Colocation:
-        """The check of what a statement at the destination ``where`` reads."""
-        if isinstance(where, str):
-            return colocation_on(self._options, where)
-        return colocation(self._options, frozenset(target.shard.number for target in where))
+    def _colocation(self, destination: str | list[Target]) -> Colocation:
+        """The check of what a statement at ``destination`` reads."""
+        if isinstance(destination, str):
+            return colocation_on(self._options, destination)
+        return colocation(self._options, frozenset(target.shard.number for target in destination))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """The shards to merge; None if Django's own code on :attr:`db` is right."""
-        where = self._destination(ordered=ordered)
-        return None if isinstance(where, str) else where
+        destination = self._destination(ordered=ordered)
+        return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run Django's own code on ``alias``, without routing for each use of :attr:`db`."""
@@ -144,7 +144,7 @@ class RoutedQuerySet(CachedQuerySet):
         """This queryset on the shard of ``target``, with the query for that shard."""
         clone = self._chain()
         clone.query = target.query.chain()
-        clone._db, clone._named = target.shard.alias, True
+        clone._db, clone._is_using_called = target.shard.alias, True
         return clone
 
     def explain_routing(self) -> Route:
@@ -176,13 +176,13 @@ class RoutedQuerySet(CachedQuerySet):
     def using(self, alias: str | None) -> Self:
         """The query on ``alias``: conditions and subqueries see the rows of this shard only."""
         clone = super().using(alias)
-        clone._named = True
+        clone._is_using_called = True
         return clone
 
     def _clone(self) -> Self:
         clone = super()._clone()
-        if self._named:
-            clone._named = True
+        if self._is_using_called:
+            clone._is_using_called = True
         if self._scatters:
             clone._scatters, clone._partial = True, self._partial
         return clone

@@ -221,17 +221,22 @@ class WritingQuerySet(RoutedQuerySet):
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django refuses it.
-        where = self._destination()
-        aliases = [where] if isinstance(where, str) else [target.shard.alias for target in where]
+        destination = self._destination()
+        aliases = (
+            [destination]
+            if isinstance(destination, str)
+            else [target.shard.alias for target in destination]
+        )
         for alias in aliases:
             _refuse_rows_of_other_shards(self._options, kwargs.values(), alias)
-        if not self._is_named():
-            check_values(self._colocation(where), self.query, kwargs.values())
-        if isinstance(where, str):
-            return int(self._run_on(where, super().update, **kwargs))
+        if not self._is_pinned_by_using():
+            check_values(self._colocation(destination), self.query, kwargs.values())
+        if isinstance(destination, str):
+            return int(self._run_on(destination, super().update, **kwargs))
         self._result_cache = None
         return sum(
-            super(WritingQuerySet, self._for_target(target)).update(**kwargs) for target in where
+            super(WritingQuerySet, self._for_target(target)).update(**kwargs)
+            for target in destination
         )
 
     def delete(self) -> tuple[int, dict[str, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db.models import ForeignKey
+from django.db.models import CharField, ForeignKey, IntegerField, TextField
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, IsNull
 from django.db.models.sql import Query
@@ -24,7 +24,7 @@ from sharded_orm.models.sharding.expressions import (
     nested_queries,
     required_conditions,
 )
-from sharded_orm.models.sharding.options import ShardOptions, colocation_keys, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.routing.where import Bound, is_from_django
 
 
@@ -105,7 +105,7 @@ class Colocation:
             return
         # No database enforces a GenericRelation or a ForeignObject.
         if any(
-            colocation_keys(one, self._group) & colocation_keys(other, self._group)
+            _colocation_keys(one, self._group) & _colocation_keys(other, self._group)
             for one, other in join.join_fields or ()
         ):
             return
@@ -254,9 +254,41 @@ class Colocation:
         assert self._options is not None
         group = self._options.group
         return any(
-            colocation_keys(one.target, group) & colocation_keys(other.target, group)
+            _colocation_keys(one.target, group) & _colocation_keys(other.target, group)
             for one, other in zip(ones, others, strict=True)
         )
+
+
+def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
+    """Tokens of a field, for finding fields whose equal values are on one shard of ``group``.
+
+    If two fields have a token in common, rows with equal values in them are on one shard: both
+    hold the shard key, or both name the same row. A field without tokens may have equal values
+    on any shard.
+    """
+    keys: set[tuple[Any, ...]] = set()
+    options = shard_options(field.model)
+    if options is None or options.group != group:
+        return frozenset()
+    if options.names_shard(field):
+        keys.add(("key", _value_kind(field)))
+    while True:
+        if field.primary_key:
+            keys.add(("row", field.model._meta.concrete_model, field.column))
+        remote = shard_options(field.related_model) if field.is_relation else None
+        if remote is None or remote.group != group:
+            return frozenset(keys)
+        field = field.target_field
+        if not field.primary_key:
+            return frozenset(keys)  # Other fields are unique on their shard only.
+
+
+def _value_kind(field: Any) -> Any:
+    """The kind of a field's values: equal values of one kind are equal keys. 1 is not "1"."""
+    field = target_field(field)
+    if isinstance(field, IntegerField):
+        return IntegerField
+    return TextField if isinstance(field, CharField | TextField) else type(field)
 
 
 def _belong_to_outer(columns: Sequence[Col], inner: Query, outer: Sequence[Query]) -> bool:

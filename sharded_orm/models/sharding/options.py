@@ -1,4 +1,8 @@
-"""``class ShardMeta`` of a model: its group, its shard key, and the shards of its rows."""
+"""``class ShardMeta`` of a model: its group, its shard key, and the shards of its rows.
+
+A group is a numbered set of shards with one routing strategy. To *place* a key is to choose its
+shard for good, where the strategy does not compute it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import CharField, Field, IntegerField, Model, TextField
+from django.db.models import Field, Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
@@ -292,38 +296,6 @@ def where_key(model: type[Any]) -> ShardKey | None:
     """The columns that name the shard of ``model``'s rows; None if it has none."""
     options = shard_options(model)
     return options.where_key if options is not None else None
-
-
-def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Tokens of a field, for finding fields whose equal values are on one shard of ``group``.
-
-    If two fields have a token in common, rows with equal values in them are on one shard: both
-    hold the shard key, or both name the same row. A field without tokens may have equal values
-    on any shard.
-    """
-    keys: set[tuple[Any, ...]] = set()
-    options = shard_options(field.model)
-    if options is None or options.group != group:
-        return frozenset()
-    if options.names_shard(field):
-        keys.add(("key", _value_kind(field)))
-    while True:
-        if field.primary_key:
-            keys.add(("row", field.model._meta.concrete_model, field.column))
-        remote = shard_options(field.related_model) if field.is_relation else None
-        if remote is None or remote.group != group:
-            return frozenset(keys)
-        field = field.target_field
-        if not field.primary_key:
-            return frozenset(keys)  # Other fields are unique on their shard only.
-
-
-def _value_kind(field: Any) -> Any:
-    """The kind of a field's values: equal values of one kind are equal keys. 1 is not "1"."""
-    field = target_field(field)
-    if isinstance(field, IntegerField):
-        return IntegerField
-    return TextField if isinstance(field, CharField | TextField) else type(field)
 
 
 def target_field(field: Any) -> Any:

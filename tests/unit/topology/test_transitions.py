@@ -138,6 +138,13 @@ class Embedded(Letters):
     embedded = (1, 2)
 
 
+class Unusable(Placed):
+    """Cannot be made."""
+
+    def __init__(self, *args: Any) -> None:
+        raise AssertionError("A strategy is not made to be asked.")
+
+
 class Wider(RangeStrategy):
     pass
 
@@ -152,6 +159,7 @@ class Other(ModuloStrategy):
         (Letters, KeyRouting.COMPUTED),
         (Placed, KeyRouting.PLACED),
         (Embedded, KeyRouting.EMBEDDED),
+        (Unusable, KeyRouting.PLACED),
         (Wider, KeyRouting.RANGES),
         (Other, KeyRouting.COMPUTED),
     ],
