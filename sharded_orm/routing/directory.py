@@ -21,7 +21,10 @@ _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class DirectoryStore(Protocol):
-    """The store of placements, by keys of text. See ``models/tables/placement.py``."""
+    """Stores placements: the shard number of each key, which is text.
+
+    See ``models/tables/placement.py``.
+    """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
         """Placements of ``keys``: the shard number, and whether the placement is committed."""

@@ -4,7 +4,9 @@ The SQL comes from subclasses of Django's compilers, with three changes: a mark 
 table stands for the shard's schema; the keys of order and groups are extra columns; and whatever
 cannot be merged exactly is refused, anywhere in the query.
 
-A *branch* is the SELECT of one shard; the branches of a node are sent as one UNION ALL.
+A *branch* is the SELECT of one shard; the branches of a node are sent as one UNION ALL. A query
+for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads
+primary keys, the second the chosen rows.
 """
 
 from __future__ import annotations
@@ -303,7 +305,7 @@ class _Root(SQLCompiler):
                 )
             )
 
-    # -- groups
+    # -- Groups
 
     def collapse_group_by(self, expressions: Any, having: Any) -> Any:
         self._group_expressions = super().collapse_group_by(expressions, having)

@@ -1,4 +1,4 @@
-"""Sends the statements of a plan: to the nodes in parallel, to each node one by one."""
+"""Sends the statements of a plan: to all nodes in parallel, to each node one by one."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Executor:
             yield [statements.pop(0) for statements in waiting.values()]
             waiting = {node: statements for node, statements in waiting.items() if statements}
 
-    # -- unions
+    # -- Statements for many shards (unions)
 
     def _run_all(self, statements: Sequence[ShardStatement]) -> dict[ShardStatement, Iterable[Row]]:
         on_own_connection = [s for s in statements if s.alias is not None]
@@ -234,7 +234,7 @@ class Executor:
             make = group.make_debug_cursor if group.queries_logged else group.make_cursor
             yield make(raw)
 
-    # -- one statement per shard
+    # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
         """The rows of one shard, read on demand; closes the cursor after the last."""

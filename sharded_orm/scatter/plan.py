@@ -1,4 +1,4 @@
-"""The plan of a scatter: its statements, and the nodes that they are sent to.
+"""The plan of a scatter: its statements, and the nodes (database servers) to send them to.
 
 A *branch* is the SELECT of one shard; the branches of a node are sent in batches, each as one
 UNION ALL.

@@ -202,7 +202,7 @@ class ReadingQuerySet(RoutedQuerySet):
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
     ) -> Any:
-        """Raw SQL on one shard: that of ``using``, or that of the filters so far.
+        """Run raw SQL on one shard: the shard of ``using``, or of the filters so far.
 
         :raises ShardKeyRequired: neither names one shard.
         """

@@ -52,11 +52,11 @@ class RoutedQuerySet(CachedQuerySet):
         return options
 
     def _is_pinned(self) -> bool:
-        # The group's own alias names no shard.
+        """Whether an alias is set that names one shard; the group's own alias does not."""
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether ``using()`` named a shard, as opposed to a related manager of Django."""
+        """Whether the caller, and not a related manager, named the shard with ``using()``."""
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:

@@ -25,7 +25,7 @@ def install_through(model: type[Model]) -> None:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
-        # Django's own manager would come first.
+        # Django's own manager would have precedence over ours.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base

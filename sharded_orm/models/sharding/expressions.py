@@ -192,7 +192,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # Registered together with all that it inherits.
+            return True  # The decorator covers all that the class inherits.
         if writes_own_sql(cls):
             return False
     return True
