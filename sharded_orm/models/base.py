@@ -149,7 +149,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 )
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
-        # They can only differ if the row has an explicit key, which decides its shard.
+        # The row is on another shard than near= only if it has an explicit key.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:

@@ -35,7 +35,8 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if not fields:
         return
     shard = shard_of(using)
-    number = shard.number if shard is not None else 0  # Rows of a template stay there.
+    # Rows of a template schema, from which test shards are cloned, need no shard number.
+    number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, column_name, column_default, table_schema"

@@ -21,7 +21,7 @@ Insert = Callable[[Sequence[Any]], list[Any]]
 
 
 class EmbeddedShardMixin:
-    """An id that carries its shard, which generates it: by the insert, or just before.
+    """An id that carries the number of its shard. The insert generates it, or code just before.
 
     If the id is the shard key, a new row may go to any shard. The argument ``near=row`` of the
     model chooses the shard of another row; see :meth:`ShardOptions.place`.
@@ -81,7 +81,10 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 
 
 def shard_of(alias: str) -> Shard | None:
-    """The shard that ``alias`` names; None for a template schema and for any other database."""
+    """The shard that ``alias`` names; None for any other database.
+
+    A group's template schema, from which test shards are cloned, is no shard.
+    """
     if runtime.template_group(alias) is not None:
         return None
     return runtime.topology().resolve(alias)

@@ -9,7 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
-    """The collation that compares every character, with trailing spaces; None for the default.
+    """The collation that compares all characters, even trailing spaces; None for the default.
 
     MySQL has it from 8.0.17 on. The default collation is exact on SQLite, and always on
     PostgreSQL.

@@ -141,7 +141,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
-        number = shard.number if shard is not None else 0  # Rows of a template stay there.
+        # Rows of a template schema, from which test shards are cloned, need no shard number.
+        number = shard.number if shard is not None else 0
         table = f"{alias}.{self.model._meta.db_table}"
         if again:
             self.clock.leave(number, table)
