@@ -18,8 +18,7 @@ from sharded_orm.exceptions import (
     TopologyError,
     TopologyUnavailable,
 )
-from sharded_orm.routing.base import make_strategy
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of, make_strategy
 from sharded_orm.topology import transitions
 from sharded_orm.topology.aliases import GROUP_ENGINE
 from sharded_orm.topology.document import Document
@@ -241,7 +240,9 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         made = conf.parse(conf.read(), document)
         _check_strategies(made.topology)
         found = (
-            [] if before is None else transitions.problems(before.topology, made.topology, keys_of)
+            []
+            if before is None
+            else transitions.problems(before.topology, made.topology, key_routing_of)
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc

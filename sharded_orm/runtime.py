@@ -407,8 +407,13 @@ def reset() -> None:
 
 def shard(name: str, number: int) -> Shard:
     """Shard ``number`` of group ``name``. Raises :exc:`UnknownShard`."""
+    return shard_in(group(name), number)
+
+
+def shard_in(group: ShardGroup, number: int) -> Shard:
+    """Shard ``number`` of ``group``. Raises :exc:`UnknownShard`."""
     try:
-        return group(name).shard(number)
+        return group.shard(number)
     except LookupError as exc:
         raise UnknownShard(
             f"{exc.args[0]} If a key was placed on it, this process uses an older topology"

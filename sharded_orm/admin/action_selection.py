@@ -74,7 +74,7 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(found.shard, []).append(found)
-    told = options.tells(options.model._meta.pk)  # An id leads to where its row belongs.
+    told = options.names_shard(options.model._meta.pk)  # An id leads to where its row belongs.
     outages = Outages()
     everyone = Q()
     wanted: dict[Shard, tuple[Any, int]] = {}

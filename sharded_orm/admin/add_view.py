@@ -47,12 +47,12 @@ class AddViewMixin(PickersMixin, ShardedBase):
         try:
             focus = self._new_row_focus(request)
         except InvalidFocus as exc:
-            if options.key_is_made:
+            if options.key_is_generated:
                 return no_rows(
                     self, request, self.reason(request, exc)
                 )  # There is no key to ask for.
             return self._ask_for_key(request, self.reason(request, exc))
-        if options.key_is_made:
+        if options.key_is_generated:
             return self._choose_shard(request, focus)
         # One that is shown only could not be typed into the form.
         shown = options.key is not None and options.key.name in self.get_readonly_fields(request)
@@ -69,7 +69,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         options = self.shard_options
         focus = new_row_focus(request, options)
         name = options.key.name if options.key is not None else ""
-        if focus.key is None and not options.key_is_made and request.GET.get(name):
+        if focus.key is None and not options.key_is_generated and request.GET.get(name):
             # ?owner=414, as Django takes initial values.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
@@ -99,7 +99,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
         """Where the page's transaction is: on its shard, or on whichever the row turns out to be."""
         focus = self.focus(request)
-        decided = known or focus.key is not None or self.shard_options.key_is_made
+        decided = known or focus.key is not None or self.shard_options.key_is_generated
         if focus.alias is not None and decided:
             return focus.alias
         return self.shard_options.group

@@ -104,7 +104,7 @@ def _foreign(obj: Any) -> Iterator[checks.CheckMessage]:
         if theirs is None or mine is None or theirs.group == mine.group or field is mine.key:
             continue
         # An id that carries its shard is enough to show its row.
-        shown = not theirs.tells(field.target_field) and (
+        shown = not theirs.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )
         if not shown and not _in_form(obj, field):

@@ -268,7 +268,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        if not options.key_is_made:  # Else the foreign key tells the shard.
+        if not options.key_is_generated:  # Else the foreign key tells the shard.
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 

@@ -58,7 +58,7 @@ def object_id(row: Model) -> str:
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
     if is_away(row):
         return f"{AWAY}{row._state.db}{SEPARATOR}{pk}"
-    if options.tells(row._meta.pk):
+    if options.names_shard(row._meta.pk):
         return pk
     return f"{_escaped(options.key_of(row))}{SEPARATOR}{pk}"
 
@@ -105,7 +105,7 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
             key = read_key(options, unquote(first))
             return _placed(options, key, _pk(options, unquote(rest)), key)
         pk = _pk(options, unquote(first))
-        if options.tells(options.model._meta.pk):
+        if options.names_shard(options.model._meta.pk):
             return _placed(options, pk, pk, None)
     except InvalidFocus as exc:
         raise InvalidObjectID(str(exc)) from exc

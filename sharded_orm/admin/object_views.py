@@ -83,7 +83,7 @@ class ObjectViewsMixin(AddViewMixin):
         # A link of a widget, by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
-        home = locate(options, value) if options.tells(field) else within
+        home = locate(options, value) if options.names_shard(field) else within
         if home is None:
             raise InvalidObjectID(f"{object_id!r} does not tell on which shard the row is.")
         return home, lambda rows: rows.filter(**{field.name: value})
@@ -172,7 +172,7 @@ class ObjectViewsMixin(AddViewMixin):
         options, focus = self.shard_options, self.focus(request)
         readonly = self.get_readonly_fields(request, obj)
         new: dict[str, Any] = {}
-        if obj is None and options.key_is_made:
+        if obj is None and options.key_is_generated:
             new["new_shard"] = focus.home.number if focus.home is not None else None
         elif obj is None:
             new["new_key"] = focus.key
@@ -191,7 +191,7 @@ class ObjectViewsMixin(AddViewMixin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
         options = self.shard_options
-        if options.key is None or options.key_is_made or options.key.name in fields:
+        if options.key is None or options.key_is_generated or options.key.name in fields:
             return fields
         if obj is None and self.focus(request).key is None:
             return fields
@@ -223,7 +223,7 @@ class ObjectViewsMixin(AddViewMixin):
         context["original"] = named(obj)
         focus = self.focus(request)
         # A key that is yet to be typed decides where the row will be, and not the page.
-        decided = obj is not None or focus.key is not None or self.shard_options.key_is_made
+        decided = obj is not None or focus.key is not None or self.shard_options.key_is_generated
         context["shard"] = focus.home if decided else None
         context["unplaced"] = focus.key is not None and focus.home is None
         context["away"] = obj is not None and is_away(obj)

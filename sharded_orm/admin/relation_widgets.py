@@ -189,7 +189,7 @@ def _same_key(one: ShardOptions, other: ShardOptions) -> bool:
     """Whether a value of one model's key means the same as one of the other's."""
     mine: Any = one.key
     theirs: Any = other.key
-    if mine is None or theirs is None or other.key_is_made or one.key_is_made:
+    if mine is None or theirs is None or other.key_is_generated or one.key_is_generated:
         return False
     if mine.remote_field is not None or theirs.remote_field is not None:
         return mine.related_model is theirs.related_model

@@ -44,10 +44,10 @@ from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import equality_rules
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact, key_columns
+from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact_collation, key_columns
 
 ROUTER = "sharded_orm.routers.ShardRouter"
 
@@ -218,7 +218,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     rules = equality_rules(model)
     for key in key_columns(model):
-        collation = declared_inexact(key, rules.vendor)
+        collation = declared_inexact_collation(key, rules.vendor)
         if collation is None:
             continue
         yield checks.Error(

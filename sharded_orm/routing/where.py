@@ -1,9 +1,9 @@
-"""Which shards a query is about, read from its where tree. Fails closed.
+"""Reads the shards that a query is about from its where tree. Fails closed.
 
-The answer is a *bound*: no row outside the shards it names can match. Equality and
-``__in`` on a shard key bound a query; conjunction intersects bounds, disjunction
-unites them, negation and everything unknown is unbounded. What is unbounded is
-refused by the caller or scattered on request, never guessed (DESIGN decision 4).
+The result is a *bound*: a set of shards outside of which no row can match. Equality and ``__in``
+on a shard key bound a query. AND intersects bounds, OR unites them; negations and unknown
+conditions have no bound. The caller refuses an unbounded query, or scatters it on request; its
+shards are never guessed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 @dataclass(frozen=True)
 class ShardKey:
-    """How a model's rows find their shard: the group, and the columns that tell it.
+    """The group of a model, and the columns whose values name the shard of a row.
 
-    ``columns`` maps the shard key, and foreign keys to one, to None; ids that carry their
-    shard, and foreign keys to such, to where it is in them (shift and bits).
+    ``columns`` maps the shard key, and foreign keys to a shard key, to None. It maps ids that
+    carry their shard, and foreign keys to such ids, to the shift and bits of the shard.
     """
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Methods by which a class of a project writes SQL that its sources do not show.
+# Methods that write SQL. If a class of a project overrides one, its SQL is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -41,14 +41,14 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether ``cls`` itself, not a base of it, is outside of Django and writes SQL."""
+    """Whether the body of ``cls``, a class outside Django, has a method that writes SQL."""
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
     return any(map(_WRITES_SQL.match, vars(cls)))
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` is true of the same rows as one of the class ``base``, Django's own."""
+    """Whether ``lookup`` matches the same rows as Django's lookup class ``base`` would."""
     kind: Any = type(lookup)
     return _is_same(base, kind)
 
@@ -63,23 +63,22 @@ def _is_same(base: Any, kind: Any) -> bool:
 
 
 def is_equality(lookup: Any) -> bool:
-    """Whether ``lookup`` is true only of rows that have the value, or one of the values."""
+    """Whether ``lookup`` matches only rows with its value, or one of its values."""
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
-#: Tells the shard key of a model, or None for a model that is not sharded.
+#: A function that returns the :class:`ShardKey` of a model; None if the model is not sharded.
 KeyOf = Callable[[type[Model]], ShardKey | None]
-#: Numbers of the shards of some keys of a group; unplaced keys are left out.
+#: A function that returns shard numbers by key, for keys of a group; unplaced keys are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
-    """A condition that is true of the rows of one shard only, and says so to the router.
+    """A condition that bounds a query to the shard ``alias``.
 
-    It stands beside a comparison with an instance (``album=album``): the instance's
-    shard is where its co-located rows are, which its primary key alone does not tell.
-    In the SQL of its shard it is no condition at all, and in that of another one always false:
-    ids that count per shard repeat there.
+    It is added to a comparison with an instance (``album=album``), whose primary key does not
+    name the instance's shard. In the SQL of that shard the condition is always true. In the SQL
+    of another shard it is always false, because shards may repeat ids.
     """
 
     conditional = True
@@ -93,7 +92,7 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            here = None  # The scatter has taken out what is of other shards.
+            here = None  # The scatter has removed conditions of other shards.
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
             raise EmptyResultSet
@@ -101,9 +100,9 @@ class OnShard(Expression):
 
 
 def is_from_django(expression: Any) -> bool:
-    """Whether the class is Django's own, so that its SQL is known.
+    """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    One of a project may derive from ``Exact`` or ``In`` and write ``<>`` or ``NOT IN``.
+    A class of a project may derive from ``Exact`` or ``In``, and write ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -116,7 +115,7 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The shards (by number) that a condition allows, and why."""
+    """The numbers of the shards that a condition allows, and the reason."""
 
     shards: frozenset[int]
     reason: str
@@ -125,8 +124,10 @@ class Bound:
 class WhereReader:
     """Reads one query's where tree. Not shared between threads.
 
-    :param group: the group of the query's model; bounds of other groups do not count.
-    :param embedded: where its strategy reads the shard from a key, if it does.
+    :param group: the group of the query's model; keys of other groups are ignored.
+    :param resolve: a function that returns the shard number of an alias; None if it is not of
+        the group.
+    :param embedded: shift and bits of the shard in a key, if the group's strategy reads it there.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """The bound of the whole query, or None when it may be about any shard."""
+        """The bound of the whole query; None if rows of any shard may match."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -188,8 +189,8 @@ class WhereReader:
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
-            # Django turns "= NULL" into IS NULL. The key of a row is never NULL; a
-            # foreign key that tells the shard may be.
+            # Django turns "= NULL" into IS NULL. A shard key is never NULL, but another foreign
+            # key that names the shard may be.
             own = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
@@ -244,7 +245,7 @@ class WhereReader:
         return list(dict.fromkeys(keys)) if are_prepared(keys, prepare) else None
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys, of which a shard needs its own only."""
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys, so each shard needs only its own."""
         return (
             compares_as(In, lookup)
             and lookup.rhs_is_direct_value()
@@ -254,12 +255,12 @@ class WhereReader:
         )
 
     def is_key(self, lhs: Any) -> bool:
-        """Whether ``lhs`` is a column that tells the shard, of a model of this query's group.
+        """Whether ``lhs`` is a column that names the shard, of a model of this query's group.
 
-        The column may belong to a joined table: a join never leaves the shard, so the
-        joined row's key bounds the whole row.
+        It may be a column of a joined table: a join never leaves the shard, so the key of the
+        joined row bounds the whole row.
         """
-        # A column of an outer query says nothing of this one's rows.
+        # A column of an outer query does not bound this query's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -273,16 +274,16 @@ class WhereReader:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` are of the types that ``prepare``, of their field, gives.
+    """Whether ``values`` have the types that ``prepare``, their field's method, returns.
 
-    An expression is compared with values as they were given: ``In(F("owner"), ["1"])``.
+    Values compared with an expression are not prepared: ``In(F("owner"), ["1"])``.
     """
     for kind, value in {type(value): value for value in values}.items():
         try:
             if type(prepare(value)) is not kind:
                 return False
         except (TypeError, ValueError, ValidationError):
-            continue  # A field of the project that takes no value of the database.
+            continue  # A field of a project that cannot prepare a value from the database.
     return True
 
 

@@ -221,7 +221,7 @@ def test_the_directory_is_asked_once_for_the_keys_of_a_page(browser: Client, row
 def test_all_shards_cost_a_statement_per_node_and_phase(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, few: int, phases: int
 ) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", few)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", few)
     with Statements("photos") as statements:
         assert len(titles(browser.get(url(Comment, "changelist")))) == 1
     sent = statements["photos"]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.routing.base import Strategy
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import Strategy, key_routing_of
 from sharded_orm.routing.modulo import ModuloStrategy
 from sharded_orm.routing.range import RangeStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
@@ -31,7 +30,7 @@ def topology(version: int, *groups: ShardGroup) -> Topology:
 
 
 def found(before: ShardGroup, after: ShardGroup) -> list[str]:
-    return problems(topology(1, before), topology(2, after), keys_of)
+    return problems(topology(1, before), topology(2, after), key_routing_of)
 
 
 @pytest.mark.parametrize("strategy", BUILT_IN)
@@ -139,6 +138,13 @@ class Embedded(Letters):
     embedded = (1, 2)
 
 
+class Unusable(Placed):
+    """Cannot be made."""
+
+    def __init__(self, *args: Any) -> None:
+        raise AssertionError("A strategy is not made to be asked.")
+
+
 class Wider(RangeStrategy):
     pass
 
@@ -153,6 +159,7 @@ class Other(ModuloStrategy):
         (Letters, KeyRouting.COMPUTED),
         (Placed, KeyRouting.PLACED),
         (Embedded, KeyRouting.EMBEDDED),
+        (Unusable, KeyRouting.PLACED),
         (Wider, KeyRouting.RANGES),
         (Other, KeyRouting.COMPUTED),
     ],
@@ -160,7 +167,7 @@ class Other(ModuloStrategy):
 def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
     options = {"SIZE": 10} if cls is Wider else {}
     own = group(f"{__name__}.{cls.__name__}", **options)
-    assert keys_of(own) is keys
+    assert key_routing_of(own) is keys
     grown = replace(own, ranges=(ShardRange(0, 7, "a"),))
     assert bool(found(own, grown)) is (keys is KeyRouting.COMPUTED)
     if cls is Letters:
@@ -171,4 +178,4 @@ def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
 @pytest.mark.parametrize("strategy", BUILT_IN)
 def test_the_built_in_ones_are_what_they_are_said_to_be(strategy: str) -> None:
     made = group(strategy, **OPTIONS.get(strategy, {}))
-    assert built_in_keys(made) is keys_of(made)
+    assert built_in_keys(made) is key_routing_of(made)
