@@ -57,7 +57,7 @@ class TicketGenerator(IdGenerator):
             for server, partner in zip(
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
-                server.partner, partner.ward = partner, server
+                server.partner, partner.predecessor = partner, server
         # By whose turn it is: which servers, in order.
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)

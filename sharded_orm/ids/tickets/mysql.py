@@ -34,7 +34,7 @@ class MySQLSession(TicketSession):
     """
 
     forms = ("update", "replace")
-    carries_marks = frozenset({"update"})
+    carries_predecessor_mark = frozenset({"update"})
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class MySQLSession(TicketSession):
         self._answers.register(self._socket, select.POLLIN)
         # By the driver's own limits: this runs where a session is opened.
         cursor = self.connection.cursor()
-        wanted = (self.place.step, self.place.position)
+        wanted = (self.slot.step, self.slot.position)
         cursor.execute(
             "SET SESSION auto_increment_increment = %s, SESSION auto_increment_offset = %s", wanted
         )
@@ -73,17 +73,19 @@ class MySQLSession(TicketSession):
 
     # ##### Handing out #####
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
-        by = count * self.place.step
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
+        by = count * self.slot.step
         if row.form == "replace":
             numbers: tuple[int, ...] = () if count == 1 else (by, LAST_ID - by)
             kind = _REPLACE if count == 1 else _BATCH
         else:
-            kind, numbers = _UPDATE, (by, mark, LAST_ID - by)
+            kind, numbers = _UPDATE, (by, predecessor_mark, LAST_ID - by)
         last = self._ask(self._statement(row, kind) % numbers, deadline)
         if last is None or last > LAST_ID:
             return ()
-        return range(last - by + self.place.step, last + 1, self.place.step)
+        return range(last - by + self.slot.step, last + 1, self.slot.step)
 
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
         """With ``%d`` for the numbers; made once for a row, to be quick."""
@@ -93,7 +95,7 @@ class MySQLSession(TicketSession):
             # What the row must still be stands in the statement itself.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
-                f" AND step = {self.place.step:d} AND position = {self.place.position:d}"
+                f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
             )
             text = {
                 _UPDATE: f"UPDATE {self.table} SET value = LAST_INSERT_ID(value + %d),"
@@ -200,7 +202,7 @@ class MySQLSession(TicketSession):
         )
         # A batch moves the row, so there is one from the beginning. One that is there was made
         # by another process, or by one that was cut off: it may be below.
-        self._raise_counter(name, max(value, self.place.position), deadline)
+        self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
         if row.form != "replace":

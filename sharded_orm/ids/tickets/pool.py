@@ -31,9 +31,9 @@ class TicketSessionPool:
     :param patience: seconds, for the driver's own limits.
     """
 
-    def __init__(self, alias: str, place: SequenceSlot, patience: float) -> None:
+    def __init__(self, alias: str, slot: SequenceSlot, patience: float) -> None:
         self.alias = alias
-        self._place = place
+        self._slot = slot
         self._patience = patience
         self._keep = True
         # Invariant: a session is in the list, or with one caller.
@@ -77,7 +77,7 @@ class TicketSessionPool:
 
         def connect() -> None:
             try:
-                opened.set_result(kind(self.alias, settings, self._place, self._patience))
+                opened.set_result(kind(self.alias, settings, self._slot, self._patience))
             except BaseException as exc:  # For the caller, who waits in another thread.
                 opened.set_exception(exc)
 

@@ -71,7 +71,9 @@ class PostgreSQLSession(TicketSession):
 
     # ##### Handing out #####
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
         try:
             name = self._statement(row.name, count == 1, deadline)
             params = None if count == 1 else [b"%d" % count]
@@ -133,20 +135,20 @@ class PostgreSQLSession(TicketSession):
 
     def _from_valid(self, name: str, count: str) -> str:
         """One row while the sequence is what it should be, and has numbers; otherwise none."""
-        place = self.place
+        slot = self.slot
         return (
             f"FROM (SELECT 1 FROM {self.table} AS kept, pg_sequence AS made,"
             f" {self._counter(name)} AS counter"
             f" WHERE kept.name = {self._literal(name)} AND kept.form = 'sequence'"
-            f" AND kept.step = {place.step:d} AND kept.position = {place.position:d}"
-            f" AND made.seqrelid = {self._regclass(name)} AND made.seqincrement = {place.step:d}"
+            f" AND kept.step = {slot.step:d} AND kept.position = {slot.position:d}"
+            f" AND made.seqrelid = {self._regclass(name)} AND made.seqincrement = {slot.step:d}"
             f" AND made.seqcache = 1 AND NOT made.seqcycle"
-            f" AND {self._last('counter.')} <= {LAST_ID:d} - {count} * {place.step:d}) AS valid"
+            f" AND {self._last('counter.')} <= {LAST_ID:d} - {count} * {slot.step:d}) AS valid"
         )
 
     def _last(self, of: str = "") -> str:
         """The last number that was taken. A new sequence holds the first that will be."""
-        return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.place.step:d} END)"
+        return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.slot.step:d} END)"
 
     # ##### Asking #####
 
@@ -277,7 +279,7 @@ class PostgreSQLSession(TicketSession):
         # what it has counted stays, but it may be below.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
-            f" INCREMENT BY {self.place.step:d} START WITH {self.place.position:d}"
+            f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
             f" CACHE 1 NO CYCLE; {self._forward(name, value)}",
             deadline,
         )

@@ -52,13 +52,13 @@ class _State:
     health: Health
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id of each sequence that is known to have left the server.
-    marks: dict[str, int] = field(default_factory=dict)
+    high_water_marks: dict[str, int] = field(default_factory=dict)
     #: Guards the marks: they never go back.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: Held by the one caller that asks a server which is left alone; the others share its luck.
     probing: threading.Lock = field(default_factory=threading.Lock)
     #: Sequence -> when the partner's mark was last written here.
-    marks_kept: dict[str, float] = field(default_factory=dict)
+    predecessor_mark_written: dict[str, float] = field(default_factory=dict)
     unchecked: set[str] = field(default_factory=set)
     #: Sequence -> how often it was refused as one that is behind.
     refusals: dict[str, int] = field(default_factory=dict)
@@ -73,23 +73,23 @@ class TicketServer:
         ``PARTNER_DOWN``).
 
     Its marks are kept by its :attr:`partner`, the next server of the ring; it keeps those
-    of its :attr:`ward`. A server that falls below a mark is one that has forgotten ids, and
+    of its :attr:`predecessor`. A server that falls below a mark is one that has forgotten ids, and
     hands out nothing (:exc:`TicketServerBehind`).
     """
 
     partner: TicketServer | None = None
-    ward: TicketServer | None = None
+    predecessor: TicketServer | None = None
 
     def __init__(
         self,
         alias: str,
-        place: SequenceSlot,
+        slot: SequenceSlot,
         patience: float,
         backoff: float,
         needs_partner: bool = False,
     ) -> None:
         self.alias = alias
-        self.place = place
+        self.slot = slot
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
@@ -160,7 +160,7 @@ class TicketServer:
         ):
             refusals = state.refusals.get(name, 0)
             began = time.monotonic()
-            learned = self._learn_mark(state, name, anew=checked is None)
+            learned = self._learn_high_water_mark(state, name, anew=checked is None)
             # The partner's silence does not shorten this server's time.
             lent.deadline += time.monotonic() - began
             row = self._verify(state, session, name, lent.deadline)
@@ -170,41 +170,44 @@ class TicketServer:
             row = checked.row
         deadline = lent.deadline
         # Read before the request is sent: answers that overtake each other are no alarm.
-        mark = state.marks.get(name, 0)
-        of_ward = self.ward.mark(name) if self.ward is not None else 0
-        ids = session.take(row, count, of_ward, deadline)
+        high_water_mark = state.high_water_marks.get(name, 0)
+        predecessor_mark = (
+            self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
+        )
+        ids = session.take(row, count, predecessor_mark, deadline)
         if not ids:
             session.checked.pop(name, None)
             raise self._nothing_left(session, name, count, deadline)
-        if not self.place.owns(ids[-1]):
+        if not self.slot.owns(ids[-1]):
             raise self._misplaced(row, f"its last id was {ids[-1]!r}")
-        if ids[0] <= mark:
+        if ids[0] <= high_water_mark:
             with state.lock:
                 state.refusals[name] = state.refusals.get(name, 0) + 1
-            raise self._behind(name, f"gave id {ids[0]!r}", mark)
-        self._raise_mark(state, name, ids[-1])
-        if of_ward and row.form not in session.carries_marks:
-            self._keep_mark_of_ward(state, session, name, of_ward, deadline)
+            raise self._behind(name, f"gave id {ids[0]!r}", high_water_mark)
+        self._raise_high_water_mark(state, name, ids[-1])
+        if predecessor_mark and row.form not in session.carries_predecessor_mark:
+            self._keep_predecessor_mark(state, session, name, predecessor_mark, deadline)
         return ids
 
     def _verify(
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
         # The mark before the position, which may rise at any time and does not fall.
-        mark = state.marks.get(name, 0)
+        high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        if position < mark and mark:  # 0 is none, and a new sequence stands at -1.
+        # 0 is no mark, and a new sequence stands at -1.
+        if high_water_mark and position < high_water_mark:
             # Not found out by taking ids, as each attempt would bring it nearer to the mark:
             # between that and the last id that left it may be some that nobody here knows of.
-            raise self._behind(name, f"stands at {position!r}", mark)
+            raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
-    def _behind(self, name: str, found: str, mark: int) -> TicketServerBehind:
+    def _behind(self, name: str, found: str, high_water_mark: int) -> TicketServerBehind:
         return TicketServerBehind(
-            f"{self.alias!r} {found} in sequence {name!r}, but {mark!r} has left it before: it may"
-            " have come back from a backup. Run 'manage.py tickets verify', then 'manage.py tickets"
-            " advance'."
+            f"{self.alias!r} {found} in sequence {name!r}, but {high_water_mark!r} has left it before:"
+            " it may have come back from a backup. Run 'manage.py tickets verify', then 'manage.py"
+            " tickets advance'."
         )
 
     def _check(self, session: TicketSession, name: str, deadline: float) -> SequenceRow:
@@ -214,15 +217,15 @@ class TicketServer:
                 f"{self.alias!r} has no sequence {name!r}. Create it with"
                 f" 'manage.py tickets create {name}'."
             )
-        if row.place != self.place:
+        if row.slot != self.slot:
             raise self._misplaced(row, f"it was made as server {row.position!r} of {row.step!r}")
         return row
 
     def _misplaced(self, row: SequenceRow, found: str) -> TicketServerMisconfigured:
-        place = self.place
+        slot = self.slot
         return TicketServerMisconfigured(
-            f"SHARDED_ORM['TICKETS'] has {self.alias!r} as server {place.position!r} of"
-            f" {place.step!r}, but for its sequence {row.name!r} {found}: two servers may give the"
+            f"SHARDED_ORM['TICKETS'] has {self.alias!r} as server {slot.position!r} of"
+            f" {slot.step!r}, but for its sequence {row.name!r} {found}: two servers may give the"
             " same ids. Is one database listed twice, or did order or number of TICKETS change?"
         )
 
@@ -232,7 +235,7 @@ class TicketServer:
         """Why nothing was handed out: no row, another server's, no counter, or used up."""
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        if position <= LAST_ID - count * self.place.step:
+        if position <= LAST_ID - count * self.slot.step:
             return UnknownSequence(
                 f"what sequence {name!r} on {self.alias!r} counts with is gone; run 'manage.py tickets"
                 f" advance {name}'"
@@ -244,16 +247,16 @@ class TicketServer:
 
     # ##### Marks #####
 
-    def mark(self, name: str) -> int:
+    def high_water_mark(self, name: str) -> int:
         """The highest id of ``name`` that is known to have left this server; 0 for none."""
-        return self._state.marks.get(name, 0)
+        return self._state.high_water_marks.get(name, 0)
 
-    def _raise_mark(self, state: _State, name: str, mark: int) -> None:
+    def _raise_high_water_mark(self, state: _State, name: str, high_water_mark: int) -> None:
         with state.lock:
-            if mark > state.marks.get(name, 0):
-                state.marks[name] = mark
+            if high_water_mark > state.high_water_marks.get(name, 0):
+                state.high_water_marks[name] = high_water_mark
 
-    def _learn_mark(self, state: _State, name: str, *, anew: bool) -> bool:
+    def _learn_high_water_mark(self, state: _State, name: str, *, anew: bool) -> bool:
         """Ask the partner for the mark that other processes have left with it.
 
         Whether it told.
@@ -266,7 +269,7 @@ class TicketServer:
             # If this server is left alone itself, this is the one caller that tries it. Without
             # the partner it could not, and the partner's one not without this server.
             at_any_rate = self._needs_partner and anew and state.health.cause() is not None
-            mark = self.partner.mark_of_ward(name, at_any_rate=at_any_rate)
+            high_water_mark = self.partner.predecessor_mark(name, at_any_rate=at_any_rate)
         except (*FAILURES, UnknownSequence) as exc:
             if self._needs_partner and anew:
                 raise SequenceNotChecked(
@@ -282,10 +285,10 @@ class TicketServer:
                 )  # fmt: skip
             return False
         state.unchecked.discard(name)
-        self._raise_mark(state, name, mark)
+        self._raise_high_water_mark(state, name, high_water_mark)
         return True
 
-    def mark_of_ward(self, name: str, *, at_any_rate: bool = False) -> int:
+    def predecessor_mark(self, name: str, *, at_any_rate: bool = False) -> int:
         """What is kept here for the server before this one. One round trip.
 
         :param at_any_rate: ask also while this server is left alone; otherwise that raises
@@ -303,16 +306,22 @@ class TicketServer:
             raise
         # It may be that it can read and not write.
         state.health.try_again(None)
-        return row.partner_mark
+        return row.predecessor_mark
 
-    def _keep_mark_of_ward(
-        self, state: _State, session: TicketSession, name: str, mark: int, deadline: float
+    def _keep_predecessor_mark(
+        self,
+        state: _State,
+        session: TicketSession,
+        name: str,
+        predecessor_mark: int,
+        deadline: float,
     ) -> None:
         # A statement of its own: not for every id.
         now = time.monotonic()
-        if now - state.marks_kept.get(name, -_SECONDS_BETWEEN_MARKS) >= _SECONDS_BETWEEN_MARKS:
-            state.marks_kept[name] = now
-            session.keep_mark(name, mark, deadline)
+        written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
+        if now - written >= _SECONDS_BETWEEN_MARKS:
+            state.predecessor_mark_written[name] = now
+            session.keep_predecessor_mark(name, predecessor_mark, deadline)
 
     # ##### Health #####
 
@@ -366,13 +375,13 @@ class TicketServer:
                 return self._state
             new = self._state = self._new_state(database)
             if state.database == database:
-                new.marks.update(state.marks)
+                new.high_water_marks.update(state.high_water_marks)
         if state.process == new.process:
             state.pool.close(for_good=True)
         return new
 
     def _new_state(self, database: Any) -> _State:
-        pool = TicketSessionPool(self.alias, self.place, self.patience)
+        pool = TicketSessionPool(self.alias, self.slot, self.patience)
         return _State(database, pool, Health(self._backoff))
 
 

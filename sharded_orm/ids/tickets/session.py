@@ -24,6 +24,7 @@ LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
+# "partner_mark" holds :attr:`SequenceRow.predecessor_mark`: the column is older than that name.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
@@ -56,10 +57,10 @@ class SequenceRow:
     #: The last id that was handed out.
     value: int
     #: Of the server before this one in the ring: the highest id known to have left it.
-    partner_mark: int
+    predecessor_mark: int
 
     @property
-    def place(self) -> SequenceSlot:
+    def slot(self) -> SequenceSlot:
         return SequenceSlot(self.position, self.step)
 
 
@@ -85,19 +86,19 @@ class TicketSession(ABC):
     #: Forms of sequences that the database can serve, the default first.
     forms: ClassVar[tuple[str, ...]]
     #: Forms whose statement writes the partner's mark on the way, for nothing.
-    carries_marks: ClassVar[frozenset[str]] = frozenset()
+    carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
     #: Django's own backend. Whatever the alias uses (a leasing backend, say), its parameters serve.
     wrapper_path: ClassVar[str]
 
     def __init__(
-        self, alias: str, settings: Mapping[str, Any], place: SequenceSlot, patience: float
+        self, alias: str, settings: Mapping[str, Any], slot: SequenceSlot, patience: float
     ):
         """Connect. Takes as long as the driver likes: call it where that does no harm.
 
         :param patience: seconds that the driver's own time limits are set to, rounded up.
         """
         self.alias = alias
-        self.place = place
+        self.slot = slot
         self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
         # Django's own point for opening: signals, and whatever forbids it in tests.
         self._wrapper.ensure_connection()
@@ -127,12 +128,14 @@ class TicketSession(ABC):
     # ##### Handing out #####
 
     @abstractmethod
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
         """``count`` new ids of the sequence, ascending; one round trip.
 
         :param row: as :meth:`read` told it. If it no longer holds (dropped, moved, or
             without enough numbers), the answer is empty and nothing has happened.
-        :param mark: of the partner, to be kept here if the form carries marks.
+        :param predecessor_mark: of the partner, to be kept here if the form carries marks.
         """
 
     # ##### The catalog #####
@@ -167,12 +170,12 @@ class TicketSession(ABC):
             for row in rows
         ]
 
-    def keep_mark(self, name: str, mark: int, deadline: float) -> None:
+    def keep_predecessor_mark(self, name: str, predecessor_mark: int, deadline: float) -> None:
         """Keep the partner's mark here; it never goes back. One round trip."""
         quoted = self._wrapper.ops.quote_name("partner_mark")
         self.execute(
             f"UPDATE {self.table} SET {quoted} = %s WHERE name = %s AND {quoted} < %s",
-            [mark, name, mark],
+            [predecessor_mark, name, predecessor_mark],
             deadline,
         )
 
@@ -191,16 +194,16 @@ class TicketSession(ABC):
 
         Safe to run at the same time, and again when it was cut off.
         """
-        value = self.place.at_or_below(value)
+        value = self.slot.at_or_below(value)
         self._create_counter(name, form, value, deadline)
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
-        marks = ", ".join(["%s"] * len(_COLUMNS))
+        placeholders = ", ".join(["%s"] * len(_COLUMNS))
         ignore = OnConflict.IGNORE  # Another process may be faster.
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
-            f" VALUES ({marks}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
-            [name, form, self.place.step, self.place.position, value, 0],
+            f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
+            [name, form, self.slot.step, self.slot.position, value, 0],
             deadline,
         )
         row = self.read(name, deadline)
@@ -213,7 +216,7 @@ class TicketSession(ABC):
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
         """Let the sequence go on above ``value``; it never goes back. Its position now."""
-        value = self.place.at_or_below(value + self.place.step - 1)
+        value = self.slot.at_or_below(value + self.slot.step - 1)
         if value > LAST_ID:
             raise InvalidSequence(
                 f"Sequence {row.name!r} cannot be moved to {value!r}: ids end at {LAST_ID!r}."

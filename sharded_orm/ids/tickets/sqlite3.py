@@ -31,7 +31,7 @@ class SQLiteSession(TicketSession):
     """
 
     forms = ("update",)
-    carries_marks = frozenset({"update"})
+    carries_predecessor_mark = frozenset({"update"})
     wrapper_path = "django.db.backends.sqlite3.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
@@ -51,19 +51,21 @@ class SQLiteSession(TicketSession):
         with _opening:
             super().close()
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
-        by = count * self.place.step
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
+        by = count * self.slot.step
         found = self.execute(
             f"UPDATE {self.table} SET value = value + %s, partner_mark = MAX(partner_mark, %s)"
             " WHERE name = %s AND form = 'update' AND step = %s AND position = %s AND value <= %s"
             " RETURNING value",
-            (by, mark, row.name, self.place.step, self.place.position, LAST_ID - by),
+            (by, predecessor_mark, row.name, self.slot.step, self.slot.position, LAST_ID - by),
             deadline,
         )
         if not found:
             return ()
         last = int(found[0][0])
-        return range(last - by + self.place.step, last + 1, self.place.step)
+        return range(last - by + self.slot.step, last + 1, self.slot.step)
 
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         if not self._turn.acquire(timeout=seconds_left(deadline)):

@@ -116,7 +116,7 @@ def _refuse_other(standing: SequencePosition, start: int | None, form: str | Non
             f"Sequence {row.name!r} is there, of form {row.form!r} and not {form!r}. Leave out the"
             " form, or begin one of another name."
         )
-    if start is not None and standing.position < row.place.at_or_below(start - 1):
+    if start is not None and standing.position < row.slot.at_or_below(start - 1):
         raise InvalidSequence(
             f"Sequence {row.name!r} is there, at {max(standing.position, 0)!r} and below {start!r}. To"
             f" move it, run 'manage.py tickets advance {row.name} --to {start!r}'."
@@ -183,17 +183,17 @@ def _after(
     if all(_untouched(standing, after) for standing in there):
         return after  # The rest of a set of servers that is being made.
     # One is replaced. What it gave last may be in no row yet, and nobody was told.
-    known = (number for s in there for number in (s.position, s.row.partner_mark))
+    known = (number for s in there for number in (s.position, s.row.predecessor_mark))
     return max(after, *known) + MARGIN
 
 
 def _untouched(standing: SequencePosition, after: int) -> bool:
     """Whether the sequence was begun after the same id and has given none."""
-    place = standing.row.place
-    begun = place.at_or_below(after)
+    slot = standing.row.slot
+    begun = slot.at_or_below(after)
     # A table that counts by itself has its first number from the beginning.
-    return begun <= standing.position <= max(begun, place.position) and (
-        standing.row.partner_mark == 0
+    return begun <= standing.position <= max(begun, slot.position) and (
+        standing.row.predecessor_mark == 0
     )
 
 

@@ -46,7 +46,7 @@ def declared() -> dict[str, list[TicketField]]:
 
 
 def largest(
-    fields: Sequence[TicketField], *, above: int = 0, place: SequenceSlot | None = None
+    fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
     """The largest id above ``above`` in the tables of ``fields``; None when there is none.
 
@@ -55,34 +55,34 @@ def largest(
     counts as empty.
 
     :param above: nothing at or below it is read.
-    :param place: only ids that this server gives.
+    :param slot: only ids that this server gives.
     :raises SequenceNotChecked: a database does not answer.
     """
-    found = [one for field in fields for one in _in_tables(field, max(above, 0), place)]
+    found = [one for field in fields for one in _in_tables(field, max(above, 0), slot)]
     return max(found, key=lambda one: one.id, default=None)
 
 
-def _in_tables(field: TicketField, above: int, place: SequenceSlot | None) -> Iterator[Largest]:
+def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Iterator[Largest]:
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
         alias = router.db_for_write(field.model)  # A replica may not have the last rows.
     else:
         alias = DEFAULT_DB_ALIAS
-        number = _on_shards(field, above, place)
+        number = _on_shards(field, above, slot)
         if number is not None:
             yield Largest(number, f"table {table!r} of group {options.group!r}")
-    number = _on_alias(alias, field, above, place)
+    number = _on_alias(alias, field, above, slot)
     if number is not None:
         yield Largest(number, f"table {table!r} of {alias!r}")
 
 
-def _on_shards(field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
+def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     # Not by the model's manager, which may leave rows out.
     rows = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
-    if place is not None:
-        rows = rows.filter(Exact(F(field.attname) % place.step, place.position % place.step))
+    if slot is not None:
+        rows = rows.filter(Exact(F(field.attname) % slot.step, slot.position % slot.step))
     failed: Mapping[str, BaseException]
     try:
         found = rows.aggregate(found=Max(field.attname))["found"]
@@ -97,7 +97,7 @@ def _on_shards(field: TicketField, above: int, place: SequenceSlot | None) -> in
     return None if found is None else int(found)
 
 
-def _on_alias(alias: str, field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
+def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
     if connection.vendor == "unknown":
         return None  # DATABASES has no default.
@@ -109,9 +109,9 @@ def _on_alias(alias: str, field: TicketField, above: int, place: SequenceSlot | 
                 return None
             sql = f"SELECT MAX({name(column)}) FROM {name(field.model._meta.db_table)}"
             sql, params = f"{sql} WHERE {name(column)} > %s", [above]
-            if place is not None:
+            if slot is not None:
                 sql += f" AND {name(column)} %% %s = %s"
-                params += [place.step, place.position % place.step]
+                params += [slot.step, slot.position % slot.step]
             cursor.execute(sql, params)
             (found,) = cursor.fetchone()
     except Error as exc:

@@ -155,7 +155,7 @@ def _verified(
     if standing.problem is not None:
         return replace(bad, problem=standing.problem), None
     try:
-        found = largest(fields, above=position, place=server.place)
+        found = largest(fields, above=position, slot=server.slot)
     except SequenceNotChecked as exc:
         return replace(bad, problem=str(exc)), None
     if found is not None or is_behind(position, mark):
@@ -222,7 +222,7 @@ def _advanced(
         return Advanced(name, server.alias, before, before, problem)
     target = max(before, least + margin if to is None else to)
     # The next number of this server: it is what the others count from, too.
-    target = server.place.at_or_below(target + server.place.step - 1)
+    target = server.slot.at_or_below(target + server.slot.step - 1)
     if target == before or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, before, target, None)
     deadline = time.monotonic() + PATIENCE

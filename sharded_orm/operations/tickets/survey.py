@@ -115,17 +115,17 @@ def misplaced(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
     """Why ``row`` cannot be one of ``server``; None when it can."""
-    if row.place == server.place:
+    if row.slot == server.slot:
         return None
-    place = server.place
+    slot = server.slot
     text = (
-        f"SHARDED_ORM['TICKETS'] has {server.alias!r} as server {place.position!r} of"
-        f" {place.step!r}, but its sequence {row.name!r} was made as server {row.position!r} of"
+        f"SHARDED_ORM['TICKETS'] has {server.alias!r} as server {slot.position!r} of"
+        f" {slot.step!r}, but its sequence {row.name!r} was made as server {row.position!r} of"
         f" {row.step!r}"
     )
     for other in answers:
         same = other.standings.get(row.name)
-        if other.server is not server and same is not None and same.row.place == row.place:
+        if other.server is not server and same is not None and same.row.slot == row.slot:
             return (
                 f"{text}, and so was that of {other.server.alias!r}: both aliases are the same"
                 " database, or one is a copy of the other. Give each a database of its own."
@@ -178,7 +178,7 @@ def mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | Non
     if len(answers) < 2:
         return None
     keeper = answers[(index + 1) % len(answers)].standings.get(name)
-    return keeper.row.partner_mark if keeper is not None else None
+    return keeper.row.predecessor_mark if keeper is not None else None
 
 
 def is_behind(position: int, mark: int | None) -> bool:

@@ -127,8 +127,8 @@ def test_advance_keeps_out_who_takes_ids(connect: Opener, session: Any, row: Seq
 
 def test_marks_never_go_back(session: Any, row: SequenceRow) -> None:
     for mark, kept in ((70, 70), (50, 70), (90, 90)):
-        session.keep_mark(row.name, mark, soon())
-        assert session.read(row.name, soon()).partner_mark == kept
+        session.keep_predecessor_mark(row.name, mark, soon())
+        assert session.read(row.name, soon()).predecessor_mark == kept
 
 
 def test_a_pool_of_django_is_not_used(connect: Opener) -> None:

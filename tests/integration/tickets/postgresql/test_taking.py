@@ -176,7 +176,7 @@ def test_an_ordinary_role_draws_ids(connect: Opener, session: Any, row: Sequence
         run(holder, f"BEGIN; SELECT nextval('{counter(row)}')")
         assert drawer.read(row.name, soon()) == row
         assert [*take(drawer, row), *take(drawer, row, 2)] == [3, 5, 7]
-        drawer.keep_mark(row.name, 4, soon())
+        drawer.keep_predecessor_mark(row.name, 4, soon())
         assert drawer.position(row, soon()) == 7
         assert drawer.durability(soon()) is not None
         with pytest.raises(OperationalError, match="must be owner"):
