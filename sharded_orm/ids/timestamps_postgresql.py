@@ -112,20 +112,6 @@ def set_default(
     )
 
 
-def statements(
-    schema: str, table: str, column: str, shard: int, layout: TimestampedLayout = TIMESTAMPED
-) -> list[str]:
-    """All of it, in order. May be repeated; the sequence stays where it is.
-
-    :raises InvalidID: the shard does not fit into the layout.
-    """
-    return [
-        create_function(schema, shard, layout),
-        *create_sequence(schema, table, column),
-        set_default(schema, table, column, layout),
-    ]
-
-
 def _sequence_name(table: str, column: str) -> str:
     name = f"{table}_{column}_last"
     if len(name.encode()) <= _MAX_IDENTIFIER:

@@ -56,10 +56,6 @@ class SchemaNames:
             raise ValueError(f"it must be {_EXPECTED}")
         return cls(texts[0], texts[1], max(width, 1))
 
-    def name(self, number: int) -> str:
-        """As ``str.format`` makes it."""
-        return f"{self.before}{number:0{self.width}d}{self.after}"
-
     def _windows(self, last: int) -> Iterator[_Window]:
         """One for each number of digits that the numbers 0 to ``last`` have."""
         for digits in range(self.width, max(self.width, len(str(last))) + 1):

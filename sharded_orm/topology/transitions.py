@@ -22,25 +22,11 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-#: Of the strategies that come with the library.
-BUILT_IN = {
-    "directory": KeyRouting.PLACED,
-    "embedded": KeyRouting.EMBEDDED,
-    "range": KeyRouting.RANGES,
-    "modulo": KeyRouting.COMPUTED,
-}
 # Options that say where a key is, and what they are while they are not given.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 
-def built_in_keys(group: ShardGroup) -> KeyRouting:
-    """For groups with a strategy of the library; of any other nothing better is known."""
-    return BUILT_IN.get(group.strategy, KeyRouting.COMPUTED)
-
-
-def problems(
-    old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting] = built_in_keys
-) -> list[str]:
+def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting]) -> list[str]:
     """Why ``new`` must not follow ``old``, in sentences; empty when it may.
 
     Both are sound by themselves. Every group and every shard stays, and so does the shard
