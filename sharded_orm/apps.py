@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 from django.conf import settings
@@ -14,6 +14,9 @@ from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
 from sharded_orm.exceptions import TopologyUnavailable
+
+if TYPE_CHECKING:
+    from sharded_orm.ids.tickets.pool import TicketSessionPool
 
 
 class ShardedOrmConfig(AppConfig):
@@ -27,6 +30,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.backends.group.test_databases import provide_test_databases
         from sharded_orm.backends.write_hooks import observer
         from sharded_orm.cache import request_cache
+        from sharded_orm.ids.tickets.pool import provide_pool_class
         from sharded_orm.models.after_migrate import (
             auto_increment,
             permissions,
@@ -46,6 +50,7 @@ class ShardedOrmConfig(AppConfig):
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
+        provide_pool_class(_ticket_pool_class)
         try:
             runtime.validate()
         except TopologyUnavailable:
@@ -82,6 +87,17 @@ def _test_databases(group_wrapper: Any) -> Any:
     from sharded_orm.testing.databases import GroupTestDatabases
 
     return GroupTestDatabases.of(group_wrapper)
+
+
+def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
+    from sharded_orm.ids.tickets.pool import TicketSessionPool
+    from sharded_orm.operations.tickets.creation import is_test_database
+
+    if not is_test_database(alias):
+        return TicketSessionPool
+    from sharded_orm.testing.ticket_sessions import TestSessionPool
+
+    return TestSessionPool
 
 
 def _count_at_end(**kwargs: Any) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, TypeVar
 
-from django.core import mail
 from django.db import OperationalError, connections
 from django.db.utils import Error
 
@@ -60,14 +59,10 @@ class TicketSessionPool:
     def give_back(self, session: TicketSession) -> None:
         """Take back a session whose last request was answered."""
         with self._lock:
-            if self._keep and len(self._idle) < _MAX_IDLE and not self._is_to_be_dropped():
+            if self._keep and len(self._idle) < _MAX_IDLE:
                 self._idle.append(session)
                 return
         session.close()
-
-    def _is_to_be_dropped(self) -> bool:
-        # At the end of a test run PostgreSQL does not drop a database with open sessions.
-        return hasattr(mail, "outbox") and connections[self.alias].vendor == "postgresql"
 
     def open(self, deadline: float) -> TicketSession:
         """A new session by ``deadline``, whatever the driver does until then."""
@@ -101,12 +96,22 @@ class TicketSessionPool:
             self.give_back(late.result())
 
 
-def _refuse_where_tests_do(alias: str) -> None:
-    """In a test case that may not use ``alias``, raise what Django raises there."""
-    connect: Any = connections[alias].__dict__.get("connect")
-    if hasattr(connect, "wrapped"):
-        # SimpleTestCase._add_databases_failures has put it in the method's place.
-        connect()
+def _ordinary_pool(alias: str) -> type[TicketSessionPool]:
+    return TicketSessionPool
+
+
+_pool_class: Callable[[str], type[TicketSessionPool]] = _ordinary_pool
+
+
+def provide_pool_class(pool_class: Callable[[str], type[TicketSessionPool]]) -> None:
+    """Let ``pool_class`` choose the class of pool for the database of an alias."""
+    global _pool_class
+    _pool_class = pool_class
+
+
+def make_pool(alias: str, slot: SequenceSlot, patience: float) -> TicketSessionPool:
+    """A pool for the database that ``alias`` names now."""
+    return _pool_class(alias)(alias, slot, patience)
 
 
 class Lent:
@@ -119,8 +124,6 @@ class Lent:
         self._session: TicketSession | None = None
 
     def __enter__(self) -> Lent:
-        if hasattr(mail, "outbox"):  # Made by Django's setup_test_environment().
-            _refuse_where_tests_do(self._pool.alias)
         return self
 
     def ask(self, work: Callable[[TicketSession], T]) -> T:

@@ -50,6 +50,7 @@ class PostgreSQLSession(TicketSession):
 
     forms = ("sequence",)
     wrapper_path = "django.db.backends.postgresql.base.DatabaseWrapper"
+    prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
         # A pool would take the connection back; this one is ours.

@@ -21,7 +21,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.forks import identity
 from sharded_orm.ids.tickets.health import Health
-from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool
+from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool, make_pool
 from sharded_orm.ids.tickets.session import (
     LAST_ID,
     CheckedSequence,
@@ -381,7 +381,7 @@ class TicketServer:
         return new
 
     def _new_state(self, database: Any) -> _State:
-        pool = TicketSessionPool(self.alias, self.slot, self.patience)
+        pool = make_pool(self.alias, self.slot, self.patience)
         return _State(database, pool, Health(self._backoff))
 
 

@@ -89,6 +89,8 @@ class TicketSession(ABC):
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
     #: Django's own backend. Whatever the alias uses (a leasing backend, say), its parameters serve.
     wrapper_path: ClassVar[str]
+    #: Whether a database cannot be dropped while a session is open.
+    prevents_drop: ClassVar[bool] = False
 
     def __init__(
         self, alias: str, settings: Mapping[str, Any], slot: SequenceSlot, patience: float
