@@ -103,10 +103,10 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     everybody, waited = threading.Barrier(8), threading.local()
     probe = TicketServer.probe
 
-    def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
+    def probe_together(self: TicketServer, name: str, count: int, started: float) -> Sequence[int]:
         if not hasattr(waited, "for_all"):
             waited.for_all = everybody.wait(PATIENCE)
-        return probe(self, name, count, began)
+        return probe(self, name, count, started)
 
     monkeypatch.setattr(TicketServer, "probe", probe_together)
 

@@ -135,13 +135,13 @@ def test_a_million_ids_are_one_request(
     with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     asked: list[str] = []
-    ask = kind._ask  # type: ignore[attr-defined]
+    ask = kind._result_of  # type: ignore[attr-defined]
 
     def noted(self: TicketSession, *args: Any) -> Any:
         asked.append(self.alias)
         return ask(self, *args)
 
-    monkeypatch.setattr(kind, "_ask", noted)
+    monkeypatch.setattr(kind, "_result_of", noted)
     # The second statement on each server keeps the mark of the other, once in a second.
     for state in (server._current() for server in generator.servers):
         state.predecessor_mark_written[sequence] = time.monotonic() + 60

@@ -49,8 +49,8 @@ def test_a_million_ids_are_one_request(
 ) -> None:
     take(session, row, 2)  # prepares the statement
     asked = []
-    ask = session._ask
-    monkeypatch.setattr(session, "_ask", lambda *args: (asked.append(1), ask(*args))[1])
+    ask = session._result_of
+    monkeypatch.setattr(session, "_result_of", lambda *args: (asked.append(1), ask(*args))[1])
     ids = take(session, row, 1_000_000)
     assert len(asked) == 1
     assert (len(ids), ids[0], ids[-1]) == (1_000_000, 5, 2_000_003)
