@@ -1,4 +1,4 @@
-"""What Django loads."""
+"""The Django app: connects the parts of the library with each other and with Django's signals."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class ShardedOrmConfig(AppConfig):
         try:
             runtime.validate()
         except TopologyUnavailable:
-            # The command that puts a first topology into its source starts without one, and
-            # needs nothing of what follows.
+            # The command that pushes a first topology starts without one, and needs nothing below.
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
@@ -63,17 +62,16 @@ class ShardedOrmConfig(AppConfig):
         runtime.on_reset(guard.forget)
         request_started.connect(request_cache.begin_request)
         request_finished.connect(request_cache.end_request)
-        request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")
+        request_finished.connect(_flush_statistics, dispatch_uid="sharded_orm.statistics")
         post_migrate.connect(invalidation.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
         post_migrate.connect(permissions.after_migrate, sender=self)
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # Django's commands offer --database only what DATABASES iterates; a shard
-            # that the command line names is one that was asked for. (A test run makes
-            # test databases of all that it iterates, and shards are made through their
-            # group.)
+            # --database of Django's commands accepts only the aliases that DATABASES iterates, so
+            # a shard that the command line names is added. (A test run makes a test database for
+            # each alias that is iterated, and its group makes those of the shards.)
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -100,11 +98,11 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
     return TestSessionPool
 
 
-def _count_at_end(**kwargs: Any) -> None:
-    """Receiver of ``request_finished``, when the answer has been sent."""
-    made = runtime.made_cache()
-    if made is not None:
-        made.statistics.request_finished()
+def _flush_statistics(**kwargs: Any) -> None:
+    """Receiver of ``request_finished``, which Django sends after the response."""
+    cache = runtime.used_cache()
+    if cache is not None:
+        cache.statistics.request_finished()
 
 
 @receiver(setting_changed)

@@ -151,7 +151,7 @@ def _next(before: Document | None) -> int:
     """After what the source holds, and after what this process uses: that may be newer, when
     the source was set up again."""
     try:
-        used = runtime.standing().version
+        used = runtime.topology_status().version
     except TopologyUnavailable:
         used = 0
     return max(used, 0 if before is None else before.version) + 1

@@ -334,7 +334,7 @@ class Promotion:
     def _wait_for_readers(self) -> None:
         """Until every process that is connected to the source reads on the new primary."""
         try:
-            reach = topology.wait_until_used(runtime.standing().version, READERS_PATIENCE)
+            reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)
         except TopologyError as exc:
             late = str(exc)
         else:
