@@ -50,7 +50,7 @@ class TopologyAdmin(FleetAdmin):
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """What this process uses, and what the source holds: two or three requests to it."""
         began = time.monotonic()
-        source, standing = runtime.source(), runtime.standing()
+        source, standing = runtime.source(), runtime.topology_status()
         held = asked(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None

@@ -1,4 +1,4 @@
-"""What is left alone for a while: a server that failed, or one sequence of it."""
+"""Servers that failed, or single sequences of them, which are left alone for a while."""
 
 from __future__ import annotations
 
@@ -8,66 +8,69 @@ from dataclasses import dataclass
 
 
 @dataclass
-class _Rest:
+class _Backoff:
     cause: Exception
     since: float
     until: float
 
 
 class Health:
-    """Why and until when a server, or a sequence of it, is not asked. Thread-safe.
+    """Why and until when a server, or one of its sequences, is left alone. Thread-safe.
 
-    :param backoff: seconds.
+    :param backoff: seconds for which it is left alone after a failure.
 
     The key None stands for the whole server, any other for the sequence of that name.
     """
 
     def __init__(self, backoff: float) -> None:
-        self._backoff = backoff
-        # Guards the moments: one caller at a time takes it on to try again.
+        self._seconds = backoff
+        # Guards the times: one caller at a time tries again.
         self._lock = threading.Lock()
-        self._rests: dict[str | None, _Rest] = {}
+        self._backoffs: dict[str | None, _Backoff] = {}
 
     @property
     def is_well(self) -> bool:
-        """Nothing is left alone. Takes no lock."""
-        return not self._rests
+        """Whether nothing is left alone. Takes no lock."""
+        return not self._backoffs
 
     def claim(self, *keys: str | None) -> bool:
-        """Whether to ask: all is well, or it is this caller's turn to try."""
+        """Whether this caller may ask: nothing is left alone, or it is this caller's turn to try."""
         if self.is_well:
             return True
         with self._lock:
             now = time.monotonic()
-            resting = [rest for key in keys if (rest := self._rests.get(key)) is not None]
-            if any(now < rest.until for rest in resting):
+            backoffs = [backoff for key in keys if (backoff := self._backoffs.get(key)) is not None]
+            if any(now < backoff.until for backoff in backoffs):
                 return False
-            for rest in resting:
-                rest.until = now + self._backoff
+            for backoff in backoffs:
+                backoff.until = now + self._seconds
             return True
 
     def cause(self, key: str | None = None, *, since: float = 0.0) -> Exception | None:
-        """Why it is left alone; None if it is not, or not because of something so recent."""
-        rest = self._rests.get(key)
-        return rest.cause if rest is not None and rest.since >= since else None
+        """The failure because of which ``key`` is left alone.
+
+        None if it is not left alone, or has failed before ``since`` only.
+        """
+        backoff = self._backoffs.get(key)
+        return backoff.cause if backoff is not None and backoff.since >= since else None
 
     def failed(self, key: str | None, cause: Exception) -> bool:
-        """Leave it alone from now on. Whether that is news."""
+        """Leave ``key`` alone from now on. Whether that, or the kind of failure, is new."""
         now = time.monotonic()
         with self._lock:
-            before = self._rests.get(key)
-            self._rests[key] = _Rest(cause, now, now + self._backoff)
+            before = self._backoffs.get(key)
+            self._backoffs[key] = _Backoff(cause, now, now + self._seconds)
         return before is None or type(before.cause) is not type(cause)
 
     def try_again(self, key: str | None) -> None:
-        """There is a sign that it is well: let the next caller try."""
+        """Let the next caller try ``key`` at once: there is a sign that it has recovered."""
         with self._lock:
-            if (rest := self._rests.get(key)) is not None:
-                rest.until = time.monotonic()
+            if (backoff := self._backoffs.get(key)) is not None:
+                backoff.until = time.monotonic()
 
     def recovered(self, key: str | None) -> bool:
-        """It has served. Whether that is news."""
-        if key not in self._rests:
+        """Record that ``key`` has served. Whether it was left alone before."""
+        if key not in self._backoffs:
             return False
         with self._lock:
-            return self._rests.pop(key, None) is not None
+            return self._backoffs.pop(key, None) is not None

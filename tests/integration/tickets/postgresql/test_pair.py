@@ -135,16 +135,16 @@ def test_a_million_ids_are_one_request(
     with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     statements: list[str] = []
-    ask = kind._ask  # type: ignore[attr-defined]
+    ask = kind._result_of  # type: ignore[attr-defined]
 
     def noted(self: TicketSession, *args: Any) -> Any:
         statements.append(self.alias)
         return ask(self, *args)
 
-    monkeypatch.setattr(kind, "_ask", noted)
+    monkeypatch.setattr(kind, "_result_of", noted)
     # The second statement on each server stores the mark of the other, once a second.
     for state in (server._current() for server in generator.servers):
-        state.marks_kept[sequence] = time.monotonic() + 60
+        state.predecessor_mark_written[sequence] = time.monotonic() + 60
     ids = generator.take(sequence, 1_000_000)
     assert len(statements) == 1
     assert len(ids) == 1_000_000
@@ -356,9 +356,11 @@ def test_one_of_each_kind(
         assert forms == ["update", "sequence"]
         # Each stores the other's mark.
         for state in (server._current() for server in generator.servers):
-            state.marks_kept.clear()
+            state.predecessor_mark_written.clear()
         last = [generator.next(sequence) for _ in range(2)]
-        marks = [ask(server).sequences[sequence].row.partner_mark for server in generator.servers]
+        marks = [
+            ask(server).sequences[sequence].row.predecessor_mark for server in generator.servers
+        ]
         assert marks[1] == last[0]
         assert marks[0] == last[1] - 2
     finally:
