@@ -46,11 +46,8 @@ from sharded_orm.cache.stores.resp import (
     Refusal,
     by_digest,
     by_source,
-    pack_all,
-    pack_command,
-    parse_lines,
+    pack,
     parse_replies,
-    parse_texts,
 )
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
@@ -58,11 +55,9 @@ _PLACEHOLDER = b"\0lease:"
 #: Under this name stands which server has written the data, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
-#: Characters of an incarnation, and what it adds to a name.
+#: Characters of an incarnation.
 _LENGTH = 12
-_MORE = _LENGTH + 1
-_READ_OWNER = pack_command((b"GET", _OWNER))
-_OWNER_TEXT = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
+_READ_OWNER = (b"GET", _OWNER)
 
 _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
@@ -195,9 +190,8 @@ class RedisServer(RemoteServer):
         """Replies to commands that must have success and give texts."""
         left = max(deadline - time.monotonic(), 0.001)
         link = Connection(connection._sock, left)
-        packet = b"".join(map(pack_command, commands))
         replies = link.ask(
-            packet, LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
+            pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
         )
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, Refusal):
@@ -208,23 +202,27 @@ class RedisServer(RemoteServer):
 
     # ##### Commands #####
 
-    def _run(self, pack: Callable[[bytes], bytes], count: int) -> list[Any]:
-        """``count`` replies to what ``pack`` makes for an incarnation."""
+    def _run(
+        self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
+    ) -> list[Any]:
+        """Replies to ``commands``.
+
+        :param owner_of: takes the owner of the data out of the replies. To read it must be the
+            last thing that the commands do: data that have changed do not change back.
+        """
         owner = b""
 
         def packet(link: Connection) -> bytes:
             nonlocal owner
             owner = link.incarnation
-            # At the end: data that have changed do not change back.
-            return pack(owner[-_LENGTH:]) + _READ_OWNER
+            return pack(commands, f"{owner[-_LENGTH:].decode()}:")
 
-        def parse(raw: bytes) -> list[Any] | None:
-            # Nearly always they are lines, and the owner is the same.
-            replies = parse_lines(raw, count, owner)
-            if replies is None:
-                replies = parse_replies(raw, count + 1)
-                if replies is not None:
-                    _check_owner(replies.pop(), owner)
+        def parse(answer: bytes) -> list[Any] | None:
+            replies = parse_replies(answer, len(commands))
+            if replies is not None and (there := owner_of(replies)) != owner:
+                if isinstance(there, Refusal):
+                    raise ProtocolError(f"refused: {there.code}")
+                raise Outdated("the data are of another incarnation")
             return replies
 
         return self._exchange(packet, parse)
@@ -236,16 +234,15 @@ class RedisServer(RemoteServer):
         A text is the name of an entry."""
         if not commands:
             return []
-        known = [by_digest(command) for command in commands]
-        replies = self._run(lambda word: pack_all(known, word), len(known))
+        replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
         unknown = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, Refusal) and reply.code == "NOSCRIPT"
         ]
         if unknown:
-            sent = [by_source(commands[index]) for index in unknown]
-            again = self._run(lambda word: pack_all(sent, word), len(sent))
+            sources = [by_source(commands[index]) for index in unknown]
+            again = self._run([*sources, _READ_OWNER], list.pop)
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
         return replies
@@ -261,34 +258,17 @@ class RedisServer(RemoteServer):
             raise self._failed(text)
         raise self._failed("unexpected reply")
 
-    def _get(self, names: Sequence[str]) -> list[Any]:
-        owner, count = b"", len(names) + 1
+    def _get(self, names: Sequence[str]) -> list[bytes | None]:
+        def owner_of(replies: list[Any]) -> Any:
+            (values,) = replies
+            if isinstance(values, Refusal):
+                return values
+            if not isinstance(values, list) or len(values) != len(names) + 1:
+                raise ProtocolError("unexpected reply to MGET")
+            return values.pop()
 
-        def packet(link: Connection) -> bytes:
-            nonlocal owner
-            owner = link.incarnation
-            word = owner[-_LENGTH:].decode()
-            keys = "".join([f"${len(name) + _MORE}\r\n{word}:{name}\r\n" for name in names])
-            text = f"*{count + 1}\r\n$4\r\nMGET\r\n{keys}{_OWNER_TEXT}"
-            return text.encode("ascii")
-
-        def parse(raw: bytes) -> list[Any] | None:
-            # Nearly always everything is there.
-            values: list[Any] | None = parse_texts(raw, count)
-            if values is None:
-                replies = parse_replies(raw, 1)
-                if replies is None:
-                    return None
-                (reply,) = replies
-                if isinstance(reply, Refusal):
-                    raise ProtocolError(f"refused: {reply.code}")
-                if not isinstance(reply, list) or len(reply) != count:
-                    raise ProtocolError("unexpected reply to MGET")
-                values = [value or None for value in reply]
-            _check_owner(values.pop(), owner)
-            return values
-
-        return self._exchange(packet, parse)
+        (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
+        return [value or None for value in values]
 
     # ##### The contract #####
 
@@ -468,10 +448,3 @@ def _place(pool: ConnectionPool) -> str:
 
 def _seconds(ttl: float) -> bytes:
     return b"%d" % max(math.ceil(ttl), 1)
-
-
-def _check_owner(reply: Any, owner: bytes) -> None:
-    if reply != owner:
-        if isinstance(reply, Refusal):
-            raise ProtocolError(f"refused: {reply.code}")
-        raise Outdated("the data are of another incarnation")
