@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import OperationalError, connections
 
+from sharded_orm.circuit_breaker import CircuitBreaker
 from sharded_orm.exceptions import (
     SequenceExhausted,
     SequenceNotChecked,
@@ -20,7 +21,6 @@ from sharded_orm.exceptions import (
     UnknownSequence,
 )
 from sharded_orm.forks import identity
-from sharded_orm.ids.tickets.health import Health
 from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool
 from sharded_orm.ids.tickets.session import (
     LAST_ID,
@@ -49,7 +49,7 @@ class _State:
 
     database: Any
     pool: TicketSessionPool
-    health: Health
+    breaker: CircuitBreaker
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id of each sequence that is known to have left the server.
     marks: dict[str, int] = field(default_factory=dict)
@@ -145,9 +145,9 @@ class TicketServer:
     def _share_luck(self, state: _State, name: str, began: float) -> bool:
         """Whether it is well by now. Raises what another caller has met since ``began``."""
         for key in (None, name):
-            if (cause := state.health.cause(key, since=began)) is not None:
+            if (cause := state.breaker.cause(key, since=began)) is not None:
                 raise _again(cause)
-        return state.health.cause(None) is None and state.health.cause(name) is None
+        return state.breaker.cause(None) is None and state.breaker.cause(name) is None
 
     def _take(
         self, state: _State, lent: Lent, session: TicketSession, name: str, count: int
@@ -265,7 +265,7 @@ class TicketServer:
         try:
             # If this server is left alone itself, this is the one caller that tries it. Without
             # the partner it could not, and the partner's one not without this server.
-            at_any_rate = self._needs_partner and anew and state.health.cause() is not None
+            at_any_rate = self._needs_partner and anew and state.breaker.cause() is not None
             mark = self.partner.mark_of_ward(name, at_any_rate=at_any_rate)
         except (*FAILURES, UnknownSequence) as exc:
             if self._needs_partner and anew:
@@ -292,8 +292,8 @@ class TicketServer:
             at once.
         """
         state = self._current()
-        if not state.health.claim(None) and not at_any_rate:
-            raise OperationalError(f"it is left alone: {state.health.cause()}")
+        if not state.breaker.claim(None) and not at_any_rate:
+            raise OperationalError(f"it is left alone: {state.breaker.cause()}")
         deadline = time.monotonic() + self.patience
         try:
             with state.pool.lend(deadline) as lent:
@@ -302,7 +302,7 @@ class TicketServer:
             self._failed(state, None, exc)
             raise
         # It may be that it can read and not write.
-        state.health.try_again(None)
+        state.breaker.half_open(None)
         return row.partner_mark
 
     def _keep_mark_of_ward(
@@ -319,22 +319,22 @@ class TicketServer:
     def claim(self, name: str) -> bool:
         """Whether to ask for ids of ``name`` now; if it was left alone, this caller tries it."""
         # Without a lock that a thread of the parent may have held when this process was forked.
-        return self._state.health.is_well or self._current().health.claim(None, name)
+        return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
         """Why the server, or a sequence of it, is left alone; None while it is well."""
-        return self._current().health.cause(name)
+        return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
             state.pool.close()  # They are as dead, most likely.
-        if state.health.failed(key, exc):
+        if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
 
     def _recovered(self, state: _State, *keys: str | None) -> None:
         for key in keys:
-            if state.health.recovered(key):
+            if state.breaker.reset(key):
                 what = "" if key is None else f" for {key!r}"
                 logger.info("Ticket server %r is used again%s.", self.alias, what)
 
@@ -373,7 +373,7 @@ class TicketServer:
 
     def _new_state(self, database: Any) -> _State:
         pool = TicketSessionPool(self.alias, self.place, self.patience)
-        return _State(database, pool, Health(self._backoff))
+        return _State(database, pool, CircuitBreaker(self._backoff))
 
 
 def _again(cause: Exception) -> Exception:
