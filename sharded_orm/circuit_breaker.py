@@ -39,11 +39,6 @@ class CircuitBreaker:
         """Whether nothing is left alone. Takes no lock: callers look here first."""
         return not self._failures
 
-    def is_open(self, key: str | None = None) -> bool:
-        """Whether nobody may call ``key`` now."""
-        failure = self._failures.get(key)
-        return failure is not None and self._clock() < failure.until
-
     def claim(self, *keys: str | None) -> bool:
         """Whether the caller may call all ``keys``: they are well, or it is its turn to try.
 

@@ -143,10 +143,6 @@ class RemoteServer(CacheServer):
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
-    @property
-    def rests(self) -> bool:
-        return self._breaker.is_open()
-
     @abstractmethod
     def _connect(self, timeout: float) -> Connection:
         """A new connection, ready for commands; OSError or Nonsense if that fails."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.cache.stores.resp import RedisScript, Refusal, by_digest, pack, parse_replies
+from sharded_orm.cache.stores.redis.protocol import (
+    RedisScript,
+    Refusal,
+    by_digest,
+    pack,
+    parse_replies,
+)
 from sharded_orm.cache.stores.sockets import ProtocolError
 
 ANSWER = (

@@ -1,7 +1,7 @@
 """A Redis server (4.0 or newer), through the connections of django-redis or Django.
 
 The client libraries connect (TLS, sockets, Sentinel); what is said is said here, in the words of
-:mod:`sharded_orm.cache.stores.resp`: their parsers and pools take longer than the server, and know
+:mod:`sharded_orm.cache.stores.redis.protocol`: their parsers and pools take longer than the server, and know
 no limit on the time of a whole call.
 
 Leases: a placeholder with a random token stands under a leased name for a few seconds, and a
@@ -27,10 +27,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
-from redis.sentinel import SentinelConnectionPool
 
 from sharded_orm.cache.stores.base import (
     LEASE_SECONDS,
@@ -40,7 +38,8 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
-from sharded_orm.cache.stores.resp import (
+from sharded_orm.cache.stores.redis.pools import place_of
+from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
     RedisScript,
     Refusal,
@@ -102,7 +101,7 @@ class RedisServer(RemoteServer):
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(
-            f"redis {_place(pool)}/{pool.connection_kwargs.get('db') or 0}",
+            f"redis {place_of(pool)}/{pool.connection_kwargs.get('db') or 0}",
             timeout=timeout,
             backoff=backoff,
             clock=clock,
@@ -400,50 +399,6 @@ class RedisServer(RemoteServer):
         (reply,) = self._pipeline([(b"INFO",)])
         lines = self._checked(reply, bytes).decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """One pool per server of an alias of django-redis.
-
-    The first URL is the server and the others are its replicas, which are not used, as they
-    lag behind. With ``ShardClient`` each URL is a server.
-    """
-    from django_redis.client import ShardClient
-    from django_redis.pool import get_connection_factory
-
-    urls = location.split(",") if isinstance(location, str) else list(location)
-    kind = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
-    factory: Any = get_connection_factory(options=dict(options))
-    # Not connect(): it shares pools among all aliases that name the same server.
-    return [
-        factory.get_connection_pool(factory.make_connection_params(url.strip()))
-        for url in (urls if issubclass(kind, ShardClient) else urls[:1])
-    ]
-
-
-def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """The same for Django's own backend, where the first URL is the server, too."""
-    urls = location.replace(";", ",").split(",") if isinstance(location, str) else list(location)
-    rest = {k: v for k, v in options.items() if k not in ("serializer", "pool_class")}
-    kind = options.get("pool_class") or ConnectionPool
-    if isinstance(kind, str):
-        kind = import_string(kind)
-    if isinstance(parser := rest.get("parser_class"), str):
-        rest["parser_class"] = import_string(parser)
-    return [kind.from_url(urls[0].strip(), **rest)]
-
-
-def _place(pool: ConnectionPool) -> str:
-    """Differs for servers that are not the same: what each holds goes by its name."""
-    if isinstance(pool, SentinelConnectionPool):
-        # Two sets of sentinels may each have a service of that name.
-        watchers = [
-            one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels
-        ]
-        places = sorted(f"{one.get('host')}:{one.get('port')}" for one in watchers)
-        return f"{pool.service_name} of {','.join(places)}"
-    options = pool.connection_kwargs
-    return options.get("path") or f"{options.get('host')}:{options.get('port')}"
 
 
 def _seconds(ttl: float) -> bytes:
