@@ -122,7 +122,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         connection = self.connection
         if connection is None or connection.mode in (SessionMode.FREE, SessionMode.CLOSED):
             return False
-        return connection.begun or connection.mode is not SessionMode.TRANSACTION
+        return connection.in_transaction or connection.mode is not SessionMode.TRANSACTION
 
     def forget_server(self) -> None:
         if self._pool is not None:
@@ -249,18 +249,18 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         self.ensure_connection()
         assert self.connection is not None
         with self.wrap_database_errors:
-            self.connection.tie()
+            self.connection.hold()
             with self.connection.any_session() as session:
                 return locks.take(session, self.settings_dict["NAME"], seconds)
 
     def unlock_schema(self) -> None:
-        if self.connection is None or not self.connection.tied:
+        if self.connection is None or not self.connection.is_held:
             return
         # If it fails, close() ends the session, and the lock with it.
         with suppress(self.Database.Error):
             with self.connection.any_session() as session:
                 locks.release(session, self.settings_dict["NAME"])
-            self.connection.untie()
+            self.connection.release()
 
     @contextmanager
     def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
@@ -273,7 +273,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             assert made.connection is not None
             # close() ends its session: in the next copy, which has the same name, it would make
             # tables with the character set of this one.
-            made.connection.tie()
+            made.connection.hold()
             made.build_schema(definitions)
             yield made
         finally:
@@ -295,19 +295,19 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
         return identity.gone(self.node_pool, writers)
 
-    def keep_session(self) -> None:
+    def hold_session(self) -> None:
         if self.connection is not None:
-            self.connection.keep()
+            self.connection.hold_after_commit()
 
-    def let_session_go(self) -> None:
+    def release_session(self) -> None:
         if self.connection is not None:
-            self.connection.let_go()
+            self.connection.release_after_commit()
 
     def discard_session(self) -> None:
         if self.connection is not None:
-            self.connection.discard_kept()
+            self.connection.discard_after_commit()
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
             # It was on its way to COMMIT, which the server may still be working on.
             return CommitOutcome.UNKNOWN

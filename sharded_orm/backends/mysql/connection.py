@@ -69,9 +69,10 @@ class VirtualConnection(DriverFace):
     """
 
     __slots__ = (
-        "alias", "autocommitted", "batch", "before_commit", "begun", "checks_off", "cursor_factory", "default_cursor", "inserted_on", "kept", "last", "mode", "open_cursors", "pending",
-        "pool", "schema", "session",
-        "strict", "tied", "touched", "use",
+        "alias", "autocommitted", "before_commit", "checks_off", "cursor_factory", "default_cursor",
+        "held_after_commit", "in_batch", "in_transaction", "insert_session", "is_held",
+        "last_session", "mode", "open_cursors", "pending_savepoints", "pool",
+        "savepoints_unsure", "schema", "session", "strict", "use",
     )  # fmt: skip
 
     def __init__(
@@ -85,28 +86,28 @@ class VirtualConnection(DriverFace):
         self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
         self.session: NodeSession | None = None
-        self.last: NodeSession | None = None
+        self.last_session: NodeSession | None = None
         #: Where our last insert that had an id was.
-        self.inserted_on: NodeSession | None = None
+        self.insert_session: NodeSession | None = None
         self.mode = SessionMode.FREE
         self.autocommitted = True
         self.checks_off = False
         #: Several statements are to run on one session.
-        self.batch = False
-        #: The session carries something that is lost with it, see tie().
-        self.tied = False
+        self.in_batch = False
+        #: The session carries something that is lost with it, see hold().
+        self.is_held = False
         #: Called before a statement that may commit the transaction by itself.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         #: A transaction is under way on the held session.
-        self.begun = False
-        #: The session stays ours after the transaction, see keep().
-        self.kept = False
+        self.in_transaction = False
+        #: The session stays ours after the transaction, see hold_after_commit().
+        self.held_after_commit = False
         #: It stands in autocommit=0 on our behalf: there is always a transaction.
         self.strict = False
         #: Savepoint statements that wait for the next statement to take them along.
-        self.pending: list[bytes] = []
+        self.pending_savepoints: list[bytes] = []
         #: Something in this transaction may have removed savepoints behind our back.
-        self.touched = False
+        self.savepoints_unsure = False
         #: Cursors with results that are still to be read.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
@@ -130,7 +131,7 @@ class VirtualConnection(DriverFace):
 
     def get_autocommit(self) -> bool:
         if self.mode is SessionMode.PINNED:
-            return bool(self._held().autocommits())
+            return bool(self._require_session().autocommits())
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
@@ -138,22 +139,22 @@ class VirtualConnection(DriverFace):
         on = bool(on)
         mode = self.mode
         if mode is SessionMode.PINNED:
-            with self._watching() as session:
+            with self._watched_session() as session:
                 session.raw.autocommit(on)
             self.autocommitted = on
             return
         if mode is SessionMode.CLOSED or (mode is SessionMode.LOST and on):
-            raise self._gone()
+            raise self._lost_error()
         if on == self.autocommitted:
             return
-        if on and self.begun:
+        if on and self.in_transaction:
             self._end(b"COMMIT")
         self.autocommitted = on
         self.settle()
 
     def commit(self) -> None:
         if self.mode >= SessionMode.PINNED:
-            with self._watching() as session:
+            with self._watched_session() as session:
                 session.raw.commit()
         else:
             self._end(b"COMMIT")
@@ -161,15 +162,15 @@ class VirtualConnection(DriverFace):
     def rollback(self) -> None:
         """Roll back. If the session was lost, the server has done so already."""
         if self.mode is SessionMode.PINNED:
-            with self._watching() as session:
+            with self._watched_session() as session:
                 session.raw.rollback()
-        elif self.mode is SessionMode.LOST and self.begun:
+        elif self.mode is SessionMode.LOST and self.in_transaction:
             self._forget_transaction()
             self.checks_off = False
             self.mode = SessionMode.TRANSACTION
             self.settle()
         elif self.mode >= SessionMode.LOST:
-            raise self._gone()
+            raise self._lost_error()
         else:
             self._end(b"ROLLBACK")
 
@@ -179,8 +180,8 @@ class VirtualConnection(DriverFace):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
-        clean = self.mode <= SessionMode.HELD and not self._carries
-        self.batch = self.tied = False
+        clean = self.mode <= SessionMode.HELD and not self._has_state
+        self.in_batch = self.is_held = False
         self._forget_transaction()
         self.mode = SessionMode.CLOSED
         if session is not None:
@@ -195,13 +196,13 @@ class VirtualConnection(DriverFace):
         :raises MySQLdb.Error: then.
         """
         if self.mode >= SessionMode.LOST:
-            raise self._gone()
+            raise self._lost_error()
         if self.session is None:
             self.pool.release(self.pool.lease())
         elif self.session.poll(0):
             raise self._lose(_gone_away())
         else:
-            with self._watching() as session:
+            with self._watched_session() as session:
                 session.raw.ping()
 
     @property
@@ -215,131 +216,132 @@ class VirtualConnection(DriverFace):
 
     # --- what LeasedCursor asks for ---------------------------------------------------
 
-    def may_commit(self) -> None:
+    def announce_implicit_commit(self) -> None:
         """The next statement may commit (``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT``, ``CALL``)."""
         tell = self.before_commit() if self.before_commit is not None else None
         if tell is not None:
             tell()
 
-    def enter(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
+    def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
         """The held session and what must go before the next statement on it.
 
         :param plain: the statement neither commits implicitly nor leaves session state.
         """
         mode = self.mode
         if mode >= SessionMode.PINNED:
-            held = self._held()
+            held = self._require_session()
             held.schema = None  # The statement may be USE.
             return held, []
         session = self.session
         if session is None:
             session = self.session = self.pool.lease()
-            session.last = self
-            self.last = session
+            session.last_user = self
+            self.last_session = session
         prefix = [] if session.schema == self.schema else [self.use]
         if mode is SessionMode.TRANSACTION:
-            if not self.strict and (self.touched or not plain):
+            if not self.strict and (self.savepoints_unsure or not plain):
                 prefix.append(_STRICT)
-            elif not self.begun:
+            elif not self.in_transaction:
                 prefix.append(_BEGIN)
-            prefix += self.pending
+            prefix += self.pending_savepoints
         session.schema = None
         return session, prefix
 
-    def left(self, prefix: list[bytes], done: int) -> None:
-        """``done`` statements of the prefix that :meth:`enter` gave were executed."""
+    def record_prefix(self, prefix: list[bytes], done: int) -> None:
+        """``done`` statements of the prefix that :meth:`begin_statement` gave were executed."""
         executed = prefix[:done]
         if not self.strict and _STRICT in executed:
-            self.begun = self.strict = True
-        elif not self.begun and _BEGIN in executed:
-            self.begun = True
-        if self.pending and self.begun:
-            del self.pending[: sum(not self._is_ours(part) for part in executed)]
+            self.in_transaction = self.strict = True
+        elif not self.in_transaction and _BEGIN in executed:
+            self.in_transaction = True
+        if self.pending_savepoints and self.in_transaction:
+            del self.pending_savepoints[: sum(not self._is_ours(part) for part in executed)]
 
     def _is_ours(self, part: bytes) -> bool:
         return part is self.use or part in (_BEGIN, _STRICT, FORGET_INSERT_ID)
 
-    def failed(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
+    def record_error(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
         """A statement on the held session failed."""
         session = self.session
         if not sent or session is None:
             self.settle()
             return
         done = getattr(exc, "prefix_done", len(prefix))
-        self.left(prefix, done)
-        self.touched = True
+        self.record_prefix(prefix, done)
+        self.savepoints_unsure = True
         # A transaction that did not begin, as far as we know: better to be sure of it.
-        unsure = not self.begun and (_BEGIN in prefix or _STRICT in prefix)
+        unsure = not self.in_transaction and (_BEGIN in prefix or _STRICT in prefix)
         if session.is_in_order(exc) and not unsure:
             self.settle()
         else:
             self._lose(exc)
 
-    def pin(self, why: str) -> NodeSession:
+    def pin(self, reason: str) -> NodeSession:
         """Tie a session to this connection until close(); it then behaves as a stock one."""
         if self.mode >= SessionMode.PINNED:
-            return self._held()
-        session, prefix = self.enter(plain=False)
+            return self._require_session()
+        session, prefix = self.begin_statement(plain=False)
         try:
             if prefix:
                 session.run(*prefix)
         except BaseException as exc:
-            self.failed(exc, [], sent=True)
+            self.record_error(exc, [], sent=True)
             raise
-        self.left(prefix, len(prefix))
-        session.last = None
+        self.record_prefix(prefix, len(prefix))
+        session.last_user = None
         self.mode = SessionMode.PINNED
         stats = self.pool.stats
         stats.pins += 1
-        stats.pin_reasons[why] = stats.pin_reasons.get(why, 0) + 1
+        stats.pin_reasons[reason] = stats.pin_reasons.get(reason, 0) + 1
         logger.info(
             "Alias %r keeps a connection of node %r for itself until it is closed: %s"
-            " leaves state in the session.", self.alias, self.pool.name, why,
+            " leaves state in the session.", self.alias, self.pool.name, reason,
         )  # fmt: skip
         return session
 
-    def unpin(self, why: str) -> None:
+    def unpin(self, reason: str) -> None:
         """The statement that :meth:`pin` was for did nothing: share the session again."""
         if self.mode is SessionMode.PINNED:
             stats = self.pool.stats
             stats.pins -= 1
-            stats.pin_reasons[why] -= 1
+            stats.pin_reasons[reason] -= 1
             self.mode = SessionMode.HELD
             self.settle()
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Keep one session over several statements of an autocommit connection."""
-        before = self.batch
-        self._hold()
+    def one_session(self) -> Iterator[None]:
+        """Run the block's statements on one session, in autocommit as well."""
+        before = self.in_batch
+        self._lease_session()
+        self.in_batch = True
+        self.settle()
         try:
             yield
         finally:
-            self.batch = before
+            self.in_batch = before
             self.settle()
 
-    def tie(self) -> None:
-        """Keep one session, and what the caller leaves on it, until untie(). Repeatable.
+    def hold(self) -> None:
+        """Keep the session, and what the caller leaves on it, until release(). Repeatable.
 
-        If it is lost, or not untied before close(), so is what is on it.
+        If the session is lost, or closed before release(), its state is lost too.
         """
-        self._hold()
-        self.tied = True
-
-    def untie(self) -> None:
-        """Nothing is left on the session: share it again, unless a statement has pinned it."""
-        self.batch = self.tied = False
+        self._lease_session()
+        self.is_held = True
         self.settle()
 
-    def _hold(self) -> None:
+    def release(self) -> None:
+        """Share the session again, unless a statement has pinned it; the caller's state is gone."""
+        self.is_held = False
+        self.settle()
+
+    def _lease_session(self) -> None:
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.pool.lease()
-            self.session.last = self
-            self.last = self.session
-        self.batch = True
-        self.settle()
+            self.session.last_user = self
+            self.last_session = self.session
 
-    def set_checks(self, off: bool) -> None:
+    def record_checks(self, off: bool) -> None:
         """Foreign key checks were switched on the held session."""
         self.checks_off = off
         if self.mode is SessionMode.LOST:
@@ -352,23 +354,23 @@ class VirtualConnection(DriverFace):
         """Who the held session is on its server; nobody if none is held."""
         if self.session is None:
             return SessionID()
-        with self._watching() as session:
+        with self._watched_session() as session:
             return session_id(session, self.pool)
 
-    def keep(self) -> None:
-        """Do not share the session of this transaction when that ends, until let_go()."""
-        self.kept = self.session is not None
+    def hold_after_commit(self) -> None:
+        """Do not share the session of this transaction when that ends, until release_after_commit()."""
+        self.held_after_commit = self.session is not None
 
-    def let_go(self) -> None:
-        self.kept = False
+    def release_after_commit(self) -> None:
+        self.held_after_commit = False
         self.settle()
 
-    def discard_kept(self) -> None:
+    def discard_after_commit(self) -> None:
         """Close the session that is kept: its id must not exist on the server any more.
 
         One that is tied to this connection stays, as what it carries would be lost.
         """
-        if self.kept and self.mode <= SessionMode.HELD and not self._carries:
+        if self.held_after_commit and self.mode <= SessionMode.HELD and not self._has_state:
             session, self.session = self.session, None
             if session is not None:
                 self.pool.discard(session)
@@ -376,17 +378,17 @@ class VirtualConnection(DriverFace):
     # --- inside -------------------------------------------------------------------------
 
     @property
-    def _carries(self) -> bool:
+    def _has_state(self) -> bool:
         """Whether the session has something that would be lost with it."""
-        return self.begun or self.checks_off or self.tied
+        return self.in_transaction or self.checks_off or self.is_held
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
         """The held session, or one for the length of the block; its state must not change."""
         if self.mode >= SessionMode.LOST:
-            raise self._gone()
+            raise self._lost_error()
         if self.session is not None:
-            with self._watching() as session:
+            with self._watched_session() as session:
                 yield session
             return
         session = self.pool.lease()
@@ -401,9 +403,9 @@ class VirtualConnection(DriverFace):
         self.pool.release(session)
 
     @contextmanager
-    def _watching(self) -> Iterator[NodeSession]:
+    def _watched_session(self) -> Iterator[NodeSession]:
         """Use the held session; if it breaks, what it carried is lost."""
-        session = self._held()
+        session = self._require_session()
         try:
             yield session
         except MySQLError as exc:
@@ -411,17 +413,17 @@ class VirtualConnection(DriverFace):
                 self._lose(exc)
             raise
 
-    def _held(self) -> NodeSession:
+    def _require_session(self) -> NodeSession:
         if self.session is None or self.mode >= SessionMode.LOST:
-            raise self._gone()
+            raise self._lost_error()
         return self.session
 
     def _end(self, how: bytes) -> None:
         """COMMIT or ROLLBACK on the server if anything reached it."""
         if self.mode >= SessionMode.LOST:
-            raise self._gone()
+            raise self._lost_error()
         session = self.session
-        if session is not None and self.begun:
+        if session is not None and self.in_transaction:
             schema, session.schema = session.schema, None
             try:
                 if self.strict:
@@ -439,10 +441,10 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def _forget_transaction(self) -> None:
-        self.begun = False
+        self.in_transaction = False
         self.strict = False
-        self.touched = False
-        self.pending.clear()
+        self.savepoints_unsure = False
+        self.pending_savepoints.clear()
 
     def settle(self) -> None:
         """Back to the mode that the flags ask for; a session nobody needs is released."""
@@ -450,17 +452,17 @@ class VirtualConnection(DriverFace):
             return
         if not self.autocommitted:
             self.mode = SessionMode.TRANSACTION
-        elif self.checks_off or self.batch:
+        elif self.checks_off or self.in_batch or self.is_held:
             self.mode = SessionMode.HELD
         else:
             self.mode = SessionMode.FREE
-        if self.begun or self.checks_off or self.batch or self.kept:
+        if self._has_state or self.in_batch or self.held_after_commit:
             return
         session, self.session = self.session, None
         if session is not None:
-            self.give_back(session)
+            self.return_session(session)
 
-    def give_back(self, session: NodeSession) -> None:
+    def return_session(self, session: NodeSession) -> None:
         if session.autocommits() and not session.more_results():
             self.pool.release(session)
         else:
@@ -470,10 +472,10 @@ class VirtualConnection(DriverFace):
         session, self.session = self.session, None
         if session is not None:
             self.pool.discard(session)
-        carried = self._carries or self.mode is SessionMode.PINNED
-        if self.tied or self.mode is SessionMode.PINNED:
+        carried = self._has_state or self.mode is SessionMode.PINNED
+        if self.is_held or self.mode is SessionMode.PINNED:
             # Not to be healed by a rollback: the state is gone until close().
-            self.begun = self.checks_off = False
+            self.in_transaction = self.checks_off = False
         if carried:
             self.mode = SessionMode.LOST
             logger.warning(
@@ -482,7 +484,7 @@ class VirtualConnection(DriverFace):
             )  # fmt: skip
         return exc
 
-    def _gone(self) -> MySQLError:
+    def _lost_error(self) -> MySQLError:
         if self.mode is SessionMode.CLOSED:
             return InterfaceError(0, f"the connection of alias {self.alias!r} is closed")
         return OperationalError(

@@ -77,7 +77,7 @@ class LeaseMixin(BaseCursor):
     # The session on which results of this cursor are pending, or a statement runs.
     _session: NodeSession | None = None
     # Our entry in connection.open_cursors, if the session was leased for us alone.
-    _kept: weakref.ref[Any] | None = None
+    _registration: weakref.ref[Any] | None = None
     _kind: StatementKind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
@@ -113,8 +113,8 @@ class LeaseMixin(BaseCursor):
         """Autocommit: lease, run, give back. A read may be repeated once."""
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
-        session.last = connection
-        connection.last = session
+        session.last_user = connection
+        connection.last_session = session
         retry = 0.0 if kind else time.monotonic() + RETRY_WITHIN
         while True:
             try:
@@ -123,17 +123,17 @@ class LeaseMixin(BaseCursor):
                 pool.release(session)
                 raise
             schema = connection.schema
-            stands = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
+            is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
             # Unknown until everything has succeeded: an error, or an exception thrown
             # into this thread, leaves it so.
             session.schema = None
             try:
-                if stands:
+                if is_current:
                     session.stored = False
                     session.query(statement)
                 else:
                     session.send((connection.use,), statement)
-                self._take(session)
+                self._fetch_result(session)
             except BaseException as exc:
                 if session.is_in_order(exc):
                     pool.release(session)
@@ -144,8 +144,8 @@ class LeaseMixin(BaseCursor):
                 retry = 0.0
                 pool.stats.retries += 1
                 session = pool.lease()
-                session.last = connection
-                connection.last = session
+                session.last_user = connection
+                connection.last_session = session
                 continue
             break
         if kind:
@@ -153,12 +153,12 @@ class LeaseMixin(BaseCursor):
                 session.schema = schema
             if self.lastrowid:
                 session.inserter = connection
-                connection.inserted_on = session
+                connection.insert_session = session
         else:
             session.schema = schema
         self._executed = statement
         if session.more_results() or not session.autocommits() or self._result is not None:
-            self._keep(connection, session)
+            self._register_pending(connection, session)
         else:
             pool.release(session)
         return self.rowcount
@@ -168,38 +168,38 @@ class LeaseMixin(BaseCursor):
     ) -> Any:
         """On the session that the connection holds, or will hold from here on."""
         mode = connection.mode
-        why = ""
+        pin_reason = ""
         if mode >= _LOST:
-            if kind is _CHECKS_ON and connection.checks_off and not connection.begun:
+            if kind is _CHECKS_ON and connection.checks_off and not connection.in_transaction:
                 # The session without checks is gone: they are on again.
-                connection.set_checks(off=False)
-                return self._nothing(query)
-            connection.enter()  # raises
+                connection.record_checks(off=False)
+                return self._empty_result(query)
+            connection.begin_statement()  # raises
         if kind is _IMPLICIT or kind is _STATE:
-            connection.may_commit()
+            connection.announce_implicit_commit()
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
                     if mode is _TRANSACTION and savepoints.defer(
-                        connection.pending, kind, str(query),
-                        surely_there=connection.begun and not connection.touched,
+                        connection.pending_savepoints, kind, str(query),
+                        surely_there=connection.in_transaction and not connection.savepoints_unsure,
                     ):  # fmt: skip
-                        return self._nothing(query)
+                        return self._empty_result(query)
                 elif kind is _STATE or (
                     kind is _CHECKS_ON and not connection.checks_off and connection.pool.sets_checks
                 ):
-                    why = reason(query)
-                    connection.pin(why)
+                    pin_reason = reason(query)
+                    connection.pin(pin_reason)
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
                 # Nothing has run on a held session yet: the traces are on the last one.
                 session = connection.session = traces.lease(connection, query)
-                session.last = connection
+                session.last_user = connection
         prefix: list[bytes] = []
         sent = False
         try:
-            session, prefix = connection.enter(plain=kind is not _IMPLICIT)
+            session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
                 # Whatever went before it would empty the list that it shows.
                 prefix = []
@@ -216,26 +216,26 @@ class LeaseMixin(BaseCursor):
             else:
                 session.stored = False
                 session.query(statement)
-            self._take(session)
+            self._fetch_result(session)
         except BaseException as exc:
-            connection.failed(exc, prefix, sent)
-            if why and is_syntax_error(exc) and why != SEVERAL_STATEMENTS:
-                connection.unpin(why)
+            connection.record_error(exc, prefix, sent)
+            if pin_reason and is_syntax_error(exc) and pin_reason != SEVERAL_STATEMENTS:
+                connection.unpin(pin_reason)
             raise
         self._executed = statement
         if kind and (self.lastrowid or (kind is _STATE and reason(query) in _MAY_INSERT)):
             session.inserter = connection
-            connection.inserted_on = session
+            connection.insert_session = session
         elif kind is _AFFINE and prefix[:1] == [FORGET_INSERT_ID]:
             session.inserter = None
         if connection.mode is not _PINNED:
-            connection.left(prefix, len(prefix))
+            connection.record_prefix(prefix, len(prefix))
             if kind < _IMPLICIT:
                 session.schema = connection.schema
             else:
-                connection.touched = True
+                connection.savepoints_unsure = True
             if kind is _CHECKS_OFF or kind is _CHECKS_ON:
-                connection.set_checks(kind is _CHECKS_OFF)
+                connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
         if session.more_results() or self._result is not None:
@@ -243,7 +243,7 @@ class LeaseMixin(BaseCursor):
             session.busy = True
         return self.rowcount
 
-    def _take(self, session: NodeSession) -> None:
+    def _fetch_result(self, session: NodeSession) -> None:
         """Fetch the result of the statement that was sent."""
         self._session = session
         try:
@@ -253,7 +253,7 @@ class LeaseMixin(BaseCursor):
         finally:
             self._session = None
 
-    def _nothing(self, query: Any) -> int:
+    def _empty_result(self, query: Any) -> int:
         """What a statement that the server need not see yet returns."""
         self.description = None
         self._rows = ()
@@ -265,29 +265,29 @@ class LeaseMixin(BaseCursor):
 
     # --- pending results ------------------------------------------------------------------
 
-    def _keep(self, connection: VirtualConnection, session: NodeSession) -> None:
+    def _register_pending(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
-        self._kept = weakref.ref(self)
-        connection.open_cursors.append(self._kept)
+        self._registration = weakref.ref(self)
+        connection.open_cursors.append(self._registration)
 
-    def _give_back(self, session: NodeSession, *, broken: bool = False) -> None:
+    def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
         """The session is no longer needed for results; the connection may hold it still."""
         self._session = None
         session.busy = False
-        kept, self._kept = self._kept, None
+        registration, self._registration = self._registration, None
         connection = self.connection
-        if connection is None or kept is None:
+        if connection is None or registration is None:
             return
-        connection.open_cursors.remove(kept)
+        connection.open_cursors.remove(registration)
         if broken:
             connection.pool.discard(session)
         else:
-            connection.give_back(session)
+            connection.return_session(session)
 
     def abandon(self) -> None:
         """Forget pending results and close the session they would come from."""
         if self._session is not None:
-            self._give_back(self._session, broken=True)
+            self._return_session(self._session, broken=True)
 
     def _discard(self) -> None:
         self.description = None
@@ -304,7 +304,7 @@ class LeaseMixin(BaseCursor):
         except BaseException:
             self.abandon()
             raise
-        self._give_back(session)
+        self._return_session(session)
 
     def close(self) -> None:
         """Close the cursor; unread results are dropped."""
@@ -326,17 +326,17 @@ class LeaseMixin(BaseCursor):
             return None
         if session.next_result() == -1:
             # The last result was read: the session is free, the rows of the cursor stay.
-            self._give_back(session)
+            self._return_session(session)
             return None
         try:
-            self._take(session)
+            self._fetch_result(session)
         finally:
             self._session = session
         return 1
 
     def __del__(self) -> None:
         # Dropped with results pending: nobody will read them any more.
-        if self._kept is not None:
+        if self._registration is not None:
             self.abandon()
         elif self._session is not None:
             # The connection goes on with this session: read what is in its way.
@@ -352,7 +352,7 @@ class LeaseMixin(BaseCursor):
             raise ProgrammingError("cursor closed")
         self._kind = classify(query)
         try:
-            with connection.holding():
+            with connection.one_session():
                 return super().executemany(query, args)
         finally:
             self._kind = None
@@ -364,7 +364,7 @@ class LeaseMixin(BaseCursor):
             raise ProgrammingError("cursor closed")
         if self._session is not None:
             self._discard()
-        connection.may_commit()
+        connection.announce_implicit_commit()
         try:
             connection.pin("CALL")
             return super().callproc(procname, args)
@@ -377,17 +377,17 @@ class LeaseMixin(BaseCursor):
         # Of callproc() only: execute() goes its own way.
         connection = self.connection
         assert connection is not None
-        session, prefix = connection.enter()
+        session, prefix = connection.begin_statement()
         try:
             session.stored = False
             session.query(statement)
-            self._take(session)
+            self._fetch_result(session)
         except BaseException as exc:
-            connection.failed(exc, prefix, sent=True)
+            connection.record_error(exc, prefix, sent=True)
             raise
         self._executed = statement
         session.inserter = connection
-        connection.inserted_on = session
+        connection.insert_session = session
         if session.more_results():
             self._session = session
             session.busy = True
@@ -421,7 +421,7 @@ class LeaseMixin(BaseCursor):
 class LeasedCursor(LeaseMixin, Cursor):
     """The default: rows are tuples and are all on the client."""
 
-    def _take(self, session: NodeSession) -> None:
+    def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
         session.stored = True
         try:

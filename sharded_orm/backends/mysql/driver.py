@@ -29,7 +29,7 @@ class DriverFace:
         """The held session, or one for the length of the block; its state must not change."""
         raise NotImplementedError
 
-    def pin(self, why: str) -> NodeSession:
+    def pin(self, reason: str) -> NodeSession:
         """Tie a session to this connection until close(); it then behaves as a stock one."""
         raise NotImplementedError
 

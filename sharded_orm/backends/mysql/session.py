@@ -43,7 +43,7 @@ class NodeSession:
     """
 
     __slots__ = (
-        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last", "literal",
+        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
         "more_results", "next_result", "poll", "query", "raw", "retired", "schema", "split",
         "store_result", "stored", "suspect", "user", "warning_count",
     )  # fmt: skip
@@ -68,7 +68,7 @@ class NodeSession:
         #: Who it is on its server, once that was asked.
         self.identity: SessionID | None = None
         #: The virtual connection that used it last.
-        self.last: object = None
+        self.last_user: object = None
         #: The one whose insert LAST_INSERT_ID() tells of. (An insert that names its id
         #: itself counts as well, though the function then tells of an earlier one.)
         self.inserter: object = None

@@ -172,7 +172,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         super().write_transaction()  # refuses a copy
         return _Immediate(self)
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         if self.connection is not None and self.connection.in_transaction:
             return CommitOutcome.OPEN
         return CommitOutcome.OVER

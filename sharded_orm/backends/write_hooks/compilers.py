@@ -56,16 +56,16 @@ class WriteMixin(ReadMixin):
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
-        concern = observer.concern(self.query.model)
+        cached_model = observer.cached_model_of(self.query.model)
         try:
-            if concern is None:
+            if cached_model is None:
                 return super().execute_sql(*args, **kwargs)
             execute = partial(super().execute_sql, *args, **kwargs)
             counted = ROW_COUNT in args or ROW_COUNT in kwargs.values()
             if not connection.get_autocommit():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
             with connection.write_transaction():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
         finally:
             if not connection.autocommit:
                 connection.wrote = True

@@ -66,16 +66,16 @@ def writing(instance: Any) -> Iterator[None]:
 class CacheObserver:
     """Tells the cache of writes; the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`."""
 
-    concern = staticmethod(cached_model)
+    cached_model_of = staticmethod(cached_model)
 
     def write(
-        self, concern: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
+        self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
         """Run the statement of ``compiler`` and register what it concerns."""
         connection = compiler.connection
-        if not concern.home_alias_ok(connection.alias):
+        if not cached.home_alias_ok(connection.alias):
             return execute()
-        statement = TrackedWrite(concern, compiler, writes_of(connection), counted)
+        statement = TrackedWrite(cached, compiler, writes_of(connection), counted)
         query = compiler.query
         if isinstance(query, InsertQuery):
             return statement.insert(execute)
