@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db import models
 
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.test_databases import prepare_shards
-from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
+from sharded_orm.backends.text_keys import ColumnType, ColumnTypes
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
 from sharded_orm.models.sharding.options import shard_options, target_field
@@ -39,11 +41,6 @@ _BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-#: By vendor, how to declare it without a field of ours.
-EXACT_BY_NAME = {
-    "sqlite": ", or with no db_collation",
-    "mysql": ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)",
-}
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 
@@ -126,16 +123,13 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
     )
 
 
-def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
+def declared_inexact(key: KeyColumn, collations: Collations) -> str | None:
     """The collation that is declared for ``key``, if it alone tells that it is wrong."""
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
         return None
-    if vendor == "sqlite":
-        return None if collation.upper() == "BINARY" else collation
-    if vendor != "mysql" or not key.is_beside_target:
-        return None  # A migration on the shards may have changed the column alone.
-    return None if is_exact_collation(collation) else collation
+    inexact = collations.is_inexact_key(collation, is_beside_target=key.is_beside_target)
+    return collation if inexact else None
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
@@ -160,7 +154,7 @@ def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKe
 def _types(
     connection: Any, shards: Sequence[Shard], keys: Mapping[str, tuple[KeyColumn, ...]]
 ) -> ColumnTypes:
-    if connection.vendor == "sqlite":
+    if not features_of(connection).can_introspect_collations:
         return {}
     columns = sorted({key.field.column for several in keys.values() for key in several})
     found: ColumnTypes = connection.column_types(shards, list(keys), columns)
@@ -173,7 +167,7 @@ def _type_of(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType | N
 
 
 def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) -> InexactKey | None:
-    if connection.vendor == "sqlite":
+    if not features_of(connection).can_introspect_collations:
         collation = key.declared(connection)
         if collation is None or collation.upper() == "BINARY":
             return None
@@ -320,7 +314,9 @@ class TextKeyGuard:
                         " 'manage.py shards check' lists all such columns."
                     )
                 found = tuple((key, _type_of(types, shard, key)) for key in columns)
-                exists = connection.vendor == "sqlite" or all(each for _, each in found)
+                exists = not features_of(connection).can_introspect_collations or all(
+                    each for _, each in found
+                )
                 if wrong is None and exists:
                     good[table] = found
             # Replaced whole: two threads that come at once find the same. Shards look alike, so

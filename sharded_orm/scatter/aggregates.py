@@ -11,6 +11,7 @@ from django.db.models import Avg, Count, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -187,7 +188,7 @@ def _distinct(
     if not count or plan.template is None:
         return _of_nothing(expression)
     compiler = plan.template.compiler
-    exact = compiler.connection.vendor == "mysql"
+    exact = features_of(compiler.connection).averages_integers_exactly
     if type(aggregate) is Avg:
         total = quotient(decimal.Decimal(total) if exact and type(total) is int else total, count)
     (value,) = _converted(compiler, expression, total)

@@ -154,7 +154,7 @@ def _rows(
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
     wrapper: Any = connections[targets[0].shard.alias]
-    union = wrapper.scatter_union
+    union = wrapper.features.can_union_shards
     if two_phase.applies(query, targets, high, union):
         found = two_phase.fetch(query, targets, options, failures, low)
         if found is not None:

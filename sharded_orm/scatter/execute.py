@@ -34,7 +34,9 @@ def _of_node(shard: Shard) -> Any:
     """A connection object of the node that ``shard`` was planned on, made in this thread."""
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
-    if not wrapper.scatter_union or (wrapper.shard == shard and relocation.is_current(wrapper)):
+    if not wrapper.features.can_union_shards or (
+        wrapper.shard == shard and relocation.is_current(wrapper)
+    ):
         return wrapper
     # A transaction keeps it where the shard was; or the shard has moved since the plan.
     settings = runtime.settings_as_planned(shard)

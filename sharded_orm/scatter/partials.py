@@ -12,6 +12,7 @@ from django.db.models import Avg, Count, Max, Min, Sum
 from django.db.models.fields import DurationField
 from django.db.models.functions import Coalesce
 
+from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.keys import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
@@ -40,7 +41,7 @@ class Partial:
 
 
 def partial_of(
-    column: int, expression: Any, add_column: Callable[[Any], int], vendor: str
+    column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
     """The partial aggregate of ``expression``; ``add_column`` selects another expression."""
     aggregate = expression
@@ -64,7 +65,9 @@ def partial_of(
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
     # Django casts the average to a whole number there, and leaves it a float elsewhere.
-    duration = vendor == "mysql" and isinstance(aggregate.output_field, DurationField)
+    duration = features.averages_durations_to_integers and isinstance(
+        aggregate.output_field, DurationField
+    )
     return Partial(column, "avg", (add_column(total), add_column(count)), duration)
 
 

@@ -15,6 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.group.registry import ShardRegistry
@@ -44,8 +45,9 @@ class GroupAliasMixin(GroupTransactions):
         self.init_transactions()
         engine = engine_of(settings_dict)
         limit: int | None = settings_dict.get("MAX_IDLE_ALIASES", _DEFAULT_IDLE_ALIASES)
-        if engine.idle_limit is not None and limit is not None:
-            limit = min(limit, engine.idle_limit)
+        bound = features_of(engine).max_idle_aliases
+        if bound is not None and limit is not None:
+            limit = min(limit, bound)
         # Evicting a wrapper that a test has patched or captures queries of would break
         # the test.
         self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)

@@ -19,6 +19,7 @@ from sharded_orm.backends.mysql import collations, identity, locks, sizes, snaps
 from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
+from sharded_orm.backends.mysql.features import DatabaseFeatures
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
@@ -46,11 +47,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     """
 
     creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
     introspection_class = DatabaseIntrospection
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
-    #: Many shards of a node can be read by one statement (``UNION ALL``).
-    scatter_union = True
 
     connection: VirtualConnection | None
     creation: DatabaseCreation

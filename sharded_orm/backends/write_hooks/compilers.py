@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.db.backends.base.operations import BaseDatabaseOperations
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.constants import ROW_COUNT
 from django.db.models.sql.subqueries import InsertQuery
@@ -69,13 +68,3 @@ class WriteMixin(ReadMixin):
         finally:
             if not connection.autocommit:
                 connection.wrote = True
-
-
-class FlushMixin(BaseDatabaseOperations):
-    """Put before a backend's ``DatabaseOperations``."""
-
-    def execute_sql_flush(self, sql_list: Any) -> None:
-        # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
-        # whole tables has a compiler.
-        with observer.emptied(self.connection):
-            super().execute_sql_flush(sql_list)

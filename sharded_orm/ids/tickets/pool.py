@@ -60,14 +60,14 @@ class TicketSessionPool:
     def give_back(self, session: TicketSession) -> None:
         """Take back a session whose last request was answered."""
         with self._lock:
-            if self._keep and len(self._idle) < _MAX_IDLE and not self._is_to_be_dropped():
+            if self._keep and len(self._idle) < _MAX_IDLE and not self._is_to_be_dropped(session):
                 self._idle.append(session)
                 return
         session.close()
 
-    def _is_to_be_dropped(self) -> bool:
-        # At the end of a test run PostgreSQL does not drop a database with open sessions.
-        return hasattr(mail, "outbox") and connections[self.alias].vendor == "postgresql"
+    def _is_to_be_dropped(self, session: TicketSession) -> bool:
+        # In a test run, which drops its databases at the end.
+        return session.blocks_drop and hasattr(mail, "outbox")
 
     def open(self, deadline: float) -> TicketSession:
         """A new session by ``deadline``, whatever the driver does until then."""

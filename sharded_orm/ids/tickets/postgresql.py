@@ -49,6 +49,7 @@ class PostgreSQLSession(TicketSession):
     """
 
     forms = ("sequence",)
+    blocks_drop = True
     wrapper_path = "django.db.backends.postgresql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:

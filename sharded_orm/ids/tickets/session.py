@@ -86,6 +86,8 @@ class TicketSession(ABC):
     forms: ClassVar[tuple[str, ...]]
     #: Forms whose statement writes the partner's mark on the way, for nothing.
     carries_marks: ClassVar[frozenset[str]] = frozenset()
+    #: The server does not drop a database that has open sessions.
+    blocks_drop: ClassVar[bool] = False
     #: Django's own backend. Whatever the alias uses (a leasing backend, say), its parameters serve.
     wrapper_path: ClassVar[str]
 

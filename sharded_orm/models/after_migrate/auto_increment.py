@@ -7,8 +7,7 @@ A table's counter starts at the first id of its shard and type. ``CREATE TABLE â
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -19,8 +18,6 @@ from sharded_orm.models.fields.embedding import shard_of
 from sharded_orm.models.fields.packed import PackedIDField
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.topology.model import Shard
-
-_NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
@@ -55,36 +52,8 @@ def after_migrate(
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}
     if all((counted or {}).get(table, 0) >= first for table, first in firsts.items()):
         return
-    connection = connections[using]
+    connection: Any = connections[using]
     with connection.cursor() as cursor:
         present = set(connection.introspection.table_names(cursor))
         wanted = {table: first for table, first in firsts.items() if table in present}
-        if connection.vendor == "mysql":
-            begin_mysql(cursor, wanted)
-        elif connection.vendor == "sqlite":
-            begin_sqlite(cursor.execute, wanted)
-
-
-def begin_mysql(cursor: Any, firsts: dict[str, int]) -> None:
-    """Raise the counters of these tables of the current schema that are lower.
-
-    One that is higher stays: lowering it would hand out ids of deleted rows again.
-    """
-    for table, first in firsts.items():
-        name = "`{}`".format(table.replace("`", "``"))
-        # information_schema may be a day old on MySQL; this is what holds.
-        cursor.execute(f"SHOW CREATE TABLE {name}")
-        told = _NEXT.search(cursor.fetchone()[1])
-        if told is None or int(told[1]) < first:
-            cursor.execute(f"ALTER TABLE {name} AUTO_INCREMENT = {first}")
-
-
-def begin_sqlite(execute: Callable[[str], Any], firsts: dict[str, int]) -> None:
-    """The same on SQLite, where a counter is the last number of a table."""
-    for table, first in firsts.items():
-        name, last = "'{}'".format(table.replace("'", "''")), first - 1
-        execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}")
-        execute(
-            f"INSERT INTO sqlite_sequence (name, seq) SELECT {name}, {last} WHERE NOT EXISTS"
-            f" (SELECT 1 FROM sqlite_sequence WHERE name = {name})"
-        )
+        connection.ops.raise_counters(cursor, wanted)

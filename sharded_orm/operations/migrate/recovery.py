@@ -6,6 +6,8 @@ the thing was done, so that every kill finds it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect, is_repeatable
@@ -99,13 +101,8 @@ class RecoveryCheck:
     def _unclear(self, position: Checkpoint, label: str, sql: str, why: str) -> OperationUnclear:
         assert position.migration is not None
         alias = self._connection.alias
-        looks = [
-            f"SHOW CREATE TABLE {name}"
-            if self._connection.vendor == "mysql"
-            else f"SELECT sql FROM sqlite_master WHERE tbl_name = '{name}'"
-            for name in self._now.definitions
-            if name in sql
-        ]
+        ops: Any = self._connection.ops
+        looks = [ops.show_definition_sql(name) for name in self._now.definitions if name in sql]
         return OperationUnclear(
             f"{'.'.join(position.migration)}{', on the way back' if position.backwards else ''}:"
             f" {label!r} was interrupted on {alias}, and {why}."

@@ -99,7 +99,7 @@ def _on_shards(field: TicketField, above: int, place: SequenceSlot | None) -> in
 
 def _on_alias(alias: str, field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
-    if connection.vendor == "unknown":
+    if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
         return None  # DATABASES has no default.
     name = connection.ops.quote_name
     try:

@@ -26,7 +26,7 @@ def soon(seconds: float = 30.0) -> float:
 @pytest.fixture(autouse=True)
 def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle sessions stay open, though this is a test run: no runner drops these databases."""
-    monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self: False)
+    monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self, session: False)
 
 
 @pytest.fixture
