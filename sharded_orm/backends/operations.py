@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db.backends.base.operations import BaseDatabaseOperations
+from django.db.models.sql.compiler import SQLCompiler
 
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
+    def compiler(self, compiler_name: str) -> type[SQLCompiler]:
+        stock: Any = super().compiler(compiler_name)
+        return with_hooks(stock)
+
     def show_definition_sql(self, table: str) -> str:
         """A statement that an operator can run to see the definition of a table."""
         raise NotImplementedError

@@ -14,8 +14,6 @@ _NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
-    compiler_module = "sharded_orm.backends.mysql.compiler"
-
     def show_definition_sql(self, table: str) -> str:
         return f"SHOW CREATE TABLE {table}"
 

@@ -11,8 +11,6 @@ from sharded_orm.backends.operations import OperationsMixin
 
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
-    compiler_module = "sharded_orm.backends.sqlite3.compiler"
-
     def show_definition_sql(self, table: str) -> str:
         return f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}'"
 

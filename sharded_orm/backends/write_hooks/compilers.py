@@ -1,16 +1,21 @@
-"""Every statement of the ORM comes through here: the compilers of its five kinds.
+"""Hooks in the compilers, which every statement of the ORM passes.
 
 ``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related
 managers, the admin, fixtures and migrations: Django gets the compiler of each statement
-from ``connection.ops.compiler_module``.
+from ``connection.ops.compiler()``.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.compiler import (
+    SQLCompiler,
+    SQLDeleteCompiler,
+    SQLInsertCompiler,
+    SQLUpdateCompiler,
+)
 from django.db.models.sql.constants import ROW_COUNT
 from django.db.models.sql.subqueries import InsertQuery
 
@@ -68,3 +73,10 @@ class WriteMixin(ReadMixin):
         finally:
             if not connection.autocommit:
                 connection.wrote = True
+
+
+@cache
+def with_hooks(compiler: type) -> type[SQLCompiler]:
+    """A compiler class of Django's with the hooks of its kind of statement."""
+    writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
+    return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})
