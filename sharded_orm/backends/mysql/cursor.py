@@ -1,7 +1,7 @@
 """Cursors that lease a session for as long as they need it.
 
-They take the place of both the driver's cursor and the wrapper that Django puts around
-it: one Python layer less on the hot path.
+They replace the driver's cursor and the wrapper that Django puts around it, which saves a layer
+of Python on the path of every statement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import IntegrityError
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
-from sharded_orm.backends.mysql import savepoints, traces
+from sharded_orm.backends.mysql import traces
 from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
 from sharded_orm.backends.mysql.statement_kind import (
@@ -29,12 +29,12 @@ from sharded_orm.backends.mysql.statement_kind import (
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# A read that ran for longer (seconds) before its session was lost may have been killed for
-# that very reason; it is not repeated.
+# Seconds. A read that ran for longer before its session was lost is not repeated: somebody may
+# have killed it for being slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Statements that may insert without saying so in their last result.
+# Statements that may insert although their last result has no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
@@ -57,14 +57,14 @@ _FREE, _TRANSACTION, _PINNED, _LOST = (
 
 
 class LeaseMixin(BaseCursor):
-    """Put before a cursor class of the driver; :func:`leased` makes the combinations."""
+    """First base of a leasing cursor, before a cursor class of the driver; see :func:`leased`."""
 
     connection: VirtualConnection | None
-    #: Whether all rows are on the client when execute() returns.
+    #: execute() fetches all rows.
     stores = True
 
-    # Defaults stand here: most cursors live for one statement, and setting each in
-    # __init__ would cost more than what the statement adds.
+    # Class attributes: most cursors live for one statement, and assigning the defaults in
+    # __init__ would cost more time than leasing does.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1
@@ -74,9 +74,9 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session on which results of this cursor are pending, or a statement runs.
+    # The session that runs a statement of this cursor, or has results for it.
     _session: NodeSession | None = None
-    # Our entry in connection.open_cursors, if the session was leased for us alone.
+    # Our entry in connection.open_cursors, if the session was leased for this cursor alone.
     _registration: weakref.ref[Any] | None = None
     _kind: StatementKind | None = None
 
@@ -88,7 +88,7 @@ class LeaseMixin(BaseCursor):
     def execute(self, query: Any, args: Any = None) -> Any:
         """Run one statement.
 
-        :raises django.db.IntegrityError: for the codes that Django maps so.
+        :raises django.db.IntegrityError: for the error codes for which Django does.
         """
         connection = self.connection
         if connection is None:
@@ -110,7 +110,7 @@ class LeaseMixin(BaseCursor):
     def _run_free(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Autocommit: lease, run, give back. A read may be repeated once."""
+        """Run a statement in autocommit on a leased session. A read may be repeated once."""
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
         session.last_user = connection
@@ -124,8 +124,8 @@ class LeaseMixin(BaseCursor):
                 raise
             schema = connection.schema
             is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
-            # Unknown until everything has succeeded: an error, or an exception thrown
-            # into this thread, leaves it so.
+            # Unknown until everything has succeeded, also after an exception that another
+            # thread raises in this one.
             session.schema = None
             try:
                 if is_current:
@@ -166,12 +166,12 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """On the session that the connection holds, or will hold from here on."""
+        """Run a statement on the session that the connection holds, or holds from now on."""
         mode = connection.mode
         pin_reason = ""
         if mode >= _LOST:
-            if kind is _CHECKS_ON and connection.checks_off and not connection.in_transaction:
-                # The session without checks is gone: they are on again.
+            if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
+                # The session without checks is gone, and checks are on in any other.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
             connection.begin_statement()  # raises
@@ -180,10 +180,7 @@ class LeaseMixin(BaseCursor):
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
-                    if mode is _TRANSACTION and savepoints.defer(
-                        connection.pending_savepoints, kind, str(query),
-                        surely_there=connection.in_transaction and not connection.savepoints_unsure,
-                    ):  # fmt: skip
+                    if mode is _TRANSACTION and connection.transaction.defer(kind, str(query)):
                         return self._empty_result(query)
                 elif kind is _STATE or (
                     kind is _CHECKS_ON and not connection.checks_off and connection.pool.sets_checks
@@ -193,7 +190,7 @@ class LeaseMixin(BaseCursor):
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # Nothing has run on a held session yet: the traces are on the last one.
+                # No session is held yet: the last one has the state that the statement reads.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -201,7 +198,7 @@ class LeaseMixin(BaseCursor):
         try:
             session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
-                # Whatever went before it would empty the list that it shows.
+                # Any statement before it would empty the list that it shows.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -233,7 +230,7 @@ class LeaseMixin(BaseCursor):
             if kind < _IMPLICIT:
                 session.schema = connection.schema
             else:
-                connection.savepoints_unsure = True
+                connection.transaction.unsure = True
             if kind is _CHECKS_OFF or kind is _CHECKS_ON:
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
@@ -244,7 +241,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def _fetch_result(self, session: NodeSession) -> None:
-        """Fetch the result of the statement that was sent."""
+        """Fetch the result of a statement that was sent on ``session``."""
         self._session = session
         try:
             self._do_get_result(session.raw)
@@ -254,7 +251,7 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """What a statement that the server need not see yet returns."""
+        """Return the result of a savepoint statement that is not sent yet."""
         self.description = None
         self._rows = ()
         self.rownumber = 0
@@ -271,7 +268,7 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """The session is no longer needed for results; the connection may hold it still."""
+        """Results need the session no longer; the connection may still hold it."""
         self._session = None
         session.busy = False
         registration, self._registration = self._registration, None
@@ -285,7 +282,7 @@ class LeaseMixin(BaseCursor):
             connection.return_session(session)
 
     def abandon(self) -> None:
-        """Forget pending results and close the session they would come from."""
+        """Give up results that were not read, and close their session."""
         if self._session is not None:
             self._return_session(self._session, broken=True)
 
@@ -318,14 +315,14 @@ class LeaseMixin(BaseCursor):
             self._result = None
 
     def nextset(self) -> int | None:
-        """Go to the next result; None if there is none."""
+        """Go to the next result; return None if there is none."""
         if self._executed:
             self.fetchall()
         session = self._session
         if session is None:
             return None
         if session.next_result() == -1:
-            # The last result was read: the session is free, the rows of the cursor stay.
+            # The session is free, and the cursor keeps the rows of the last result.
             self._return_session(session)
             return None
         try:
@@ -335,18 +332,18 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # Dropped with results pending: nobody will read them any more.
+        # Nobody reads the results of a cursor that was dropped.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection goes on with this session: read what is in its way.
+            # The connection goes on using this session, so it has to be read empty.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
     # --- several statements -----------------------------------------------------------------
 
     def executemany(self, query: Any, args: Any) -> Any:
-        """As ``MySQLdb``: inserts in batches, anything else one by one; on one session."""
+        """As the driver's: inserts in batches, other statements one by one; on one session."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
@@ -358,7 +355,7 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a procedure. It may do anything to its session, so it gets one for itself."""
+        """Call a procedure, on a pinned session: it may leave any state there."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
@@ -374,7 +371,7 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Of callproc() only: execute() goes its own way.
+        # Only callproc() comes here.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()
@@ -396,13 +393,13 @@ class LeaseMixin(BaseCursor):
     def mogrify(self, query: Any, args: Any = None) -> str:
         """The statement as it would be sent."""
         with self._encoder() as session:
-            sent: str = session.bind(query, args).decode(session.raw.encoding)
-        return sent
+            statement: str = session.bind(query, args).decode(session.raw.encoding)
+        return statement
 
     def _mogrify(self, query: Any, args: Any = None) -> bytes:
         with self._encoder() as session:
-            sent: bytes = session.bind(query, args)
-        return sent
+            statement: bytes = session.bind(query, args)
+        return statement
 
     def _encoder(self) -> Any:
         if self.connection is None:
@@ -419,7 +416,7 @@ class LeaseMixin(BaseCursor):
 
 
 class LeasedCursor(LeaseMixin, Cursor):
-    """The default: rows are tuples and are all on the client."""
+    """The default cursor: rows are tuples, and execute() fetches all of them."""
 
     def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
@@ -437,8 +434,8 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Freeing a result locks its session (mysqlclient 2.3): it must not outlive the
-            # lease, not even in a traceback, or another thread finds its session in use.
+            # Freeing a result locks its session (mysqlclient 2.3). So it must not outlive the
+            # lease, not even in a traceback: another thread would find its session in use.
             result = None
 
     description_flags: Any = None
@@ -446,7 +443,7 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """The leasing variant of a cursor class of the driver."""
+    """Return the leasing subclass of a cursor class of the driver."""
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):
