@@ -40,7 +40,7 @@ def _of_node(shard: Shard) -> Any:
         return wrapper
     # A transaction keeps it where the shard was; or the shard has moved since the plan.
     settings = runtime.settings_as_planned(shard)
-    return wrapper if settings is None else relocation.apart(wrapper, settings)
+    return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:

@@ -42,7 +42,14 @@ LEFT_OUT = {
     "connection": "is the driver's own object",
     "dec_thread_sharing": "counts, and refuses to go below zero",
     **dict.fromkeys(
-        ("add_hook", "block_options", "joined", "left", "note_broken", "note_transaction"),
+        (
+            "add_hook",
+            "block_options",
+            "add_participant",
+            "remove_participant",
+            "record_broken",
+            "record_transaction",
+        ),
         "keeps the books of a group's transaction",
     ),
 }
