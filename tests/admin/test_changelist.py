@@ -227,7 +227,7 @@ def test_all_shards_cost_a_statement_per_node_and_phase(
     sent = statements["photos"]
     wrapper: Any = connections[SHARD[ONE]]
     # The comment's photo is read with it. Its row is on one of the nodes.
-    assert len(sent) == ((2 if phases == 1 else 3) if wrapper.scatter_union else 16)
+    assert len(sent) == ((2 if phases == 1 else 3) if wrapper.features.can_union_shards else 16)
     assert not any("COUNT(" in sql for sql in sent)
 
 
@@ -247,7 +247,7 @@ def test_a_page_as_it_comes_costs_two_phases_and_the_dates(
     Photo.objects.scatter().update(posted_at=datetime(2026, 1, 1, tzinfo=UTC))
     wrapper: Any = connections[SHARD[ONE]]
     # SQLite takes a statement for each shard, and one phase.
-    asked, phases = (2, 2) if wrapper.scatter_union else (16, 1)
+    asked, phases = (2, 2) if wrapper.features.can_union_shards else (16, 1)
 
     def sent(**query: Any) -> list[str]:
         with Statements("photos") as statements:

@@ -40,7 +40,7 @@ class CacheObserver:
     It is the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver` of the app.
     """
 
-    concern = staticmethod(cached_model)
+    cached_model_of = staticmethod(cached_model)
 
     def write(
         self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool

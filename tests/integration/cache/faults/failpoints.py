@@ -90,7 +90,7 @@ _WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
 
 
 def _end(method: Any, connection: Any, how: bytes) -> Any:
-    if how == b"COMMIT" and connection.begun:
+    if how == b"COMMIT" and connection.transaction.is_open:
         handler("committing")
     return method(connection, how)
 
