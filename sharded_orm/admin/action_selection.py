@@ -70,7 +70,7 @@ def select(
             unknown += 1
             continue
         # What lies where its key does not lead must not be written.
-        if found.away or (within is not None and found.shard != within):
+        if found.misplaced or (within is not None and found.shard != within):
             unknown += 1
             continue
         by_shard.setdefault(found.shard, []).append(found)

@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 from sharded_orm import runtime
 from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.display import named
+from sharded_orm.admin.display import Named
 from sharded_orm.admin.failures import listed
 from sharded_orm.admin.global_lookups import cuts
-from sharded_orm.admin.identity import is_away
+from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.run_by_shard import report, run_by_shard
 from sharded_orm.routers import standing_on
 
@@ -35,7 +35,7 @@ class ActionsMixin(ShardedBase):
 
     def action_checkbox(self, obj: Any) -> Any:
         # No action may write a row that lies where its key does not lead: see select().
-        return "" if is_away(obj) else super().action_checkbox(named(obj))
+        return "" if is_misplaced(obj) else super().action_checkbox(Named(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
         # Overrides ModelAdmin.response_action, which filters by primary keys.

@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest
 from sharded_orm import runtime
 from sharded_orm.admin.display import bare
 from sharded_orm.admin.failures import silence
-from sharded_orm.admin.identity import is_away
+from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.shard_scope import ShardScope, focus_of
 from sharded_orm.exceptions import InvalidFocus, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access
@@ -49,12 +49,8 @@ class ShardedBase(_ModelAdmin):
     """
 
     def __init__(self, model: type[Any], admin_site: Any) -> None:
-        options_of(model)
+        self.shard_options: ShardOptions = options_of(model)
         super().__init__(model, admin_site)
-
-    @property
-    def shard_options(self) -> ShardOptions:
-        return options_of(self.model)
 
     def focus(self, request: HttpRequest) -> ShardScope:
         """Where the request looks.
@@ -135,17 +131,18 @@ class ShardedBase(_ModelAdmin):
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
     def _may(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
-        options = self.shard_options
-        if not may_access(request.user, options.group):
+        if not may_access(request.user, self.shard_options.group):
             return False
+        if row is None:
+            return True
         row = bare(row)
-        if row is None or row._state.db is None:
+        if row._state.db is None:
             return True
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
         # save() would refuse it, and so would a delete.
-        return not (write and is_away(row))
+        return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and self._may(request, None, write=True)

@@ -21,7 +21,7 @@ from django.utils.html import format_html
 from sharded_orm.admin import pagination
 from sharded_orm.admin.filters import count_where_possible, routed_filters, split_filters
 from sharded_orm.admin.global_lookups import crossing, cuts
-from sharded_orm.admin.identity import is_away, object_id, warm
+from sharded_orm.admin.identity import identify, is_misplaced, object_id
 from sharded_orm.admin.shard_picker import ShardPicker
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, focus_of
 from sharded_orm.models.querysets.route import scoped
@@ -179,7 +179,7 @@ class ShardedChangeList(ChangeList):
         self.notes += cuts(request)
         if not self.across:
             super().get_results(request)
-            self._mark_misplaced()
+            self._mark_misplaced(len(identify(self.result_list)))
             return
         size = self.list_per_page
         self.page_num = max(1, self.page_num)
@@ -204,7 +204,7 @@ class ShardedChangeList(ChangeList):
             return
         self.answer = pagination.read(self.queryset, self.page_num, size)
         self.result_list = self.answer.rows
-        warm(self.result_list)
+        identify(self.result_list)
         self.multi_page = self.answer.more or self.page_num > 1
         # As many as are known of, unless they are counted.
         seen = pagination.first_row(self.page_num, size) + len(self.answer.rows) + self.answer.more
@@ -228,13 +228,9 @@ class ShardedChangeList(ChangeList):
         found: dict[str, Any] | None = date_hierarchy(unlike)
         return found
 
-    def _mark_misplaced(self) -> None:
+    def _mark_misplaced(self, away: int) -> None:
         """Show the shard of rows that are not where their key leads."""
-        if self.focus.key is not None:
-            return
-        warm(self.result_list)
-        away = sum(map(is_away, self.result_list))
-        if away:
+        if away and self.focus.key is None:
             self.list_display = [*self.list_display, self._shard_column()]
             rows = "row is" if away == 1 else "rows are"
             self.notes.append(
@@ -250,7 +246,7 @@ class ShardedChangeList(ChangeList):
         def sharded_orm_shard(row: Any) -> str:
             alias = row._state.db
             link = format_html('<a href="{}">{}</a>', picker.link_to(alias), alias)
-            if not is_away(row):
+            if not is_misplaced(row):
                 return link
             return format_html('{} <strong class="misplaced">misplaced</strong>', link)
 

@@ -10,7 +10,6 @@ from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.views.main import ERROR_FLAG
-from django.core.exceptions import ValidationError
 from django.db import DatabaseError, router, transaction
 from django.forms.models import BaseModelFormSet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -22,7 +21,7 @@ from sharded_orm.admin.changelist import ShardedChangeList
 from sharded_orm.admin.error_pages import no_answer, no_rows, no_shard_answers
 from sharded_orm.admin.forms import OnShardFormSet, keeping_key, on_shard
 from sharded_orm.admin.search import crosses, search
-from sharded_orm.admin.shard_scope import ShardScope
+from sharded_orm.admin.shard_scope import ShardScope, stored_value
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
@@ -30,7 +29,6 @@ from sharded_orm.exceptions import (
     ScatterNotSupported,
     ShardKeyChanged,
 )
-from sharded_orm.models.sharding.options import target_field
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 
@@ -133,15 +131,8 @@ class ChangeListMixin(ShardedBase):
     def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
         # Overrides ModelAdmin's, for list_editable: without what no column can hold, which makes
         # SQLite fail in pk__in. The form of such a row is refused like that of one that is gone.
-        return [pk for pk in super()._get_edited_object_pks(request, prefix) if self._fits(pk)]
-
-    def _fits(self, pk: str) -> bool:
-        field = target_field(self.opts.pk)
-        try:
-            field.run_validators(field.to_python(pk))
-        except (ValidationError, ValueError, TypeError, OverflowError):
-            return False
-        return True
+        pks = super()._get_edited_object_pks(request, prefix)
+        return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         # The key of a row does not change; in list_editable it is only shown.

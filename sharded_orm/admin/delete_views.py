@@ -24,7 +24,7 @@ from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
 from sharded_orm.admin.error_pages import no_answer
-from sharded_orm.admin.identity import warm
+from sharded_orm.admin.identity import identify
 from sharded_orm.admin.object_views import ObjectViewsMixin
 from sharded_orm.admin.run_by_shard import run_by_shard
 from sharded_orm.exceptions import ShardedOrmError
@@ -97,7 +97,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             collector.collect(rows)
         for model, found in collector.model_objs.items():
             if shard_options(model) is not None and not model._meta.auto_created:
-                warm(found)
+                identify(found)
         lacking: set[Any] = set()
 
         def shown(row: Any) -> Any:

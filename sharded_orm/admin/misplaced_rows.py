@@ -34,7 +34,7 @@ def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
         return None
     found: list[Any] = []
     for keys in _different_keys(rows, key.attname):
-        numbers = _numbers(options.group, keys)
+        numbers = shard_numbers(options.group, keys)
         found += [value for value in keys if numbers.get(value) != shard.number]
         if len(found) > MOST_LEFT:
             raise TooManyMisplaced(
@@ -56,15 +56,15 @@ def _different_keys(rows: Any, attname: str) -> Iterator[list[Any]]:
         )
 
 
-def _numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
+def shard_numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
     """The numbers of the shards that ``keys`` lead to; None for those that lead nowhere."""
     try:
         return runtime.strategy(group).locate_many(keys)
     except RoutingError:
-        return {key: _number(group, key) for key in keys}
+        return {key: _shard_number(group, key) for key in keys}
 
 
-def _number(group: str, key: Any) -> int | None:
+def _shard_number(group: str, key: Any) -> int | None:
     try:
         shard = runtime.locate(group, key)
     except RoutingError:

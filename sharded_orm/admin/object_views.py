@@ -22,7 +22,7 @@ from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
 from sharded_orm.admin.error_pages import no_answer
 from sharded_orm.admin.forms import KEY_STAYS, keeping_key
-from sharded_orm.admin.identity import SEPARATOR, is_away, parse
+from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, narrow
 from sharded_orm.exceptions import (
     CrossShardRelation,
@@ -62,8 +62,9 @@ class ObjectViewsMixin(AddViewMixin):
             row = among(self.get_queryset(request)).get()
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
+        identify([row])
         # A related row that is added from its page can have the same key.
-        key = None if is_away(row) else options.key_of(row)
+        key = None if is_misplaced(row) else options.key_of(row)
         narrow(request, ShardScope(options, shard=home, key=key, home=home))
         return row
 
@@ -163,7 +164,7 @@ class ObjectViewsMixin(AddViewMixin):
         row = self.get_object(request, unquote(object_id))
         if row is None:
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
-        if not self.has_view_or_change_permission(request, row) or is_away(row):
+        if not self.has_view_or_change_permission(request, row) or is_misplaced(row):
             raise PermissionDenied
 
     def get_form(
@@ -226,7 +227,7 @@ class ObjectViewsMixin(AddViewMixin):
         decided = obj is not None or focus.key is not None or self.shard_options.key_is_made
         context["shard"] = focus.home if decided else None
         context["unplaced"] = focus.key is not None and focus.home is None
-        context["away"] = obj is not None and is_away(obj)
+        context["misplaced"] = obj is not None and is_misplaced(obj)
         response: Any = super().render_change_form(request, context, *args, **kwargs)
         names = response.template_name
         if isinstance(names, list | tuple) and names[-1] == "admin/change_form.html":

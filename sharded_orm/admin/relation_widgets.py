@@ -11,8 +11,7 @@ from django.forms import ModelMultipleChoiceField
 from django.http import HttpRequest
 from django.utils.http import urlencode
 
-from sharded_orm.admin.identity import stored_value
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, focus_of
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, focus_of, stored_value
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:

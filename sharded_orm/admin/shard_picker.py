@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import QueryDict
+from django.utils.functional import cached_property
 
 from sharded_orm import runtime
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
@@ -31,7 +32,7 @@ class ShardPicker:
     #: Whether the user may look at a shard; no other is offered.
     permits: Callable[[Shard], bool]
 
-    @property
+    @cached_property
     def group(self) -> ShardGroup:
         return runtime.group(self.options.group)
 
@@ -65,7 +66,7 @@ class ShardPicker:
             return ""
         return "open" if self.group.range_of(shard.number) in self.group.open_ranges else "closed"
 
-    @property
+    @cached_property
     def kept(self) -> list[tuple[str, str]]:
         """The parameters that another place takes along, for hidden inputs."""
         return [
@@ -98,12 +99,12 @@ class ShardPicker:
         """The link to all shards."""
         return self._link()
 
-    @property
+    @cached_property
     def previous(self) -> tuple[str, str] | None:
         """Alias and link of the shard before this one."""
         return self._neighbour(-1)
 
-    @property
+    @cached_property
     def next(self) -> tuple[str, str] | None:
         return self._neighbour(1)
 

@@ -152,14 +152,20 @@ def read_key(options: ShardOptions, text: str) -> Any:
     field: Any = options.key
     if field is None:
         raise InvalidFocus(f"{options.model._meta.verbose_name} has no shard key of its own.")
+    value = stored_value(field, text)
+    if value is None:
+        raise InvalidFocus(f"{text!r} cannot be a value of {_name(options)}.")
+    return value
+
+
+def stored_value(field: Any, text: Any) -> Any:
+    """``text`` as a value of ``field``, or of what that refers to; None if no row can have it."""
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        field.run_validators(value)
+        field.run_validators(value)  # SQLite takes no number that is too large in a list.
     except (ValidationError, ValueError, TypeError, OverflowError):
-        value = None
-    if value is None:
-        raise InvalidFocus(f"{text!r} cannot be a value of {_name(options)}.")
+        return None
     return value
 
 
