@@ -1,8 +1,9 @@
-"""A row's name in URLs and in the log: enough to find it again, and no other one.
+"""The object id of a sharded row: its name in URLs and in the admin's log.
 
-Most ids count per group or per shard, so an id alone does not tell where its row is. The
-name holds the shard key as well, and the row is asked for by both where the key leads *now*:
-a link survives the move of a key, and one that is forged or out of date finds nothing.
+Most primary keys count per group or per shard, so a primary key alone does not say where its
+row is. The object id holds the shard key as well. The row is asked for by both, on the shard to
+which the key leads *now*: a link survives the move of a key, and a forged or outdated link finds
+nothing. A row is *misplaced* if it is on another shard than its key leads to.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 
-#: Between the parts of a name; and before the alias in the name of a misplaced row.
+#: Between the parts of an object id; before the alias in that of a misplaced row.
 SEPARATOR, MISPLACED = "~", "@"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a name says: look for ``pk`` on ``shard``, among the rows of ``key`` if there is one.
+    """An object id taken apart: ``pk`` on ``shard``, among the rows of ``key`` if there is one.
 
-    ``misplaced``: it names the shard because the key does not lead there.
+    ``misplaced``: the object id names the shard, because the key does not lead there.
     """
 
     options: ShardOptions
@@ -39,7 +40,7 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """The one row, or none, of ``rows``, on the shard."""
+        """The queryset ``rows`` with this row only, on its shard; empty if there is no such row."""
         conditions = {"pk": self.pk}
         if self.key is not None and self.options.key is not None:
             conditions[self.options.key.attname] = self.key
@@ -59,10 +60,10 @@ class RowIdentity:
 
 
 def object_id(row: Model) -> str:
-    """The name of a stored row, as text for ``quote()``.
+    """The object id of a stored row, as text for ``quote()``.
 
     - ``414~7``: shard key and primary key;
-    - ``7``: the primary key, where that tells the shard by itself;
+    - ``7``: the primary key, if its values tell the shard;
     - ``@photos_00003~7``: the shard and the primary key of a misplaced row.
 
     Costs nothing after :func:`identify`; else a look-up in the directory for a key that this
@@ -73,12 +74,12 @@ def object_id(row: Model) -> str:
         return identity.object_id
     options = _options(type(row))
     if is_misplaced(row):
-        return _name(row, alias=row._state.db)
-    return _name(row, key=None if options.tells(row._meta.pk) else options.key_of(row))
+        return _object_id(row, alias=row._state.db)
+    return _object_id(row, key=None if options.tells(row._meta.pk) else options.key_of(row))
 
 
 def is_misplaced(row: Model) -> bool:
-    """Whether a stored row is on another shard than its key leads to; nothing can write it there.
+    """Whether a stored row is misplaced. ``save()`` and ``delete()`` refuse such a row.
 
     Costs what :func:`object_id` does.
     """
@@ -131,7 +132,7 @@ def _identify(options: ShardOptions, rows: Sequence[Model]) -> Iterator[Model]:
             pk=row.pk,
             key_name=key_name,
             key=row.__dict__.get(key_name),
-            object_id=_name(row, alias if misplaced else None, key if named_by_key else None),
+            object_id=_object_id(row, alias if misplaced else None, key if named_by_key else None),
             misplaced=misplaced,
         )
         if misplaced:
@@ -146,8 +147,8 @@ def _kept_identity(row: Model) -> RowIdentity | None:
     return identity if now == (identity.alias, identity.pk, identity.key) else None
 
 
-def _name(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """The name by the shard, by the shard key, or by the primary key alone."""
+def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
+    """The object id with the alias, with the shard key, or of the primary key alone."""
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
     if alias is not None:
         return f"{MISPLACED}{alias}{SEPARATOR}{pk}"
@@ -155,23 +156,23 @@ def _name(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """What ``text``, as :func:`object_id` made it, names.
+    """Take apart an object id, as :func:`object_id` returns it.
 
-    :param within: the shard that the rest of the URL names: a primary key alone will do then,
-        as in links that Django's widgets make.
-    :raises InvalidObjectID: nothing can have that name, or its key has no shard.
+    :param within: the shard that the rest of the URL names. A primary key alone is enough then,
+        as in links of Django's widgets.
+    :raises InvalidObjectID: no row can have that object id, or its key has no shard.
     """
-    first, separator, rest = text.partition(SEPARATOR)
+    first, separator, pk_text = text.partition(SEPARATOR)
     try:
         if separator and first.startswith(MISPLACED):
             shard = named_shard(options, first.removeprefix(MISPLACED))
-            return Identity(options, shard, _pk(options, unquote(rest)), misplaced=True)
+            return Identity(options, shard, _pk(options, unquote(pk_text)), misplaced=True)
         if separator:
             key = read_key(options, unquote(first))
-            return _placed(options, key, _pk(options, unquote(rest)), key)
+            return _identity(options, key, _pk(options, unquote(pk_text)), key)
         pk = _pk(options, unquote(first))
         if options.tells(options.model._meta.pk):
-            return _placed(options, pk, pk, None)
+            return _identity(options, pk, pk, None)
     except InvalidFocus as exc:
         raise InvalidObjectID(str(exc)) from exc
     if within is None:
@@ -179,10 +180,10 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
     return Identity(options, within, pk)
 
 
-def _placed(options: ShardOptions, tells: Any, pk: Any, key: Any) -> Identity:
-    shard = locate(options, tells)
+def _identity(options: ShardOptions, routing_key: Any, pk: Any, key: Any) -> Identity:
+    shard = locate(options, routing_key)
     if shard is None:
-        raise InvalidObjectID(f"Nothing is stored for the key {tells!r}.")
+        raise InvalidObjectID(f"Nothing is stored for the key {routing_key!r}.")
     return Identity(options, shard, pk, key)
 
 
