@@ -129,16 +129,16 @@ def test_the_picker_takes_the_search_along_and_not_the_page(browser: Client, row
         url(Photo, "changelist", _shard=SHARD[ONE], q="photo", o="1", p="1", _popup="1")
     )
     picker = response.context["cl"].picker
-    assert dict(picker.kept) == {"q": "photo", "o": "1", "_popup": "1"}
-    assert picker.everywhere == "?q=photo&o=1&_popup=1"
+    assert dict(picker.parameters_to_keep) == {"q": "photo", "o": "1", "_popup": "1"}
+    assert picker.all_shards_link == "?q=photo&o=1&_popup=1"
     assert picker.next == ("photos_00004", "?q=photo&o=1&_popup=1&_shard=photos_00004")
 
 
 def test_the_picker_of_a_large_group_stays_small(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.shard_picker.MOST_OFFERED", 15)
-    offered = browser.get(url(Photo, "changelist")).context["cl"].picker.offered
+    monkeypatch.setattr("sharded_orm.admin.shard_picker.MAX_CHOICES", 15)
+    offered = browser.get(url(Photo, "changelist")).context["cl"].picker.choices
     assert offered == [
         ("photos_00000", f"0 to 7: {node('photos_00000')}"),
         ("photos_00008", f"8 to 15: {node('photos_00008')}"),

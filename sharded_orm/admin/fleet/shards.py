@@ -16,7 +16,6 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
-from sharded_orm.admin.fleet.map_drawing import RANGES, draw, places
 from sharded_orm.admin.fleet.pages import (
     DEADLINE,
     Step,
@@ -28,7 +27,14 @@ from sharded_orm.admin.fleet.pages import (
 )
 from sharded_orm.admin.fleet.range_actions import RangePages
 from sharded_orm.admin.fleet.runs import visible_runs
-from sharded_orm.admin.fleet.shard_map import Addresses, RangeOnNode, span
+from sharded_orm.admin.fleet.shard_map import (
+    RANGES,
+    Addresses,
+    RangeOnNode,
+    draw,
+    ranges_by_node,
+    span,
+)
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
@@ -77,23 +83,19 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             messages.error(request, f"There is no group {wanted!r}.")
             return HttpResponseRedirect(self.url("changelist"))
         groups = [wanted] if wanted else allowed
-        ranges = Paginator(places(topology, groups), RANGES)
-        page = ranges.get_page(request.GET.get("page"))
-        shown: Sequence[RangeOnNode] = list(page.object_list)
-        shards = [
-            place.group.shard(number)
-            for place in shown
-            for number in range(place.range.first, place.range.last + 1)
-        ]
+        pages = Paginator(ranges_by_node(topology, groups), RANGES)
+        page = pages.get_page(request.GET.get("page"))
+        ranges: Sequence[RangeOnNode] = list(page.object_list)
+        shards = [shard for on_node in ranges for shard in on_node.shards()]
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _SIZED else "same"
         # What lies where no shard should be can only be told of the whole.
-        whole = ranges.num_pages == 1 and len(groups) == len(topology.groups)
+        whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         found = status(None if whole else shards, within=DEADLINE, sizes=False)
         sized = sizes(_known(found), within=seconds_left(DEADLINE, began)) if by != "same" else {}
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
-        drawing = draw(topology, shown, found, sized, by, urls)
+        drawing = draw(topology, ranges, found, sized, by, urls)
         problems = found.problems
         return self.page(
             request,
