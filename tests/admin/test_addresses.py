@@ -15,7 +15,6 @@ from tests.admin.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED, Row
 from tests.photos.models import Album, Board, Event, Like, Photo, Reading, Save, Visit
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]
