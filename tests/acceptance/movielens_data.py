@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,20 @@ def find_or_make(folder: Path, scale: float = 0.2) -> Data:
         return Data(real, f"the folder in ${VARIABLE}" if named else "the real MovieLens data")
     make(folder, scale)
     return Data(folder, f"generated data, {scale:.0%} of MovieLens, as ${VARIABLE} is not set")
+
+
+def excerpt(data: Data, folder: Path, every: int) -> Data:
+    """Copy the films of ``data``, and what every so many-th user rated and tagged, to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(data.folder / "movies.csv", folder)
+    for name in ("ratings", "tags"):
+        with (data.folder / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+            header, *rows = csv.reader(stream)
+        user = header.index("userId")
+        _write(
+            folder, name, header, [row for row in rows if int(row[user]) % every == BUSIEST % every]
+        )
+    return Data(folder, f"a part of {data.origin}: one user in {every}")
 
 
 def make(folder: Path, scale: float) -> None:

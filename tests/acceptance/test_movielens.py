@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from testproject.databases import ALIASES, TICKETS
-from tests.acceptance.movielens_data import Data, find_or_make, make
+from tests.acceptance.movielens_data import Data, excerpt, find_or_make, make
 from tests.acceptance.project import BACKENDS, Project, project_on
 
 SMALL = 0.01
+#: One user in so many, of the real data.
+PART = 5
 
 
 def prepare(project: Project) -> None:
@@ -37,8 +39,13 @@ for alias in {ALIASES!r}:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    return find_or_make(tmp_path_factory.mktemp("movielens"))
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    made = tmp_path_factory.mktemp("movielens")
+    data = find_or_make(made)
+    # All of the real data with the long tests; generated data are small already.
+    if request.config.getoption("--long") or data.folder == made:
+        return data
+    return excerpt(data, tmp_path_factory.mktemp("excerpt"), PART)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

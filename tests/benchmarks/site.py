@@ -123,14 +123,14 @@ class Site:
     def _make_global(self) -> None:
         from sharded_orm import runtime
         from sharded_orm.models.tables.placement import Placement
-        from sharded_orm.operations.tickets import begin, declared
+        from sharded_orm.operations.tickets import begin, declared_sequences
 
         with self._server() as cursor:
             self._create(cursor, f"{self.prefix}_global")
         with connections["default"].schema_editor() as editor:
             editor.create_model(Placement)
         for server in runtime.tickets().servers:
-            begin(server, declared())
+            begin(server, declared_sequences())
 
     def _make_shards(self) -> None:
         from tests.benchmarks.models import Photo

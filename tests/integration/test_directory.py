@@ -111,5 +111,5 @@ def test_inside_a_test_case_placements_are_rolled_back_and_not_remembered() -> N
     strategy: Any = runtime.strategy("photos")
     strategy.forget()
     strategy.place(72)
-    assert "72" not in strategy._known
+    assert "72" not in strategy._placements
     assert strategy.store.find("photos", ["72"])["72"][1] is False

@@ -16,7 +16,12 @@ from django.db.utils import ConnectionHandler
 
 from sharded_orm.exceptions import InvalidID
 from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
-from sharded_orm.ids.timestamps_postgresql import create_function, function_name, statements
+from sharded_orm.ids.timestamps_postgresql import (
+    create_function,
+    create_sequence,
+    function_name,
+    set_default,
+)
 from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.after_migrate.postgresql_defaults import after_migrate
 from tests.patience import PATIENCE
@@ -68,9 +73,17 @@ def make(
     """Create a table with timestamped ids and return its qualified name."""
     name = f"{quoted(schema)}.{quoted(table)}"
     connection.execute(f'CREATE TABLE {name} ("ID" bigint PRIMARY KEY, "user" int)')
-    for statement in statements(schema, table, "ID", shard, layout):
-        connection.execute(statement)
+    give_ids(connection, schema, table, shard, layout)
     return name
+
+
+def give_ids(
+    connection: Any, schema: str, table: str, shard: int, layout: TimestampedLayout = LAYOUT
+) -> None:
+    connection.execute(create_function(schema, shard, layout))
+    for statement in create_sequence(schema, table, "ID"):
+        connection.execute(statement)
+    connection.execute(set_default(schema, table, "ID", layout))
 
 
 def insert(connection: Any, table: str, count: int = 1) -> list[int]:
@@ -261,8 +274,7 @@ def test_again_changes_nothing_but_the_shard(connection: Any, schema: str) -> No
     table = make(connection, schema, 5)
     step_back(connection, schema, "Likes", HOUR)
     before = insert(connection, table)
-    for statement in statements(schema, "Likes", "ID", 6):
-        connection.execute(statement)
+    give_ids(connection, schema, "Likes", 6)
     after = insert(connection, table)
     assert TimestampedID.from_int(after[0]).shard == 6
     assert after[0] >> 23 >= before[0] >> 23

@@ -129,7 +129,7 @@ def test_a_key_that_the_insert_would_change_is_refused() -> None:
             shard_key = "day"
 
     with pytest.raises(ShardKeyRequired, match="pre_save"):
-        Page._shard_options().refuse_late_key(Page(day=date(2000, 1, 1)))
+        Page._shard_options().refuse_key_changed_on_insert(Page(day=date(2000, 1, 1)))
 
 
 @isolate_apps("tests.photos")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 TESTS = Path(__file__).parents[1]
 WAITING = {"wait", "wait_for", "join", "result", "communicate", "Barrier"}
 # A number may stand in the next line.
@@ -38,3 +40,8 @@ def test_no_wait_has_a_bound_of_its_own() -> None:
         if isinstance(node, ast.Call) and any(bound >= SHORT for bound in bounds(node))
     ]
     assert found == [], "use tests.patience.PATIENCE"
+
+
+def test_generated_cases_have_no_time_limit() -> None:
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check

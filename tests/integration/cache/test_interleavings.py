@@ -25,7 +25,7 @@ from sharded_orm.cache.keys import CachedType
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.exceptions import CacheUnavailable
 from sharded_orm.models.cached import cached_model
-from sharded_orm.models.cached.write_tracking import writes_of
+from sharded_orm.models.cached.write_observer import transaction_markers
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.integration.cache.faults import ablations, failpoints
 from tests.integration.cache.interleaving import (
@@ -218,7 +218,7 @@ def two_writers_at_once(harness: InterleavingHarness) -> None:
     if connections[ALIAS].vendor == "sqlite":
         # One writer at a time: the fast one is a transaction that changes nothing in the end.
         with transaction.atomic(using=ALIAS):
-            writes_of(connections[ALIAS]).touch(harness.scope(), [str(other)])  # type: ignore[union-attr]
+            transaction_markers(connections[ALIAS]).touch(harness.scope(), [str(other)])  # type: ignore[union-attr]
         expected = "other"
     else:
         rename(other, "OTHER")

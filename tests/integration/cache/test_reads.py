@@ -13,7 +13,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
-from sharded_orm.cache import guards, reader
+from sharded_orm.cache import filler, guards
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.stores.base import CacheEntry, CacheServer, ServerDown
 from sharded_orm.models.cached import queryset as cached_queryset
@@ -459,7 +459,7 @@ def test_what_is_too_large(store, clock: Clock, placed):
 
 
 def test_a_list_of_very_many_rows(store, photos, monkeypatch):
-    monkeypatch.setattr(reader, "MAX_ROWS", 3)
+    monkeypatch.setattr(filler, "MAX_ROWS", 3)
     for _ in range(4):
         assert queries(rows) == 1
 

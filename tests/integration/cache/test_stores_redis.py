@@ -11,7 +11,7 @@ import pytest
 from redis import ConnectionPool, Redis
 
 from sharded_orm.cache.stores.base import LEASE_SECONDS, CacheEntry, FoundEntry, ServerDown
-from sharded_orm.cache.stores.redis import RedisServer
+from sharded_orm.cache.stores.redis.server import RedisServer
 from tests.conftest import service_missing
 from tests.patience import PATIENCE
 from tests.services import ServiceMissing
@@ -117,7 +117,7 @@ def test_what_is_no_text_is_a_miss_and_is_not_filled(
     assert lease is None
     with pytest.raises(ServerDown, match="WRONGTYPE"):
         server.mark([(name, b"+\n")], b"=\n", 60)
-    assert not server.rests
+    assert server._breaker.is_closed
 
 
 def test_a_full_server_refuses_marks_and_still_answers() -> None:
@@ -132,7 +132,7 @@ def test_a_full_server_refuses_marks_and_still_answers() -> None:
             _, found, _ = server.read(["more"], ["object"])
             assert server.lease(["object"], found) == [None]
             server.finish(["large"], [])
-            assert not server.rests
+            assert server._breaker.is_closed
             server.close()
     except ServiceMissing as exc:
         service_missing(exc)
@@ -148,7 +148,7 @@ def test_a_replica_is_not_written_to() -> None:
                 client.replicaof("127.0.0.1", primary.port)
                 with pytest.raises(ServerDown, match="READONLY"):
                     server.mark([("guard", b"+\n")], b"=\n", 60)
-                assert server.rests
+                assert not server._breaker.is_closed
                 late = opened(other)
                 with pytest.raises(ServerDown, match="it is a replica"):
                     late.read(["guard"])

@@ -150,15 +150,15 @@ def _no_position() -> None:
     from sharded_orm.operations.migrate.checkpoint import What
     from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at = ShardSession.at
+    begin = ShardSession.begin
 
-    def silent(self: Any, position: Any, label: str) -> None:
-        if position.what is What.STATEMENT:
-            self.position = position
+    def silent(self: Any, checkpoint: Any, label: str) -> None:
+        if checkpoint.what is What.STATEMENT:
+            self.checkpoint = checkpoint
         else:
-            at(self, position, label)
+            begin(self, checkpoint, label)
 
-    ShardSession.at = silent  # type: ignore[method-assign]
+    ShardSession.begin = silent  # type: ignore[method-assign]
 
 
 def _position_too_late() -> None:
@@ -166,24 +166,24 @@ def _position_too_late() -> None:
     from sharded_orm.operations.migrate.checkpoint import What
     from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at, doing = ShardSession.at, ShardSession.doing
+    begin, attempt = ShardSession.begin, ShardSession.attempt
     kept: dict[int, tuple[Any, str]] = {}
 
-    def later(self: Any, position: Any, label: str) -> None:
-        if position.what is What.STATEMENT:
-            kept[id(self)] = position, label
-            self.position = position
+    def later(self: Any, checkpoint: Any, label: str) -> None:
+        if checkpoint.what is What.STATEMENT:
+            kept[id(self)] = checkpoint, label
+            self.checkpoint = checkpoint
         else:
-            at(self, position, label)
+            begin(self, checkpoint, label)
 
     @contextmanager
     def done(self: Any, *label: str) -> Any:
-        with doing(self, *label):
+        with attempt(self, *label):
             yield
         if delayed := kept.pop(id(self), None):
-            at(self, *delayed)
+            begin(self, *delayed)
 
-    ShardSession.at, ShardSession.doing = later, done  # type: ignore[method-assign]
+    ShardSession.begin, ShardSession.attempt = later, done  # type: ignore[method-assign]
 
 
 def _whole_stretches() -> None:
@@ -192,8 +192,8 @@ def _whole_stretches() -> None:
 
     statements = RecoveryCheck.statements
 
-    def whole(self: Any, position: Any, script: Any) -> int:
-        return position.count if statements(self, position, script) else 0
+    def whole(self: Any, checkpoint: Any, script: Any) -> int:
+        return checkpoint.count if statements(self, checkpoint, script) else 0
 
     RecoveryCheck.statements = whole  # type: ignore[method-assign]
 
@@ -247,7 +247,7 @@ def _from_the_beginning() -> None:
     """The engine starts an interrupted migration anew, as a loop over the shards does."""
     from sharded_orm.operations.migrate.executor import ScriptExecutor
 
-    ScriptExecutor._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
+    ScriptExecutor._resume = lambda self: (0, 0)  # type: ignore[method-assign]
 
 
 ABLATIONS: dict[str, Callable[[], None]] = {

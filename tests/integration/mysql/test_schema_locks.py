@@ -84,7 +84,7 @@ def test_a_cache_that_gives_the_session_up_does_not_take_the_lock(node: Node) ->
     locked = holder(node)
     with transaction.atomic(using="t_0"):
         node.run(0, UPDATE, ["x", 1])
-        node[0].keep_session()
+        node[0].hold_session()
     node[0].discard_session()
     assert node.session_of(0) == locked == holder(node)
 

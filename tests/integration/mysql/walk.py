@@ -42,7 +42,14 @@ LEFT_OUT = {
     "connection": "is the driver's own object",
     "dec_thread_sharing": "counts, and refuses to go below zero",
     **dict.fromkeys(
-        ("add_hook", "block_options", "joined", "left", "note_broken", "note_transaction"),
+        (
+            "add_hook",
+            "block_options",
+            "add_participant",
+            "remove_participant",
+            "record_broken",
+            "record_transaction",
+        ),
         "keeps the books of a group's transaction",
     ),
 }
@@ -95,7 +102,7 @@ def arguments(connection: Any) -> dict[str, Any]:
         **dict.fromkeys(("low_mark", "depth", "generation", "seconds"), 0),
         **dict.fromkeys(("lhs", "rhs"), ("x", [])),
         "new_field": name, "fields": [number], "shard": shard, "shards": [shard], "model": Sample,
-        "tables": [table], "columns": ["number"], "model_list": [Sample, Part], "cursor": Cursor(connection),
+        "tables": [table], "firsts": {table: 1}, "columns": ["number"], "model_list": [Sample, Part], "cursor": Cursor(connection),
         "connection": connection, "expression": Value(1), "sub_expressions": ["1", "2"],
         "connector": "+", "compiler_name": "SQLCompiler", "internal_type": "IntegerField",
         "lookup_type": "year", "tzname": "Europe/Berlin", "on_conflict": None, "encoder": None,

@@ -150,9 +150,9 @@ def main() -> None:
 
         publication.LOOK_UP = float(seconds)
     if seconds := os.environ.get("PATIENCE"):
-        from sharded_orm.operations import growth
+        from sharded_orm.operations.growth import growth_run
 
-        growth.PATIENCE = float(seconds)
+        growth_run.PATIENCE = float(seconds)
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(["manage.py", command, *arguments])

@@ -75,5 +75,5 @@ def insert(rows: Sequence[Model], alias: str) -> None:
 @pytest.fixture(params=["one batch", "many batches"])
 def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch sizes for merging in the server and in Python; two phases whenever possible."""
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     monkeypatch.setattr(plan, "BATCH", 256 if request.param == "one batch" else 1)

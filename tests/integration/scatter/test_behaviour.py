@@ -46,7 +46,7 @@ def rows() -> None:
 
 def per_scatter(unions: int) -> int:
     """Return the number of statements of one phase: one union, or one statement per shard."""
-    return unions if connections["photos_00000"].scatter_union else len(SHARDS)
+    return unions if connections["photos_00000"].features.can_union_shards else len(SHARDS)
 
 
 def test_one_statement_per_node(rows: None) -> None:
@@ -60,7 +60,7 @@ def test_one_statement_per_node(rows: None) -> None:
 
 
 def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     queryset = one_database(Sample).order_by("-id")[:3]
     expected = list(queryset)
     with statements(per_scatter(4), using="photos"):
@@ -68,8 +68,8 @@ def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
-    monkeypatch.setattr(two_phase, "MOST", 5)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MAX_WINNERS", 5)
     for queryset, asked in (
         (one_database(Sample).order_by("-id")[8:13], 4),
         (one_database(Sample).order_by("-id")[8:14], 2),
@@ -82,8 +82,8 @@ def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.M
 def test_a_winner_gone_between_the_phases_is_replaced(
     rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
-    if not connections["photos_00000"].scatter_union:
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    if not connections["photos_00000"].features.can_union_shards:
         pytest.skip("one phase on this backend")
     plan = two_phase.make_plan
 
@@ -220,7 +220,7 @@ def test_streams_give_the_same_rows(rows: None, monkeypatch: pytest.MonkeyPatch)
 
 def test_streams_are_read_as_they_are_asked_for(rows: None) -> None:
     wrapper = connections["photos_00000"]
-    if not wrapper.scatter_union:
+    if not wrapper.features.can_union_shards:
         pytest.skip("its streams are cursors of the shards")
     queryset = one_database(Sample).order_by("id")
     closed = wrapper.node_pool.stats.closed

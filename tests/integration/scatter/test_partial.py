@@ -51,7 +51,7 @@ every_read = pytest.mark.parametrize("read", READS.values(), ids=READS)
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
 
 

@@ -152,4 +152,4 @@ def test_the_session_variables_are_the_server_s_place(generator: TicketGenerator
     for server in generator.servers:
         with server.session(deadline) as lent:
             rows = lent.ask(lambda session: session.execute(sql, (), deadline))
-        assert [tuple(map(int, row)) for row in rows] == [(2, server.place.position)]
+        assert [tuple(map(int, row)) for row in rows] == [(2, server.slot.position)]

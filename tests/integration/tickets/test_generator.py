@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
+from django.test.testcases import _DatabaseFailure  # type: ignore[attr-defined]  # private
 
 from sharded_orm.conf import TicketOptions
 from sharded_orm.exceptions import (
@@ -166,6 +167,19 @@ def test_the_caller_s_transaction_on_the_ticket_server_changes_nothing(
 def test_a_test_case_must_allow_both_servers(generator: TicketGenerator) -> None:
     with pytest.raises(AssertionError, match="'tickets_2'"):
         generator.take("photos", 1)
+
+
+def test_a_test_case_must_allow_idle_sessions_too(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in PAIR:
+        generator.next(sequence)
+    connection = connections["tickets_2"]
+    failure = _DatabaseFailure(connection.connect, "'tickets_2' is not allowed")
+    monkeypatch.setattr(connection, "connect", failure)
+    with pytest.raises(AssertionError, match="'tickets_2' is not allowed"):
+        for _ in PAIR:
+            generator.next(sequence)
 
 
 def test_one_server_serves_while_the_other_is_down(

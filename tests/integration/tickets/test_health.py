@@ -104,10 +104,10 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     everybody, waited = threading.Barrier(8), threading.local()
     probe = TicketServer.probe
 
-    def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
+    def probe_together(self: TicketServer, name: str, count: int, started: float) -> Sequence[int]:
         if not hasattr(waited, "for_all"):
             waited.for_all = everybody.wait(PATIENCE)
-        return probe(self, name, count, began)
+        return probe(self, name, count, started)
 
     monkeypatch.setattr(TicketServer, "probe", probe_together)
 
@@ -191,7 +191,11 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     server = generator.servers[0]
     generator.next(sequence), generator.next(sequence)
     left: list[float] = []
-    opens, learn, take = TicketSessionPool.open, TicketServer._learn_mark, TicketSession.read
+    opens, learn, take = (
+        TicketSessionPool.open,
+        TicketServer._learn_high_water_mark,
+        TicketSession.read,
+    )
 
     def slowly(self: TicketServer, state: Any, name: str, *, anew: bool) -> bool:
         # As if the partner had been silent for its whole share.
@@ -215,7 +219,7 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     with server.session(real() + 30) as lent:
         lent.ask(lambda session: session.checked.clear())
     monkeypatch.setattr(time, "monotonic", now)
-    monkeypatch.setattr(TicketServer, "_learn_mark", slowly)
+    monkeypatch.setattr(TicketServer, "_learn_high_water_mark", slowly)
     monkeypatch.setattr(TicketSessionPool, "open", note)
     generator.servers[1].close()
     monkeypatch.setattr(server, "partner", None)

@@ -57,9 +57,9 @@ def test_each_request_leaves_the_partner_s_mark(generator: TicketGenerator, sequ
     one, two = generator.servers
     generator.take(sequence, 100)  # 1 to 199
     generator.next(sequence)  # 2
-    assert row_of(two, sequence).partner_mark == 199
+    assert row_of(two, sequence).predecessor_mark == 199
     generator.next(sequence)
-    assert row_of(one, sequence).partner_mark == 2
+    assert row_of(one, sequence).predecessor_mark == 2
 
 
 def test_the_process_that_knows_refuses(generator: TicketGenerator, sequence: str) -> None:
@@ -152,7 +152,7 @@ def test_answers_out_of_order_are_no_alarm(
     slow.join(PATIENCE)
     assert got[0] < later[0]
     assert server.cause() is None and server.cause(sequence) is None
-    assert server.mark(sequence) == later[0]
+    assert server.high_water_mark(sequence) == later[0]
 
 
 def _a_session(server: TicketServer) -> TicketSession:

@@ -181,7 +181,7 @@ def refusal(function: Any, *arguments: Any) -> str:
 def refused() -> str:
     from sharded_orm import runtime
 
-    return "\n".join(runtime.standing().refused)
+    return "\n".join(runtime.topology_status().refused)
 
 
 _child: Any = None

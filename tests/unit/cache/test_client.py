@@ -102,7 +102,7 @@ def test_the_runtime_makes_it_once_and_anew_after_settings_change() -> None:
     made = runtime.cache()
     assert made is not None
     assert made is runtime.cache()
-    assert made is runtime.made_cache()
+    assert made is runtime.used_cache()
     with override_settings(CACHES={"default": {"BACKEND": LOCAL, "LOCATION": "another"}}):
         other = runtime.cache()
         assert other is not None

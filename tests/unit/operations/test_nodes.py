@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError
 
-from sharded_orm.operations.nodes import MOST, NoAnswer, ask_nodes, ask_one
+from sharded_orm.operations.nodes import MAX_ABANDONED, NoAnswer, ask_nodes, ask_one
 from tests.patience import PATIENCE
 
 
 def test_many_who_ask_at_once_are_all_answered() -> None:
-    readers = MOST + 5
+    readers = MAX_ABANDONED + 5
     together = threading.Barrier(readers)
 
     def read(number: int) -> object:
@@ -36,7 +36,7 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
         return 1
 
     try:
-        for _ in range(MOST):
+        for _ in range(MAX_ABANDONED):
             with pytest.raises(NoAnswer, match=r"no answer within 0\.001 seconds"):
                 ask_one("the hanging", hang, within=0.001)
         with pytest.raises(
@@ -54,7 +54,7 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
     for thread in begun:
         thread.join(PATIENCE)
     assert ask_one("the hanging", hang, within=PATIENCE) == 1
-    assert len(begun) == MOST + 1
+    assert len(begun) == MAX_ABANDONED + 1
 
 
 def test_what_was_asked_raises() -> None:

@@ -164,7 +164,7 @@ def test_directory_does_not_remember_what_may_be_rolled_back() -> None:
 def test_directory_memory_is_bounded() -> None:
     found = directory(MemoryStore(), CACHE_SIZE=10)
     found.place_many(range(100))
-    assert len(found._known) == 10
+    assert len(found._placements) == 10
 
 
 def test_directory_keys_are_told_apart_exactly() -> None:

@@ -33,10 +33,11 @@ def set_handler(new: Callable[[str], None]) -> None:
 
 def servers() -> list[Any]:
     """Return the classes of cache servers."""
-    from sharded_orm.cache.stores import base, memcached, redis
+    from sharded_orm.cache.stores import base, memcached
+    from sharded_orm.cache.stores.redis import server
 
     assert memcached
-    assert redis
+    assert server
     classes, todo = [], [base.CacheServer]
     while todo:
         kind = todo.pop()
@@ -89,7 +90,7 @@ _WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
 
 
 def _end(method: Any, connection: Any, how: bytes) -> Any:
-    if how == b"COMMIT" and connection.begun:
+    if how == b"COMMIT" and connection.transaction.is_open:
         handler("committing")
     return method(connection, how)
 

@@ -68,22 +68,22 @@ class Fleet:
         """Migrate with our engine. It continues unfinished runs, and raises the first error."""
         with self.run() as run:
             migrator = Migrator(self.group, MigrateOptions(target, **options), journal.Scripts())
-            run.steps(self.shard(number).alias for number in numbers)
+            run.create_steps(self.shard(number).alias for number in numbers)
             for number in numbers:
                 step = run.step(self.shard(number).alias)
                 migrator.migrate(self.shard(number), step, stopping=stopping)
-                step.done()
+                step.mark_done()
             run.finish()
 
     @contextmanager
     def run(self) -> Iterator[journal.JournalRun]:
-        with journal.running("migrate", GROUP, {}) as run:
+        with journal.hold_run("migrate", GROUP, {}) as run:
             yield run
 
     def settle(self, number: int, *, done: bool) -> None:
         """Settle an unclear operation on a shard, as an operator does."""
         with self.run() as run:
-            run.steps([self.shard(number).alias])
+            run.create_steps([self.shard(number).alias])
             migrator = Migrator(self.group, MigrateOptions(), journal.Scripts())
             migrator.settle(run.step(self.shard(number).alias), done)
 

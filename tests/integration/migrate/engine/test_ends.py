@@ -200,7 +200,9 @@ def test_a_shard_whose_records_contradict_each_other_keeps_nobody_back(
     for number in (0, 1):
         fleet.migrate_with_django(number, "fleet")
     fleet.execute(0, "DELETE FROM django_migrations WHERE app = 'fleet' AND name = '0001_first'")
-    found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).survey(shards)
+    found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).applied_state(
+        shards
+    )
     assert found.current == 1
     (why,) = found.unreachable.values()
     assert "fleet_00000: Migration fleet.0002_place is applied before" in str(why)
@@ -244,17 +246,17 @@ def test_a_function_within_a_transaction_of_the_global_database(
 def attempt(fleet: Fleet, stopping: Any = NEVER) -> str:
     """Migrate shard 1 as the command does, and return what the journal records of its end."""
     with fleet.run() as run:
-        run.steps([fleet.shard(1).alias])
+        run.create_steps([fleet.shard(1).alias])
         step = run.step(fleet.shard(1).alias)
         migrator = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts())
         try:
             migrator.migrate(fleet.shard(1), step, stopping=stopping)
         except OperationStopped:
-            step.stopped()
+            step.mark_stopped()
         except Exception as exc:
-            step.failed(exc)
+            step.mark_failed(exc)
         else:
-            step.done()
+            step.mark_done()
     return f"{step.state} {step.error}".strip()
 
 

@@ -28,7 +28,7 @@ class Breaking:
         self.entries: list[str] = []
 
     def on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        at = JournalStep.at
+        at = JournalStep.begin
 
         def broken_at(step: JournalStep, **changes: Any) -> None:
             self.left -= 1
@@ -39,7 +39,7 @@ class Breaking:
             if self.left == 0:
                 raise Broken
 
-        monkeypatch.setattr(JournalStep, "at", broken_at)
+        monkeypatch.setattr(JournalStep, "begin", broken_at)
 
 
 @pytest.fixture

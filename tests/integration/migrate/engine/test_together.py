@@ -41,7 +41,7 @@ def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
     fleet.migrate_with_django(3)
     with fleet.run() as run:
         migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
-        run.steps(fleet.shard(number).alias for number in numbers)
+        run.create_steps(fleet.shard(number).alias for number in numbers)
 
         def work(number: int) -> None:
             step = run.step(fleet.shard(number).alias)
@@ -61,7 +61,7 @@ def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
     fleet.migrate_with_django(5, "fleet", "0027")
     migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     shards = list(fleet.group.shards())
-    survey = migrator.survey(shards)
+    survey = migrator.applied_state(shards)
     assert survey.current == 2
     assert [shard.number for shard in survey.behind] == [1, 2, 5]
     assert [shard.number for shard in survey.missing] == [3, 6, 7]
@@ -108,7 +108,9 @@ def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
     asked = [connections[fleet.shard(number).alias] for number in (0, 1, 2)]
     with CaptureQueriesContext(asked[0]), CaptureQueriesContext(asked[1]) as one:
         with CaptureQueriesContext(asked[2]) as two:
-            assert migrator.survey([fleet.shard(number) for number in (0, 1, 2)]).current == 3
+            assert (
+                migrator.applied_state([fleet.shard(number) for number in (0, 1, 2)]).current == 3
+            )
         # The first shard in this state is queried for it; the others need no query.
         assert len(one) == len(two) == 0
 
@@ -234,4 +236,4 @@ def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> N
 def test_a_target_that_does_not_exist_is_told_before_a_shard_is_made(fleet: Fleet) -> None:
     migrator = Migrator(fleet.group, MigrateOptions(("fleet", "0099")), journal.Scripts())
     with pytest.raises(InvalidMigrationTarget):
-        migrator.survey(list(fleet.group.shards()))
+        migrator.applied_state(list(fleet.group.shards()))

@@ -59,7 +59,7 @@ class TicketDatabase:
 
     def partner_mark(self, sequence: str) -> int:
         with self.session() as session:
-            return _row(session, sequence).partner_mark
+            return _row(session, sequence).predecessor_mark
 
 
 def _deadline() -> float:

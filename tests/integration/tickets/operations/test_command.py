@@ -15,7 +15,7 @@ from django.core.management.base import OutputWrapper
 from sharded_orm import runtime
 from sharded_orm.checks.databases import check_sequences
 from sharded_orm.ids.tickets.generator import TicketGenerator
-from sharded_orm.operations.tickets import declared
+from sharded_orm.operations.tickets import declared_sequences
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.project import Project, file
 from tests.integration.tickets.operations.spare import down, lose, set_back, spare_servers
@@ -81,7 +81,7 @@ def test_from_nothing_to_ids(tickets: Run) -> None:
 
 def test_create_makes_what_models_draw_from(tickets: Run) -> None:
     made = tickets("create")
-    assert all(name in made for name in declared())
+    assert all(name in made for name in declared_sequences())
     tickets("status")
 
 
@@ -145,7 +145,7 @@ def test_status_for_machines(tickets: Run, generator: TicketGenerator) -> None:
     assert {"name", "form", "position", "mark", "used", "problem"} == set(
         shown["servers"][0]["sequences"][0]
     )
-    assert set(shown["drift"]) == set(declared())
+    assert set(shown["drift"]) == set(declared_sequences())
     with down(generator, 1):
         shown = json.loads(tickets("status", "--json", fails="'tickets_2' does not answer"))
     assert shown["servers"][0]["error"] is None
@@ -215,7 +215,7 @@ def test_progress_is_for_terminals(generator: TicketGenerator) -> None:
         terminal = Terminal()
         out: Any = OutputWrapper(terminal)
         call_command("tickets", "verify", stdout=out, no_color=True, verbosity=verbosity)
-        assert (f"\r1/{len(declared())} " in terminal.getvalue()) is shown
+        assert (f"\r1/{len(declared_sequences())} " in terminal.getvalue()) is shown
 
 
 @pytest.mark.parametrize("action", ["create", "status", "next", "advance", "verify"])

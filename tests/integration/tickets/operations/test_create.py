@@ -19,7 +19,15 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, declared, missing, status, verify
+from sharded_orm.operations.tickets import (
+    advance,
+    begin,
+    create,
+    declared_sequences,
+    missing_sequences,
+    status,
+    verify,
+)
 from sharded_orm.operations.tickets.creation import MARGIN
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.spare import (
@@ -50,7 +58,7 @@ def test_all_sequences_of_models_are_begun_and_then_left_alone(
     generator: TicketGenerator, servers: list[TicketServer]
 ) -> None:
     made = create(servers=servers)
-    assert {one.name for one in made} == set(declared()) >= {"photos", "photos_app_album"}
+    assert {one.name for one in made} == set(declared_sequences()) >= {"photos", "photos_app_album"}
     assert {(one.next_id, one.alias, one.made) for one in made} == {
         (1, "tickets_1", True),
         (2, "tickets_2", True),
@@ -90,7 +98,7 @@ def test_a_start_below_existing_ids_is_refused(servers: list[TicketServer]) -> N
     with pytest.raises(InvalidSequence):
         create(["photos_app_album", "photos"], start=1, servers=servers)
     # The refused call has created nothing.
-    assert "photos_app_album" in missing(servers[0])
+    assert "photos_app_album" in missing_sequences(servers[0])
     assert next_ids(create(["photos"], start=7002, servers=servers)) == [7003, 7002]
 
 
@@ -168,7 +176,7 @@ def test_nothing_is_begun_while_a_server_is_down(
     with down(generator, index):
         with pytest.raises(SequenceNotChecked, match=rf"'tickets_{index + 1}' does not answer"):
             create(servers=servers)
-    assert missing(servers[1 - index]) == list(declared())
+    assert missing_sequences(servers[1 - index]) == list(declared_sequences())
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "in use"])
@@ -288,6 +296,6 @@ def test_no_server_is_configured() -> None:
 
 
 def test_albums_and_photos_have_sequences_of_their_own() -> None:
-    fields = declared()
+    fields = declared_sequences()
     assert [field.model for field in fields["photos"]] == [Photo]
     assert [field.model for field in fields["photos_app_album"]] == [Album]

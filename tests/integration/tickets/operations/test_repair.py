@@ -16,7 +16,7 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, declared, verify
+from sharded_orm.operations.tickets import advance, begin, create, declared_sequences, verify
 from tests.integration.tickets.operations.spare import (
     down,
     old_table,
@@ -42,7 +42,7 @@ def test_servers_that_forgot_nothing(
     for _ in range(4):
         Photo.objects.create(photo_id=generator.next("photos"), user_id=ONE, title="x")
     found = verify(servers=servers)
-    assert {one.name for one in found} == set(declared())
+    assert {one.name for one in found} == set(declared_sequences())
     assert not any(one.problem for one in found)
 
 
@@ -152,7 +152,7 @@ def test_advance_all(servers: list[TicketServer]) -> None:
     create(servers=servers)
     create(["other"], servers=servers)
     moved = advance(servers=servers, margin=100)
-    assert {one.name for one in moved} == {"other", *declared()}
+    assert {one.name for one in moved} == {"other", *declared_sequences()}
     assert {one.after for one in moved} == {101, 100}
 
 

@@ -10,7 +10,7 @@ from django.db import connections
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, missing, status
+from sharded_orm.operations.tickets import advance, begin, create, missing_sequences, status
 from tests.integration.tickets.operations.spare import (
     administer,
     down,
@@ -53,8 +53,8 @@ def test_status_names_what_is_missing(servers: list[TicketServer]) -> None:
     (problem,) = status(servers).problems
     assert "'tickets_2' has no sequence 'other', 'photos': run" in problem
     assert problem.endswith("tickets create other photos'.")
-    assert missing(servers[0]) == []
-    assert missing(servers[1]) == ["photos"]
+    assert missing_sequences(servers[0]) == []
+    assert missing_sequences(servers[1]) == ["photos"]
 
 
 def test_status_of_a_server_that_is_down(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.db.utils import ConnectionHandler
 
-from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.session import SequenceRow, SequenceSlot, session_class
 from tests.services.postgresql import Address
 
@@ -21,12 +20,6 @@ Opener = Callable[..., Any]
 
 def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
-
-
-@pytest.fixture(autouse=True)
-def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep idle sessions open although this is a test run: no runner drops these databases."""
-    monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self: False)
 
 
 @pytest.fixture

@@ -135,16 +135,16 @@ def test_a_million_ids_are_one_request(
     with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
     statements: list[str] = []
-    ask = kind._ask  # type: ignore[attr-defined]
+    ask = kind._result_of  # type: ignore[attr-defined]
 
     def noted(self: TicketSession, *args: Any) -> Any:
         statements.append(self.alias)
         return ask(self, *args)
 
-    monkeypatch.setattr(kind, "_ask", noted)
+    monkeypatch.setattr(kind, "_result_of", noted)
     # The second statement on each server stores the mark of the other, once a second.
     for state in (server._current() for server in generator.servers):
-        state.marks_kept[sequence] = time.monotonic() + 60
+        state.predecessor_mark_written[sequence] = time.monotonic() + 60
     ids = generator.take(sequence, 1_000_000)
     assert len(statements) == 1
     assert len(ids) == 1_000_000
@@ -275,7 +275,7 @@ def test_a_lost_sequence_is_told(
     administer(generator.servers[0], f"DROP SEQUENCE {counter(sequence)}")
     assert [generator.next(sequence) for _ in range(3)] == [4, 6, 8]
     assert f"'elephant_1' has no sequence {sequence!r}" in caplog.text
-    problem = ask(generator.servers[0]).standings[sequence].problem
+    problem = ask(generator.servers[0]).sequences[sequence].problem
     assert problem is not None
     assert "has lost what it counts with" in problem
     with pytest.raises(UnknownSequence):
@@ -295,7 +295,7 @@ def test_what_operators_do(generator: TicketGenerator) -> None:
     assert [one.after for one in moved] == [1001, 1000]
     assert sorted(drawn) == [101, 102, 103, 104, 105, 106]
     assert sorted(generator.next(name) for _ in range(2)) == [1002, 1003]
-    positions = [ask(server).standings[name].position for server in servers]
+    positions = [ask(server).sequences[name].position for server in servers]
     assert positions == [1003, 1002]
 
 
@@ -352,13 +352,15 @@ def test_one_of_each_kind(
         sequence = begun(generator)
         assert [generator.next(sequence) for _ in range(6)] == [1, 2, 3, 4, 5, 6]
         assert [list(generator.take(sequence, 2)) for _ in range(2)] == [[7, 9], [8, 10]]
-        forms = [ask(server).standings[sequence].row.form for server in generator.servers]
+        forms = [ask(server).sequences[sequence].row.form for server in generator.servers]
         assert forms == ["update", "sequence"]
         # Each stores the other's mark.
         for state in (server._current() for server in generator.servers):
-            state.marks_kept.clear()
+            state.predecessor_mark_written.clear()
         last = [generator.next(sequence) for _ in range(2)]
-        marks = [ask(server).standings[sequence].row.partner_mark for server in generator.servers]
+        marks = [
+            ask(server).sequences[sequence].row.predecessor_mark for server in generator.servers
+        ]
         assert marks[1] == last[0]
         assert marks[0] == last[1] - 2
     finally:

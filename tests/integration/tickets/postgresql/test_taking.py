@@ -49,8 +49,8 @@ def test_a_million_ids_are_one_request(
 ) -> None:
     take(session, row, 2)  # prepares the statement
     statements = []
-    ask = session._ask
-    monkeypatch.setattr(session, "_ask", lambda *args: (statements.append(1), ask(*args))[1])
+    ask = session._result_of
+    monkeypatch.setattr(session, "_result_of", lambda *args: (statements.append(1), ask(*args))[1])
     ids = take(session, row, 1_000_000)
     assert len(statements) == 1
     assert (len(ids), ids[0], ids[-1]) == (1_000_000, 5, 2_000_003)
@@ -176,7 +176,7 @@ def test_an_ordinary_role_draws_ids(connect: Opener, session: Any, row: Sequence
         run(holder, f"BEGIN; SELECT nextval('{counter(row)}')")
         assert drawer.read(row.name, soon()) == row
         assert [*take(drawer, row), *take(drawer, row, 2)] == [3, 5, 7]
-        drawer.keep_mark(row.name, 4, soon())
+        drawer.keep_predecessor_mark(row.name, 4, soon())
         assert drawer.position(row, soon()) == 7
         assert drawer.durability(soon()) is not None
         with pytest.raises(OperationalError, match="must be owner"):

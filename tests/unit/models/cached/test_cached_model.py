@@ -18,12 +18,17 @@ from django.test.utils import isolate_apps
 
 import sharded_orm
 from sharded_orm import runtime
+from sharded_orm.backends.collations import (
+    Collations,
+    MySQLCollations,
+    PostgreSQLCollations,
+    SQLiteCollations,
+)
 from sharded_orm.cache.keys import token
 from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel
 from sharded_orm.models.cached.cached_model import (
     NULL,
     CachedModel,
-    EqualityRules,
     cached_model,
     fingerprint,
     token_field,
@@ -42,7 +47,13 @@ from tests.cached.models import (
 )
 from tests.photos.models import Person, Photo
 
-EXACT = EqualityRules("sqlite")
+EXACT = SQLiteCollations()
+COLLATIONS = {
+    "sqlite": SQLiteCollations(),
+    "mysql": MySQLCollations(),
+    "postgresql": PostgreSQLCollations(),
+    "oracle": Collations(),
+}
 
 
 def cached(model: Any) -> CachedModel:
@@ -311,7 +322,7 @@ def test_tokens_of_other_fields(field: Any, value: Any, expected: str | None) ->
 )
 def test_equality_of_text(vendor: str, collation: str | None, exact: bool, pad: bool) -> None:
     field = field_of(models.CharField(max_length=20, db_collation=collation))
-    found = token_field(field, EqualityRules(vendor))
+    found = token_field(field, COLLATIONS[vendor])
     assert found.exact is exact
     if exact:
         # Under a collation that pads, these are one value.
@@ -323,7 +334,7 @@ def test_equality_of_text(vendor: str, collation: str | None, exact: bool, pad: 
 
 @pytest.mark.parametrize("vendor", ["sqlite", "mysql", "postgresql"])
 def test_an_exact_field_is_exact_everywhere(vendor: str) -> None:
-    found = token_field(field_of(ExactCharField(max_length=20)), EqualityRules(vendor))
+    found = token_field(field_of(ExactCharField(max_length=20)), COLLATIONS[vendor])
     assert len({found.token(text) for text in ("a", "A", "a ")} - {None}) == 3
 
 
@@ -331,7 +342,7 @@ def test_an_exact_field_is_exact_everywhere(vendor: str) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_nopad_bin"])
 def test_the_database_compares_like_that(collation: str) -> None:
-    rules = EqualityRules("mysql")
+    rules = MySQLCollations()
     field = field_of(models.CharField(max_length=20, db_collation=collation))
     made = token_field(field, rules)
     values = ["a", "A", "a ", " a", "a\t", "ä", "a\u0308", "ss", "ß", "", " "]

@@ -1,7 +1,7 @@
 """A Redis server (4.0 or newer), through the connections of django-redis or Django.
 
 The client libraries connect (TLS, sockets, Sentinel); what is said is said here, in the words of
-:mod:`sharded_orm.cache.stores.resp`: their parsers and pools take longer than the server, and know
+:mod:`sharded_orm.cache.stores.redis.protocol`: their parsers and pools take longer than the server, and know
 no limit on the time of a whole call.
 
 Leases: a placeholder with a random token stands under a leased name for a few seconds, and a
@@ -27,10 +27,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
-from redis.sentinel import SentinelConnectionPool
 
 from sharded_orm.cache.stores.base import (
     LEASE_SECONDS,
@@ -40,17 +38,15 @@ from sharded_orm.cache.stores.base import (
     Lease,
     ServerDown,
 )
-from sharded_orm.cache.stores.resp import (
+from sharded_orm.cache.stores.redis.pools import place_of
+from sharded_orm.cache.stores.redis.protocol import (
     LINE_END,
     RedisScript,
     Refusal,
     by_digest,
     by_source,
-    pack_all,
-    pack_command,
-    parse_lines,
+    pack,
     parse_replies,
-    parse_texts,
 )
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
@@ -58,11 +54,9 @@ _PLACEHOLDER = b"\0lease:"
 #: Under this name stands which server has written the data, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
-#: Characters of an incarnation, and what it adds to a name.
+#: Characters of an incarnation.
 _LENGTH = 12
-_MORE = _LENGTH + 1
-_READ_OWNER = pack_command((b"GET", _OWNER))
-_OWNER_TEXT = f"${len(_OWNER)}\r\n{_OWNER.decode()}\r\n"
+_READ_OWNER = (b"GET", _OWNER)
 
 _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
@@ -107,7 +101,7 @@ class RedisServer(RemoteServer):
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(
-            f"redis {_place(pool)}/{pool.connection_kwargs.get('db') or 0}",
+            f"redis {place_of(pool)}/{pool.connection_kwargs.get('db') or 0}",
             timeout=timeout,
             backoff=backoff,
             clock=clock,
@@ -195,9 +189,8 @@ class RedisServer(RemoteServer):
         """Replies to commands that must have success and give texts."""
         left = max(deadline - time.monotonic(), 0.001)
         link = Connection(connection._sock, left)
-        packet = b"".join(map(pack_command, commands))
         replies = link.ask(
-            packet, LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
+            pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
         )
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, Refusal):
@@ -208,23 +201,27 @@ class RedisServer(RemoteServer):
 
     # ##### Commands #####
 
-    def _run(self, pack: Callable[[bytes], bytes], count: int) -> list[Any]:
-        """``count`` replies to what ``pack`` makes for an incarnation."""
+    def _run(
+        self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
+    ) -> list[Any]:
+        """Replies to ``commands``.
+
+        :param owner_of: takes the owner of the data out of the replies. To read it must be the
+            last thing that the commands do: data that have changed do not change back.
+        """
         owner = b""
 
         def packet(link: Connection) -> bytes:
             nonlocal owner
             owner = link.incarnation
-            # At the end: data that have changed do not change back.
-            return pack(owner[-_LENGTH:]) + _READ_OWNER
+            return pack(commands, f"{owner[-_LENGTH:].decode()}:")
 
-        def parse(raw: bytes) -> list[Any] | None:
-            # Nearly always they are lines, and the owner is the same.
-            replies = parse_lines(raw, count, owner)
-            if replies is None:
-                replies = parse_replies(raw, count + 1)
-                if replies is not None:
-                    _check_owner(replies.pop(), owner)
+        def parse(answer: bytes) -> list[Any] | None:
+            replies = parse_replies(answer, len(commands))
+            if replies is not None and (there := owner_of(replies)) != owner:
+                if isinstance(there, Refusal):
+                    raise ProtocolError(f"refused: {there.code}")
+                raise Outdated("the data are of another incarnation")
             return replies
 
         return self._exchange(packet, parse)
@@ -236,16 +233,15 @@ class RedisServer(RemoteServer):
         A text is the name of an entry."""
         if not commands:
             return []
-        known = [by_digest(command) for command in commands]
-        replies = self._run(lambda word: pack_all(known, word), len(known))
+        replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
         unknown = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, Refusal) and reply.code == "NOSCRIPT"
         ]
         if unknown:
-            sent = [by_source(commands[index]) for index in unknown]
-            again = self._run(lambda word: pack_all(sent, word), len(sent))
+            sources = [by_source(commands[index]) for index in unknown]
+            again = self._run([*sources, _READ_OWNER], list.pop)
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
         return replies
@@ -261,34 +257,17 @@ class RedisServer(RemoteServer):
             raise self._failed(text)
         raise self._failed("unexpected reply")
 
-    def _get(self, names: Sequence[str]) -> list[Any]:
-        owner, count = b"", len(names) + 1
+    def _get(self, names: Sequence[str]) -> list[bytes | None]:
+        def owner_of(replies: list[Any]) -> Any:
+            (values,) = replies
+            if isinstance(values, Refusal):
+                return values
+            if not isinstance(values, list) or len(values) != len(names) + 1:
+                raise ProtocolError("unexpected reply to MGET")
+            return values.pop()
 
-        def packet(link: Connection) -> bytes:
-            nonlocal owner
-            owner = link.incarnation
-            word = owner[-_LENGTH:].decode()
-            keys = "".join([f"${len(name) + _MORE}\r\n{word}:{name}\r\n" for name in names])
-            text = f"*{count + 1}\r\n$4\r\nMGET\r\n{keys}{_OWNER_TEXT}"
-            return text.encode("ascii")
-
-        def parse(raw: bytes) -> list[Any] | None:
-            # Nearly always everything is there.
-            values: list[Any] | None = parse_texts(raw, count)
-            if values is None:
-                replies = parse_replies(raw, 1)
-                if replies is None:
-                    return None
-                (reply,) = replies
-                if isinstance(reply, Refusal):
-                    raise ProtocolError(f"refused: {reply.code}")
-                if not isinstance(reply, list) or len(reply) != count:
-                    raise ProtocolError("unexpected reply to MGET")
-                values = [value or None for value in reply]
-            _check_owner(values.pop(), owner)
-            return values
-
-        return self._exchange(packet, parse)
+        (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
+        return [value or None for value in values]
 
     # ##### The contract #####
 
@@ -422,56 +401,5 @@ class RedisServer(RemoteServer):
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """One pool per server of an alias of django-redis.
-
-    The first URL is the server and the others are its replicas, which are not used, as they
-    lag behind. With ``ShardClient`` each URL is a server.
-    """
-    from django_redis.client import ShardClient
-    from django_redis.pool import get_connection_factory
-
-    urls = location.split(",") if isinstance(location, str) else list(location)
-    kind = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
-    factory: Any = get_connection_factory(options=dict(options))
-    # Not connect(): it shares pools among all aliases that name the same server.
-    return [
-        factory.get_connection_pool(factory.make_connection_params(url.strip()))
-        for url in (urls if issubclass(kind, ShardClient) else urls[:1])
-    ]
-
-
-def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """The same for Django's own backend, where the first URL is the server, too."""
-    urls = location.replace(";", ",").split(",") if isinstance(location, str) else list(location)
-    rest = {k: v for k, v in options.items() if k not in ("serializer", "pool_class")}
-    kind = options.get("pool_class") or ConnectionPool
-    if isinstance(kind, str):
-        kind = import_string(kind)
-    if isinstance(parser := rest.get("parser_class"), str):
-        rest["parser_class"] = import_string(parser)
-    return [kind.from_url(urls[0].strip(), **rest)]
-
-
-def _place(pool: ConnectionPool) -> str:
-    """Differs for servers that are not the same: what each holds goes by its name."""
-    if isinstance(pool, SentinelConnectionPool):
-        # Two sets of sentinels may each have a service of that name.
-        watchers = [
-            one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels
-        ]
-        places = sorted(f"{one.get('host')}:{one.get('port')}" for one in watchers)
-        return f"{pool.service_name} of {','.join(places)}"
-    options = pool.connection_kwargs
-    return options.get("path") or f"{options.get('host')}:{options.get('port')}"
-
-
 def _seconds(ttl: float) -> bytes:
     return b"%d" % max(math.ceil(ttl), 1)
-
-
-def _check_owner(reply: Any, owner: bytes) -> None:
-    if reply != owner:
-        if isinstance(reply, Refusal):
-            raise ProtocolError(f"refused: {reply.code}")
-        raise Outdated("the data are of another incarnation")

@@ -1,4 +1,4 @@
-"""Parts of a group's connection object that must not ask a database."""
+"""The parts of a group's connection object that refuse SQL, as a group has no database."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """What ``group_wrapper.connection`` is while it counts as connected.
-
-    What the engine of the nodes would ask a session, it refuses.
-    """
+    """The ``connection`` of a group that counts as connected. It refuses what an engine asks of one."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -49,7 +46,7 @@ class GroupConnection:
 
 
 class GroupIntrospection(BaseDatabaseIntrospection):
-    """The group's own database has no tables: there is none."""
+    """A group has no tables of its own."""
 
     def table_names(self, cursor: Any = None, include_views: bool = False) -> list[str]:
         return []
@@ -62,7 +59,7 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 
 
 class GroupOperations(BaseDatabaseOperations):
-    """Flushing the group flushes the shards that tests have touched."""
+    """Flushing a group flushes the shards that tests have touched."""
 
     def sql_flush(
         self,
@@ -81,7 +78,7 @@ class GroupOperations(BaseDatabaseOperations):
         return []
 
     def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
-        # Django's flush comes here also when there is nothing to execute.
+        # Django's flush calls this with an empty list as well.
         connection: Any = self.connection
         if connection.tests is None:
             raise group_alias_error(connection.alias, "be flushed")
