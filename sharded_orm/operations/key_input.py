@@ -13,10 +13,11 @@ from sharded_orm.models.sharding.options import target_field
 def typed_key(field: Any, text: str, alias: str) -> Any:
     """Convert ``text`` to a value of ``field`` that a row on ``alias`` can have. Asks no database.
 
-    Without this check, a strategy would compute a shard even for a number that no column can hold, or
-    for a text that is too long for its field.
+    Without this check, a strategy would compute a shard even for a number that no column can hold,
+    or for a text that is too long for its field.
 
-    :param alias: the database whose range of integers counts; Django's validators use the default's.
+    :param alias: the database whose range of integers counts; Django's validators use the
+        default's.
     :raises ValidationError: no row can have the value; the message says why.
     """
     try:

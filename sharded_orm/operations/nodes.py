@@ -71,8 +71,8 @@ def ask_nodes(
     """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time.
 
     Each call runs in a thread of its own, whose connections are closed at its end. The call runs
-    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is abandoned.
-    A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
+    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is
+    abandoned. A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
 
     :param nodes: names of nodes, or of services.
     :param patience: seconds until the first answer.

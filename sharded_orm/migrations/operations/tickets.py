@@ -16,10 +16,10 @@ from sharded_orm.operations.tickets.creation import is_test_database
 class CreateSequence(Operation):
     """Create a sequence on each ticket server when that alias is migrated (F4).
 
-    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone. Like
-    ``manage.py tickets create``, the operation begins the sequence above every existing id and above
-    every id that the other servers have handed out; so these must answer. An existing sequence stays as
-    it is.
+    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone.
+    Like ``manage.py tickets create``, the operation begins the sequence above every existing id and
+    above every id that the other servers have handed out; so these must answer. An existing
+    sequence stays as it is.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
@@ -74,7 +74,7 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """:raises NotSupportedError: the transaction locks out the connection that makes the sequence."""
+    """:raises NotSupportedError: the transaction locks out the sequence's own connection."""
     mode = getattr(connection, "transaction_mode", None)
     if connection.vendor != "sqlite" or mode in (None, "DEFERRED"):
         return

@@ -356,8 +356,8 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """The unit that the shard is in the middle of.
 
-        None if no part of it took effect, and the plan begins with another unit or the migration has
-        changed.
+        None if no part of it took effect, and the plan begins with another unit or the migration
+        has changed.
 
         :raises OperationError: the shard cannot go on with the plan.
         """

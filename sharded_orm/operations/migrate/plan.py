@@ -1,7 +1,7 @@
 """The plan for shards that have applied the same migrations: its units and operations.
 
-A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would make
-it. All shards with that set share the plan, and so do the threads that migrate them.
+A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would
+make it. All shards with that set share the plan, and so do the threads that migrate them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may do
-# anything, and so does not count.
+# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may
+# do anything, and so does not count.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
@@ -92,7 +92,8 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """A digest of the first ``count`` operations, which shows whether the migration has changed.
+        """A digest of the first ``count`` operations, which shows whether the migration has
+        changed.
 
         For an operation that runs on each shard, only its name and description count.
         """
@@ -251,8 +252,8 @@ class MigrationPlan:
     def for_signals(self) -> list[tuple[Migration, bool]]:
         """The plan as signals pass it on, with copies of the migrations.
 
-        Receivers may add operations to a migration (``contenttypes`` does). Without copies they would
-        add them once for each shard.
+        Receivers may add operations to a migration (``contenttypes`` does). Without copies they
+        would add them once for each shard.
         """
         plan = []
         for unit in self.units:

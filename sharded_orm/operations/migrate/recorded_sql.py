@@ -116,8 +116,8 @@ class RecordedScript:
         """The statements from ``index`` on that one checkpoint covers.
 
         The schema shows how many of them took effect: they belong to one operation, and each leaves
-        another schema. The record of the migration may be the last of them, because its row is there
-        or not.
+        another schema. The record of the migration may be the last of them, because its row is
+        there or not.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -143,7 +143,7 @@ class RecordedScript:
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """The tables of ``before`` that the script names; None if it does more than alter tables."""
+        """The tables of ``before`` in the script; None if it does more than alter tables."""
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
         ]

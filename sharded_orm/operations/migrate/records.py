@@ -1,8 +1,8 @@
 """The rows of a shard's ``django_migrations``: applied migrations, and markers.
 
-A marker is a row that an operation writes in its own transaction. After a kill, the marker shows that
-the transaction was committed. Django ignores rows of migrations that do not exist. The markers of a
-migration are deleted when the migration is recorded.
+A marker is a row that an operation writes in its own transaction. After a kill, the marker shows
+that the transaction was committed. Django ignores rows of migrations that do not exist. The markers
+of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations

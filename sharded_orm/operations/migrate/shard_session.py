@@ -114,8 +114,8 @@ class ShardSession:
     def attempt(self, label: str = "") -> Iterator[None]:
         """Enclose the step that :meth:`begin` has recorded.
 
-        The journal notes an error in the block, so that it does not count as an interruption. It notes
-        nothing if the session was lost, because the server may still run the statement.
+        The journal notes an error in the block, so that it does not count as an interruption. It
+        notes nothing if the session was lost, because the server may still run the statement.
 
         :param label: this part of the step, if :meth:`begin` has recorded several.
         """
@@ -141,7 +141,8 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """Enclose the work after the last migration.
 
-        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads here.
+        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads
+        here.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

@@ -33,7 +33,8 @@ class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
     :param received: the last position that the replica has received.
-    :param executed: the last position that the replica has executed; the promotion waits for the rest.
+    :param executed: the last position that the replica has executed; the promotion waits for the
+        rest.
     :param idle: seconds since the replica executed its last event; None if it does not say.
     """
 

@@ -26,9 +26,9 @@ def was_switched(
 ) -> bool:
     """Whether the map of ``plan`` is published.
 
-    A source that does not answer is asked again for :data:`LOOK_UP` seconds at most. It is not asked
-    again if another question, as long as the last, would exceed that. Before the second question, the
-    operator learns what the delay means for writers.
+    A source that does not answer is asked again for :data:`LOOK_UP` seconds at most. It is not
+    asked again if another question, as long as the last, would exceed that. Before the second
+    question, the operator learns what the delay means for writers.
 
     :param check: called before each question; raises if this process may not go on.
     :param tell: called with a line for the operator.

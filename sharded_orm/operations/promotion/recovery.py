@@ -30,8 +30,8 @@ def refused(plan: PromotionPlan, *, forced: bool) -> str:
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     """Sentences about where a run was broken off, and whether it can be finished, undone, or both.
 
-    A login to each server, and one or two round trips to the source; up to five seconds for each that
-    does not answer.
+    A login to each server, and one or two round trips to the source; up to five seconds for each
+    that does not answer.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]
@@ -70,7 +70,7 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
 def _check_servers(
     plan: PromotionPlan,
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
-    """The errors of a login to the old and to the new primary, and whether the old one is fenced."""
+    """Login errors of the old and the new primary, and whether the old one is fenced."""
     errors: list[PromotionRefused | None] = []
     is_fenced = False
     for name in (plan.node, plan.new):

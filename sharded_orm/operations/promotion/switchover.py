@@ -87,7 +87,8 @@ def current() -> Document:
 
 
 def require_there(plan: PromotionPlan) -> None:
-    """Check that the source answers and still has the ranges of the plan, before anything is touched.
+    """Check that the source answers and still has the ranges of the plan, before anything is
+    touched.
 
     :raises TopologyError: the source does not answer.
     :raises PromotionRefused: the ranges on the old primary have changed.
@@ -105,8 +106,8 @@ def was_switched(plan: PromotionPlan) -> bool:
 def rule_out(plan: PromotionPlan) -> bool:
     """Make sure that a switch which may be on its way cannot be published any more.
 
-    Publishes the present topology as a new version: if two publications replace the same version, the
-    source accepts only one.
+    Publishes the present topology as a new version: if two publications replace the same version,
+    the source accepts only one.
 
     :return: False if the switch has been published already.
     :raises TopologyUnavailable: the source does not answer.

@@ -94,7 +94,7 @@ class Lease:
             connections.close_all()
 
     def release(self) -> None:
-        """Let others take the run at once. Never raises; without the database, the lease expires."""
+        """Let others take the run at once. Never raises: without a database, the lease expires."""
         self._ended.set()
         self._thread.join(INTERVAL)  # Not forever: the database may not answer.
         try:
@@ -137,7 +137,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``, the time since the last sign of life; None without a holder."""
+    """Annotate runs with ``silent``: time since the last sign of life; None without a holder."""
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
 

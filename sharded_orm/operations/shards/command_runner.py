@@ -1,6 +1,7 @@
 """Running a management command once for each of many shards.
 
-Importing this module needs no app registry: worker processes import it before the registry is filled.
+Importing this module needs no app registry: worker processes import it before the registry is
+filled.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
     A failure on one shard does not affect the others. The command has no input.
 
-    :param parallel: number of processes, each of which loads the project once. 1 runs the command in
-        this process, one shard after the other. Threads are not used: commands are not made for them.
+    :param parallel: number of processes, each of which loads the project once. 1 runs the command
+        in this process, one shard after the other. Threads are not used: commands are not made for
+        them.
     """
     if parallel <= 1:
         for shard in shards:

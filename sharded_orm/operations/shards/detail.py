@@ -43,11 +43,11 @@ class ShardDetail:
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     """Read the state of ``shard``, and the schemas of some siblings. Changes nothing.
 
-    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two round
-    trips for each schema.
+    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two
+    round trips for each schema.
 
-    :param within: seconds to wait for the state of a node. The other questions get the remaining time,
-        but at least a third.
+    :param within: seconds to wait for the state of a node. The other questions get the remaining
+        time, but at least a third.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -119,8 +119,8 @@ def _count_siblings(schemas: Schemas, shard: Shard) -> int:
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     """Return alias -> size of the shard, without shards whose node did not answer in time.
 
-    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more than
-    reading states.
+    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more
+    than reading states.
 
     :param within: seconds for a node.
     """

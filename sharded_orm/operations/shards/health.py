@@ -64,9 +64,9 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round trips
-    for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are asked in
-    parallel. Memory: a small record for each shard, and each distinct schema once.
+    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round
+    trips for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are
+    asked in parallel. Memory: a small record for each shard, and each distinct schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds for the first answer of a node.

@@ -75,8 +75,9 @@ class RowScan:
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check the rows of ``shards``, which have the same node and group.
 
-        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan of all
-        rows); with a directory, also one look-up per 500 keys. Memory: the keys of one batch.
+        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan
+        of all rows); with a directory, also one look-up per 500 keys. Memory: the keys of one
+        batch.
 
         :param wrapper: a connection object of the node.
         :param alive: called after each answer of the node.

@@ -112,12 +112,12 @@ def status(
 ) -> FleetStatus:
     """Ask all nodes in parallel for the state of their shards. Changes nothing.
 
-    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without ``sizes``:
-    4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard. On SQLite, each
-    file is opened once. Memory: a small record for each shard.
+    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without
+    ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
+    On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology, and
-        schemas that do not belong there.
+    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology,
+        and schemas that do not belong there.
     :param timeout: seconds for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
     :param within: seconds for all answers of a node, in place of ``timeout``, while somebody waits.

@@ -246,8 +246,8 @@ def _database(alias: str) -> str:
 class TestSequences:
     """Creates all declared sequences in test databases, which have no rows yet.
 
-    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides where a
-    sequence begins.
+    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides
+    where a sequence begins.
     """
 
     __test__ = False

@@ -50,9 +50,9 @@ def largest(
 ) -> Largest | None:
     """The largest id above ``above`` in the tables of ``fields``; None if there is none.
 
-    Sharded tables are read on all shards, and also in the global database: a model that is being moved
-    to shards still has its old table there (F4). A table that has not been migrated yet counts as
-    empty.
+    Sharded tables are read on all shards, and also in the global database: a model that is being
+    moved to shards still has its old table there (F4). A table that has not been migrated yet
+    counts as empty.
 
     :param above: ids up to this one are not read.
     :param slot: the slot of a server, to consider only ids that this server hands out.

@@ -95,9 +95,9 @@ def advance(
 ) -> list[Advanced]:
     """Move servers above every id that they are known to have handed out; never back.
 
-    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids that
-    are neither in a row nor marked. Servers are independent: a server that does not answer has a
-    ``problem``, and the others are moved.
+    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids
+    that are neither in a row nor marked. Servers are independent: a server that does not answer has
+    a ``problem``, and the others are moved.
 
     :param names: names of sequences; by default all that models or servers have.
     :param to: the target itself, in place of the margin; a server above it stays.
