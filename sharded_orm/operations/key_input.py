@@ -22,7 +22,7 @@ def typed_key(field: Any, text: str, alias: str) -> Any:
     """
     try:
         value = field.to_python(text)
-    except (TypeError, ValueError, ArithmeticError) as exc:  # Such as invalid base64.
+    except (TypeError, ValueError, ArithmeticError) as exc:  # Invalid base64, for example.
         raise ValidationError(f"it is no value of a {type(field).__name__} ({exc}).") from exc
     holder = target_field(field)
     holder.run_validators(value)

@@ -208,13 +208,13 @@ class Command(BaseCommand):
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table in which consecutive rows of one sequence show its name only once."""
         lines, last = [], ""
-        for name, *rest in rows:
+        for name, *cells in rows:
             shown = "" if name == last and headings[0] == "sequence" else name
             last = name
             if len(shown) > _NAME_WIDTH:
                 lines.append([shown])
                 shown = ""
-            lines.append([shown, *rest])
+            lines.append([shown, *cells])
         write_table(self, headings, lines, _ERROR_CELLS)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:

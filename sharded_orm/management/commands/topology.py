@@ -53,7 +53,9 @@ class Show(Action):
                 "source_version": None if held is None else held.version,
                 "problems": problems,
                 "document": document.without_credentials().content(),
-                "processes": None if processes is None else [_as_json(one) for one in processes],
+                "processes": None
+                if processes is None
+                else [_as_json(process) for process in processes],
             }
             command.stdout.write(json.dumps(content, indent=2))
         else:
@@ -196,7 +198,9 @@ class History(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         revisions = runtime.source().history(options["limit"])
         if options["json"]:
-            command.stdout.write(json.dumps([_as_json(one) for one in revisions], indent=2))
+            command.stdout.write(
+                json.dumps([_as_json(revision) for revision in revisions], indent=2)
+            )
         elif not revisions:
             command.stdout.write(f"{runtime.source().describe()} keeps no history.")
         else:
@@ -334,8 +338,8 @@ def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> 
     command.stdout.write(_usage_text(len(reach.using), behind=len(reach.behind)))
     if reach.behind:
         raise problems_error(
-            f"{one.host}, process {one.pid}, still uses version {one.version}."
-            for one in reach.behind
+            f"{process.host}, process {process.pid}, still uses version {process.version}."
+            for process in reach.behind
         )
 
 

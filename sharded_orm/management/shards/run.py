@@ -33,9 +33,9 @@ class Create(Action):
         progress = ShardProgress(command, options["verbosity"])
         lock = threading.Lock()  # Several nodes report their shards at once.
 
-        def report(shard: Shard, made: bool) -> None:
+        def report(shard: Shard, is_new: bool) -> None:
             with lock:
-                progress.done(shard.alias, "made" if made else "was there")
+                progress.done(shard.alias, "made" if is_new else "was there")
 
         progress.begin("shards", len(shards))
         try:
@@ -67,8 +67,10 @@ class SQL(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         alias = options["shard"]
         if runtime.topology().resolve(alias) is None:
-            known = [group.shard(0).alias for group in runtime.topology().groups.values()]
-            raise CommandError(f"There is no shard {alias!r}; they are called {known!r} and so on.")
+            examples = [group.shard(0).alias for group in runtime.topology().groups.values()]
+            raise CommandError(
+                f"There is no shard {alias!r}; they are called {examples!r} and so on."
+            )
         # The shell of SQLite would create a missing file.
         connections[alias].ensure_connection()
         connections[alias].close()

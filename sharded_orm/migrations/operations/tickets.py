@@ -40,8 +40,8 @@ class CreateSequence(Operation):
         self.form = form
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        given = {"name": self.name, "start": self.start, "form": self.form}
-        return type(self).__name__, [], {k: v for k, v in given.items() if v is not None}
+        arguments = {"name": self.name, "start": self.start, "form": self.form}
+        return type(self).__name__, [], {k: v for k, v in arguments.items() if v is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """No model changes."""

@@ -103,7 +103,7 @@ class GrowthRun:
         content = document.content()
         entry = content["groups"].setdefault(new.group, {})
         ranges = entry.setdefault("RANGES", [])
-        count = 1 + max((each["range"][1] for each in ranges), default=-1)
+        count = 1 + max((item["range"][1] for item in ranges), default=-1)
         if count != new.first:
             raise GrowthRefused(
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"

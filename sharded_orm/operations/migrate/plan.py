@@ -215,18 +215,18 @@ class MigrationPlan:
     def per_shard_piece(self, unit: int, operation: int) -> Piece:
         """An operation that runs on each shard, with models rendered once for all shards."""
         with self._lock:
-            wanted = self._per_shard_pieces.get((unit, operation))
-            if wanted is None:
+            shared_piece = self._per_shard_pieces.get((unit, operation))
+            if shared_piece is None:
                 pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
                 for number, piece in enumerate(pieces):
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._rendered(state)
                         # The loop ends here, because the next turn would change these states.
-                        wanted = self._per_shard_pieces[unit, operation] = piece
+                        shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
-            assert wanted is not None
-            return wanted
+            assert shared_piece is not None
+            return shared_piece
 
     @cached_property
     def _models_before(self) -> Any:

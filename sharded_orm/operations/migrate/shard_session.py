@@ -73,10 +73,10 @@ class ShardSession:
     def snapshot(self) -> SchemaSnapshot:
         return self.connection.schema_snapshot()
 
-    def glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+    def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """See ``schema_glance``; the whole schema if that fails."""
         try:
-            return self.connection.schema_glance(known, tables)
+            return self.connection.schema_glance(base, tables)
         except Error:
             return self.snapshot()
 

@@ -90,7 +90,7 @@ def work_through(
 
     :param work: returns whether the shard is done. An exception ends everything: work under way
         ends as it does when stopped, and the first exception is raised here.
-    :param stopping: tells work under way to end; failures stop it, too.
+    :param stopping: makes work under way end; failures stop it, too.
 
     A worker's connections are closed at the end of each wave. Memory: one list of the shards.
     """

@@ -99,7 +99,7 @@ def _siblings(shard: Shard) -> Iterator[Shard]:
     """Some shards of the group, far apart: manual changes usually affect a single node."""
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)
-    numbers = {round(shard.number + step * one) % group.count for one in range(1, SIBLINGS + 1)}
+    numbers = {round(shard.number + step * index) % group.count for index in range(1, SIBLINGS + 1)}
     return (group.shard(number) for number in sorted(numbers - {shard.number}))
 
 
@@ -130,7 +130,7 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # update() is atomic: a copy made meanwhile has the whole batch, or nothing of it.
+                # update() is atomic: a copy made meanwhile has either all or none of the batch.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

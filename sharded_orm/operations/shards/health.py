@@ -115,7 +115,9 @@ def check(
 
 
 def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
-    return (one for one in group.shards if one.state in ("current", "behind"))
+    return (
+        shard_status for shard_status in group.shards if shard_status.state in ("current", "behind")
+    )
 
 
 def _drift_problem(drift: Drift) -> str:

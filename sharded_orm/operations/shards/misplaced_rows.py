@@ -302,7 +302,7 @@ def _stray_key(group: str, key: Any, home: int | None) -> StrayKey:
         why = runtime.strategy(group).explain(key)
     except InvalidShardKey as exc:
         why = str(exc)
-    known = home is not None and home in runtime.group(group)
+    exists = home is not None and home in runtime.group(group)
     return StrayKey(
-        key, runtime.shard(group, home).alias if known and home is not None else None, why
+        key, runtime.shard(group, home).alias if exists and home is not None else None, why
     )
