@@ -49,7 +49,7 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Its message is for people; --traceback shows where it comes from.
+            # The message is for people; --traceback shows the origin.
             raise CommandError(str(exc)) from exc
 
 

@@ -32,7 +32,7 @@ def selection_of(options: Mapping[str, Any]) -> list[Selected]:
     numbers = options["shards"]
     try:
         if isinstance(numbers, str):
-            numbers = parse_numbers(numbers)  # call_command() may pass it as text.
+            numbers = parse_numbers(numbers)  # call_command() may pass the numbers as text.
         return select(options["group"], numbers, options["node"])
     except (InvalidSelection, ValueError) as exc:
         raise CommandError(str(exc)) from exc

@@ -17,7 +17,7 @@ from django.utils import timezone
 from sharded_orm.backends.snapshot import MARKER_APP, MARKER_PREFIX
 from sharded_orm.operations.migrate.plan import Key
 
-#: The table, as all shards have it.
+#: The table, which has the same name on all shards.
 TABLE = MigrationRecorder.Migration._meta.db_table
 
 

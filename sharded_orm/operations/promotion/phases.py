@@ -12,7 +12,7 @@ waiting      until the replica has executed everything that the old primary has 
 stopping     the replication on the new primary stops
 unfencing    the new primary accepts writes; nobody sends any yet
 switching    the map is published; only the source can say whether it was
-switched     the end: the cache is made void, and the run finished
+switched     the end: the cache is invalidated, and the run finished
 undoing      both servers get their roles back
 ============ ==================================================================================
 """

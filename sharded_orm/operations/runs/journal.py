@@ -374,7 +374,7 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         self.held = leases.is_held(row)
-        #: "running" only while a process holds it.
+        #: "running" only while a process holds the run.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"

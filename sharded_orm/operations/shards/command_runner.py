@@ -35,7 +35,7 @@ from sharded_orm.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: Stands for the alias of the shard.
+#: The placeholder for the alias of the shard.
 PLACEHOLDER = "{alias}"
 
 

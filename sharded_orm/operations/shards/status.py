@@ -56,13 +56,13 @@ class GroupOnNode:
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
-        return [status.shard for status in self.shards if status.state == state]
+        return [entry.shard for entry in self.shards if entry.state == state]
 
     @property
     def bytes(self) -> int | None:
         """The size of all shards together; None if sizes were not read."""
         return (
-            sum(status.size.bytes for status in self.shards if status.size)
+            sum(entry.size.bytes for entry in self.shards if entry.size)
             if self._has_sizes
             else None
         )
@@ -70,12 +70,12 @@ class GroupOnNode:
     @property
     def rows(self) -> int | None:
         """An estimate of the number of rows; None if the database has none."""
-        rows = [status.size.rows for status in self.shards if status.size is not None]
+        rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
     @property
     def _has_sizes(self) -> bool:
-        return any(status.size is not None for status in self.shards)
+        return any(entry.size is not None for entry in self.shards)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class FleetStatus:
 
     @property
     def shards(self) -> Iterator[ShardStatus]:
-        return (status for node in self.nodes for group in node.groups for status in group.shards)
+        return (entry for node in self.nodes for group in node.groups for entry in group.shards)
 
     @property
     def problems(self) -> list[str]:
@@ -379,7 +379,10 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 def _count_phrase(shards: Sequence[Shard]) -> str:
     is_single = len(shards) == 1
-    return f"{len(shards)} shard{'' if is_single else 's'} of {shards[0].group!r} {'is' if is_single else 'are'}"
+    return (
+        f"{len(shards)} shard{'' if is_single else 's'} of {shards[0].group!r}"
+        f" {'is' if is_single else 'are'}"
+    )
 
 
 def aliases_text(shards: Sequence[Shard]) -> str:
