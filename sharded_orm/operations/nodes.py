@@ -1,4 +1,7 @@
-"""Asking several nodes in parallel: a node that is down delays no other."""
+"""Asking several nodes, which are the database servers in ``NODES``, in parallel.
+
+A node that is down delays no other node.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,11 @@ Tell = Callable[[str], None]
 
 @dataclass
 class GrowthReport:
-    """The outcome of a growth. ``open`` is None where a range is never open or closed."""
+    """The outcome of a growth.
+
+    :param named: whether the topology has the range.
+    :param open: whether the range takes new keys; None if its group never opens or closes ranges.
+    """
 
     range: NewRange
     created: bool = False

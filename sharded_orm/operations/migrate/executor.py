@@ -1,4 +1,9 @@
-"""Executing a migration plan on one shard, from the checkpoint that the shard has reached."""
+"""Executing a migration plan on one shard, from the checkpoint that the shard has reached.
+
+A *unit* of the plan is one migration in one direction. A *mixed* unit has operations that run on
+each shard; all other operations are statements of a recorded script. A *stretch* is a sequence of
+statements that one checkpoint covers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The connection to one shard during its migration: its lock, its schema, its journal step."""
+"""The connection to one shard during its migration: its lock, its schema, its journal step.
+
+A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
+an operation writes in its own transaction, as a proof of the commit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Work on many shards in waves: a few shards first, then the others, evenly over the nodes."""
+"""Work on many shards in waves: a few shards first, the *canary*, then the others.
+
+Within a wave, the nodes (database servers) work evenly.
+"""
 
 from __future__ import annotations
 
