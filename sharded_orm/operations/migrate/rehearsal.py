@@ -103,7 +103,7 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """The script of ``key`` that ``run``, perhaps an earlier one, has recorded; None if none."""
+        """The script of ``key`` in ``run``, perhaps an earlier run; None if there is none."""
         number = run if isinstance(run, int) else run.id
         script = self._scripts_by_key.get((number, key))
         if script is None:
