@@ -34,12 +34,12 @@ class Show(Action):
     help = "Show the topology in use here, and that of the source; exit status 1 if they differ."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         source = runtime.source()
         status, document = runtime.standing(), runtime.document()
-        held, error = _held()
+        held, error = _load_held()
         processes = None
         if error is None:
             processes = source.processes()
@@ -107,7 +107,7 @@ class Validate(Action):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser, "By default, the topology of the source.", optional=True)
+        _add_file(parser, "By default, the topology of the source.", optional=True)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         if options["file"] is None:
@@ -127,11 +127,11 @@ class Diff(Action):
     help = "Show what a topology would change; exit status 1 if it would change something."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser)
-        _json(parser)
+        _add_file(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        before, _ = _held()
+        before, _ = _load_held()
         differences = (before or Document(0, {}, {})).differences(_read(options["file"]))
         if options["json"]:
             command.stdout.write(json.dumps(differences, indent=2))
@@ -149,13 +149,13 @@ class Push(Action):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser)
-        _publishing(parser)
+        _add_file(parser)
+        _add_publication_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         pushed = topology.push(_read(options["file"]), options["comment"])
         if pushed.published:
-            _published(command, pushed.document, options)
+            _report_published(command, pushed.document, options)
             return
         command.stdout.write(
             f"Nothing to publish: version {pushed.document.version}, in use here, is the same."
@@ -172,7 +172,7 @@ class Pull(Action):
     help = "Write the topology of the source as JSON, to a file or to standard output."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser, "By default, standard output.", optional=True)
+        _add_file(parser, "By default, standard output.", optional=True)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         text = topology.current().to_json()
@@ -193,7 +193,7 @@ class History(Action):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--limit", type=_limit, default=20, metavar="N", help="Default: 20.")
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         revisions = runtime.source().history(options["limit"])
@@ -216,7 +216,7 @@ class Watch(Action):
     help = "Print every change when this process begins to use it, until interrupted."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         if not runtime.source().live:
@@ -249,14 +249,14 @@ class Rollback(Action):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("version", type=int, metavar="VERSION", help="See history.")
-        _publishing(parser)
+        _add_publication_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         try:
             published = topology.rollback(options["version"], options["comment"])
         except LookupError as exc:
             raise CommandError(str(exc)) from exc
-        _published(command, published, options)
+        _report_published(command, published, options)
 
 
 class Command(CommandOfActions):
@@ -269,11 +269,11 @@ class Command(CommandOfActions):
 # ##### Options #####
 
 
-def _json(parser: CommandParser) -> None:
+def _add_json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print JSON.")
 
 
-def _file(parser: CommandParser, text: str = "", *, optional: bool = False) -> None:
+def _add_file(parser: CommandParser, text: str = "", *, optional: bool = False) -> None:
     parser.add_argument(
         "file",
         type=Path,
@@ -283,7 +283,7 @@ def _file(parser: CommandParser, text: str = "", *, optional: bool = False) -> N
     )
 
 
-def _publishing(parser: CommandParser) -> None:
+def _add_publication_options(parser: CommandParser) -> None:
     parser.add_argument("--comment", default="", metavar="TEXT", help="A text for the history.")
     parser.add_argument(
         "--wait",
@@ -321,7 +321,7 @@ def _read(path: Path) -> Document:
 # ##### Answers #####
 
 
-def _published(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
+def _report_published(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
     command.stdout.write(
         command.style.SUCCESS(f"Version {document.version} is published and in use here.")
     )
@@ -353,7 +353,7 @@ def _usage_text(count: int, *, behind: int) -> str:
     return f"{count} other processes are connected, and use it."
 
 
-def _held() -> tuple[Document | None, str | None]:
+def _load_held() -> tuple[Document | None, str | None]:
     """The document that the source holds, or why it cannot be read."""
     try:
         return topology.current(), None

@@ -217,11 +217,11 @@ class MigrationPlan:
         with self._lock:
             shared_piece = self._per_shard_pieces.get((unit, operation))
             if shared_piece is None:
-                pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
+                pieces = self.units[unit].pieces(self._render(self.state_before(unit)))
                 for number, piece in enumerate(pieces):
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
-                            self._rendered(state)
+                            self._render(state)
                         # The loop ends here, because the next turn would change these states.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
@@ -230,7 +230,7 @@ class MigrationPlan:
 
     @cached_property
     def _models_before(self) -> Any:
-        return self._rendered(self._base.clone()).apps
+        return self._render(self._base.clone()).apps
 
     @cached_property
     def _models_after(self) -> Any:
@@ -242,7 +242,7 @@ class MigrationPlan:
                     migration.mutate_state(state, preserve=False)
         else:
             state = self.state_before(len(self.units))
-        return self._rendered(state).apps
+        return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
         """The historical models for ``pre_migrate`` or, with ``after``, for ``post_migrate``."""
@@ -263,7 +263,7 @@ class MigrationPlan:
         return plan
 
     @staticmethod
-    def _rendered(state: ProjectState) -> ProjectState:
+    def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
         # The operations call clear_delayed_apps_cache() themselves, in every thread.

@@ -65,7 +65,7 @@ class RecordedStatement:
             "operation": self.operation,
             "label": self.label,
             "sql": self.sql,
-            "params": None if self.params is None else [_encoded(value) for value in self.params],
+            "params": None if self.params is None else [_encode(value) for value in self.params],
             "effect": self.effect.value,
             "after": self.after,
             "records": [list(key) for key in self.records],
@@ -79,7 +79,7 @@ class RecordedStatement:
             **{
                 **content,
                 "migration": tuple(content["migration"]),
-                "params": None if params is None else [_decoded(value) for value in params],
+                "params": None if params is None else [_decode(value) for value in params],
                 "effect": Effect(content["effect"]),
                 "records": [(app, name) for app, name in content["records"]],
             }
@@ -185,7 +185,7 @@ class RecordedScript:
         )
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -204,7 +204,7 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((name, text),) = value.items()

@@ -56,7 +56,7 @@ class Recorder:
         )  # fmt: skip
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
+    def attach(self) -> Iterator[None]:
         with self._connection.execute_wrapper(self._observe):
             yield
 

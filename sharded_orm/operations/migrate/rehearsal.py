@@ -210,7 +210,7 @@ class Rehearsals:
         # As MigrationExecutor.apply_migration() and Migration.apply(). None of these operations
         # asks for a transaction of its own.
         label = unit.migration.app_label
-        with recorder.attached(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
+        with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
             # An editor defers some statements to its end, which here is the end of the segment. So
             # an operation that runs on each shard finds indexes and constraints in place.

@@ -97,7 +97,7 @@ class ForwardPhases:
         record = self._record
         # Writers still go on: if the source did not answer later, they would be refused for
         # nothing.
-        switchover.require_there(self._plan)
+        switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
             received = str(self._run.arguments["loss"][0])

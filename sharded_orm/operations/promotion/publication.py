@@ -48,7 +48,7 @@ def was_switched(
             if not is_reported:
                 is_reported = True
                 tell(
-                    f"{exc} {recovery.refused(plan, forced=forced)} until it is known whether the"
+                    f"{exc} {recovery.refused_phrase(plan, forced=forced)} until it is known whether the"
                     f" new map was published: asks for up to {LOOK_UP:g} s"
                 )
             sleep(_INTERVAL)
@@ -58,7 +58,7 @@ def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> Promot
     """The error of a promotion that can neither go on nor be undone until the source answers."""
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."
-        f" {recovery.refused(plan, forced=forced)} until that is settled, unless it was; none that"
+        f" {recovery.refused_phrase(plan, forced=forced)} until that is settled, unless it was; none that"
         " was acknowledged is lost. When the source of the topology answers, run"
         f" {recovery.to_finish(plan.node, forced=forced)} to finish, or"
         f" {recovery.to_undo(plan.node)} to go back.",

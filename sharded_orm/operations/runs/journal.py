@@ -119,7 +119,7 @@ class JournalStep:
                 [*values, updated, self.run.id, self.alias, self.run.id, self.run.lease.token],
             )
             if not cursor.rowcount:
-                raise self.run.lease.lost()
+                raise self.run.lease.lost_error()
         for name, value in changes.items():
             setattr(self, name, value)
 
@@ -256,8 +256,8 @@ class JournalRun:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
 
     def _write(self, **changes: Any) -> None:
-        if not self.lease.held().update(**changes):
-            raise self.lease.lost()
+        if not self.lease.own_row().update(**changes):
+            raise self.lease.lost_error()
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
     output = io.StringIO()
     arguments = [argument.replace(PLACEHOLDER, alias) for argument in command.arguments]
     started = time.monotonic()
-    with _captured(output), _exposed(arguments, alias):
+    with _capture_output(output), _expose_alias(arguments, alias):
         try:
             call_command(command.name, *arguments, stdout=output, stderr=output)
             error = None
@@ -156,7 +156,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
 
 
 @contextmanager
-def _captured(output: io.StringIO) -> Iterator[None]:
+def _capture_output(output: io.StringIO) -> Iterator[None]:
     """Send direct prints of a command to ``output``, and give it an empty input."""
     stdin = sys.stdin
     with open(os.devnull) as devnull, redirect_stdout(output), redirect_stderr(output):
@@ -168,7 +168,7 @@ def _captured(output: io.StringIO) -> Iterator[None]:
 
 
 @contextmanager
-def _exposed(arguments: Sequence[str], alias: str) -> Iterator[None]:
+def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """Let ``--database ALIAS`` in ``arguments`` name the shard.
 
     Django accepts only aliases that it finds when it iterates over ``DATABASES``.
