@@ -196,7 +196,7 @@ def _holder_columns() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """The id of the process namespace: two processes share their process ids if it is equal.
+    """The id of the process-id namespace: process ids are comparable where it is equal.
 
     Unique to this call if the system does not provide it.
     """
