@@ -51,7 +51,7 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     Belongs to the thread that creates it. Connects at first use.
     """
-    # The schema does not exist: SQLite takes the folder from its name.
+    # No schema has an empty name. SQLite still finds the folder of its files by it.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
