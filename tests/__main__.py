@@ -68,7 +68,7 @@ class Lane:
 
 # The longest first, so that the last ones to run are short.
 LANES = (
-    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growing")),
+    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
     Lane("all other tests"),
     Lane("queries", ("tests/queries",)),
     Lane("admin", ("tests/admin",)),

@@ -12,7 +12,7 @@ from django.contrib.admin.utils import flatten, flatten_fieldsets
 from django.core import checks
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.global_lookups import crossing
+from sharded_orm.admin.global_lookups import global_lookup
 from sharded_orm.admin.inlines import ShardedInlineMixin
 from sharded_orm.models.sharding.options import shard_options
 
@@ -84,7 +84,7 @@ class ShardedModelAdminChecks(_Checks):
 
 
 def _leaving(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
-    if crossing(obj.model, path) is None:
+    if global_lookup(obj.model, path) is None:
         return
     yield checks.Error(
         f"The value of {label!r} refers to {path!r}, which is in the global database: no shard can"

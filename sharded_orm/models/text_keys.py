@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db import models
 
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.test_databases import prepare_shards
-from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
+from sharded_orm.backends.text_keys import ColumnType, ColumnTypes
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
 from sharded_orm.models.sharding.options import shard_options, target_field
@@ -39,11 +41,6 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-#: Ways to declare an exact column without ``ExactCharField``, by vendor.
-EXACT_BY_NAME = {
-    "sqlite": ", or with no db_collation",
-    "mysql": ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)",
-}
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 
@@ -130,16 +127,15 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
     )
 
 
-def declared_inexact_collation(key: KeyColumn, vendor: str) -> str | None:
+def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
     """The declared collation of ``key``, if the declaration alone proves that it is not exact."""
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
         return None
-    if vendor == "sqlite":
-        return None if collation.upper() == "BINARY" else collation
-    if vendor != "mysql" or not key.is_colocated_with_target:
-        return None  # A migration of this app alone may have changed the column.
-    return None if is_exact_collation(collation) else collation
+    inexact = collations.is_inexact_key(
+        collation, is_colocated_with_target=key.is_colocated_with_target
+    )
+    return collation if inexact else None
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
@@ -164,7 +160,7 @@ def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKe
 def _column_types(
     connection: Any, shards: Sequence[Shard], keys: Mapping[str, tuple[KeyColumn, ...]]
 ) -> ColumnTypes:
-    if connection.vendor == "sqlite":
+    if not features_of(connection).can_introspect_collations:
         return {}
     columns = sorted({key.field.column for table_keys in keys.values() for key in table_keys})
     types: ColumnTypes = connection.column_types(shards, list(keys), columns)
@@ -179,7 +175,7 @@ def _column_type(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType
 def _inexact_key(
     connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes
 ) -> InexactKey | None:
-    if connection.vendor == "sqlite":
+    if not features_of(connection).can_introspect_collations:
         collation = key.declared_collation(connection)
         if collation is None or collation.upper() == "BINARY":
             return None
@@ -333,7 +329,7 @@ class TextKeyGuard:
                 columns_with_types = tuple(
                     (key, _column_type(types, shard, key)) for key in columns
                 )
-                exists = connection.vendor == "sqlite" or all(
+                exists = not features_of(connection).can_introspect_collations or all(
                     column_type for _, column_type in columns_with_types
                 )
                 if inexact is None and exists:

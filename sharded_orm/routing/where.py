@@ -9,7 +9,7 @@ shards are never guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -197,11 +197,12 @@ class WhereReader:
                 and not lookup.lhs.target.null
             )
             return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
-        compared = self._compared(lookup)
-        if compared is None:
+        for column, values in compared_columns(lookup):
+            if self.is_key(column):
+                keys = plain_values(values, column.target)
+                break
+        else:
             return None
-        column, values = compared
-        keys = self._direct(values, column.target.get_prep_value)
         if keys is None:
             return None
         numbers = self._locate(self._group, keys)
@@ -210,40 +211,6 @@ class WhereReader:
         reason = f"{name} = {shown}" if len(keys) == 1 else f"{name} in ({shown})"
         return Bound(frozenset(numbers.values()), reason)
 
-    def _compared(self, lookup: Any) -> tuple[Col, Iterable[Any]] | None:
-        """The shard key's column and the values it is compared with; None without one."""
-        if isinstance(lookup.lhs, ColPairs):  # a composite primary key
-            for position, column in enumerate(lookup.lhs):
-                if self.is_key(column) and lookup.rhs_is_direct_value():
-                    rows = lookup.rhs if isinstance(lookup, In) else [lookup.rhs]
-                    prepared = column.target.get_prep_value
-                    return column, [prepared(row[position]) for row in rows]
-            return None
-        if not self.is_key(lookup.lhs):
-            return None
-        if isinstance(lookup, In):
-            return (lookup.lhs, lookup.rhs) if lookup.rhs_is_direct_value() else None
-        return lookup.lhs, (lookup.rhs,)
-
-    def _direct(self, values: Iterable[Any], prepare: Callable[[Any], Any]) -> list[Any] | None:
-        """The values as keys, each once; None when one of them is no value."""
-        keys = []
-        for value in values:
-            if type(value) is Value:
-                # Django prepares plain values only. The database would convert this one, and not
-                # as Python does: to MariaDB, "5abc" is equal to the number 5.
-                given, value = value.value, prepare(value.value)
-                if type(given) is not type(value):
-                    return None
-            if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
-                return None
-            if value is None:
-                continue  # Equality with NULL holds for no row.
-            if not isinstance(value, Hashable):
-                return None
-            keys.append(value)
-        return list(dict.fromkeys(keys)) if are_prepared(keys, prepare) else None
-
     def lists_keys(self, lookup: Any) -> bool:
         """Whether ``lookup`` is ``key IN (…)`` with plain keys, so each shard needs only its own."""
         return (
@@ -251,7 +218,7 @@ class WhereReader:
             and lookup.rhs_is_direct_value()
             and self.is_key(lookup.lhs)
             and not any(type(value) is Value for value in lookup.rhs)
-            and self._direct(lookup.rhs, lookup.lhs.target.get_prep_value) is not None
+            and plain_values(lookup.rhs, lookup.lhs.target) is not None
         )
 
     def is_key(self, lhs: Any) -> bool:
@@ -271,6 +238,53 @@ class WhereReader:
             return False
         carried = key.columns[lhs.target.column]
         return carried is None or carried == self._embedded
+
+
+def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
+    """What an equality or ``__in`` compares with values, and the values as they were given.
+
+    That is its left side, or each part of a composite primary key. Empty if it compares with
+    a query.
+
+    :param lookup: see :func:`is_equality`.
+    """
+    lhs, is_list = lookup.lhs, isinstance(lookup, In)
+    is_composite = isinstance(lhs, ColPairs)
+    if (is_list or is_composite) and not lookup.rhs_is_direct_value():
+        return ()
+    values = lookup.rhs if is_list else (lookup.rhs,)
+    if not is_composite:
+        return ((lhs, values),)
+    return [
+        (column, _parts(values, position, column.target)) for position, column in enumerate(lhs)
+    ]
+
+
+def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
+    return (field.get_prep_value(row[position]) for row in rows)
+
+
+def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
+    """The values as ``field`` prepares them, each once; None if one of them is no plain value.
+
+    NULL is left out: no row is equal to it.
+    """
+    plain = []
+    for value in values:
+        if type(value) is Value:
+            # Django prepares plain values only. The database would convert this one, and not
+            # as Python does: to MariaDB, "5abc" is equal to the number 5.
+            unprepared, value = value.value, field.get_prep_value(value.value)
+            if type(unprepared) is not type(value):
+                return None
+        if hasattr(value, "resolve_expression") or hasattr(value, "as_sql"):
+            return None
+        if value is None:
+            continue
+        if not isinstance(value, Hashable):
+            return None
+        plain.append(value)
+    return list(dict.fromkeys(plain)) if are_prepared(plain, field.get_prep_value) else None
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:

@@ -11,6 +11,7 @@ from django.db.models import Avg, Count, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -189,7 +190,7 @@ def _distinct_value(
     if not count or plan.template is None:
         return _value_without_rows(expression)
     compiler = plan.template.compiler
-    is_decimal = compiler.connection.vendor == "mysql"
+    is_decimal = features_of(compiler.connection).averages_integers_exactly
     if type(aggregate) is Avg:
         total = quotient(
             decimal.Decimal(total) if is_decimal and type(total) is int else total, count

@@ -157,7 +157,7 @@ def _rows(
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
     connection: Any = connections[targets[0].shard.alias]
-    union = connection.scatter_union
+    union = connection.features.can_union_shards
     if two_phase.applies(query, targets, high, union):
         plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
         if plan_and_rows is not None:

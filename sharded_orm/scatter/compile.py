@@ -29,6 +29,7 @@ from django.db.models.functions import Now, Random
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.keys import Column, OrderKey, column_of
 from sharded_orm.scatter.partials import Partial, partial_of
@@ -356,7 +357,9 @@ class _Root(SQLCompiler):
                 raise refuse("a subquery selected with groups", "group by plain columns")
 
     def _add_partial(self, index: int, expression: Any) -> None:
-        self.partials.append(partial_of(index, expression, self._column, self.connection.vendor))
+        self.partials.append(
+            partial_of(index, expression, self._column, features_of(self.connection))
+        )
 
     def _check_group_column(self, column: int, expression: Any) -> None:
         if column in self.group_columns or any(p.column == column for p in self.partials):

@@ -34,11 +34,13 @@ def _node_wrapper(shard: Shard) -> Any:
     """A connection object to the node of ``shard`` in the plan, made in this thread."""
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
-    if not wrapper.scatter_union or (wrapper.shard == shard and relocation.is_current(wrapper)):
+    if not wrapper.features.can_union_shards or (
+        wrapper.shard == shard and relocation.is_current(wrapper)
+    ):
         return wrapper
     # A transaction keeps the connection on the former node, or the shard has moved since.
     settings = runtime.settings_as_planned(shard)
-    return wrapper if settings is None else relocation.apart(wrapper, settings)
+    return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:

@@ -12,6 +12,7 @@ from django.db.models import Avg, Count, Max, Min, Sum
 from django.db.models.fields import DurationField
 from django.db.models.functions import Coalesce
 
+from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.keys import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
@@ -40,7 +41,7 @@ class Partial:
 
 
 def partial_of(
-    column: int, expression: Any, add_column: Callable[[Any], int], vendor: str
+    column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
     """The partial aggregate of ``expression``.
 
@@ -66,8 +67,10 @@ def partial_of(
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # On MySQL, Django casts the average of durations to an integer.
-    duration = vendor == "mysql" and isinstance(aggregate.output_field, DurationField)
+    # There, Django casts the average of durations to an integer.
+    duration = features.averages_durations_to_integers and isinstance(
+        aggregate.output_field, DurationField
+    )
     return Partial(column, "avg", (add_column(total), add_column(count)), duration)
 
 

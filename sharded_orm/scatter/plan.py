@@ -14,6 +14,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
 from sharded_orm.backends import text_keys
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
@@ -222,7 +223,9 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
     wrapper: Any = connections[target.shard.alias]
     try:
         with wrapper.wrap_database_errors:
-            return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
+            return compile_query(
+                target.query, wrapper, options, qualify=wrapper.features.can_union_shards
+            )
     except EmptyResultSet:
         return None
 
@@ -246,9 +249,10 @@ def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
 def _comparison(branch: Branch) -> Comparison:
     template = branch.template
     connection = template.compiler.connection
-    if connection.vendor == "sqlite":
+    compared_by = features_of(connection).text_compared_by
+    if compared_by == "bytes":
         return SQLiteComparison(template.columns, template.compared)
-    if connection.vendor == "mysql":
+    if compared_by == "weights":
         native = bool(connection.features.has_native_uuid_field)
         return MySQLComparison(
             template.columns,
@@ -264,7 +268,7 @@ def _statements(
     branches = list(branches)
     shard = branches[0].shard
     wrapper: Any = connections[shard.alias]
-    if not wrapper.scatter_union:
+    if not wrapper.features.can_union_shards:
         for branch in branches:
             yield ShardStatement(node, (branch,), branch.shard.alias, False, outer)
         return

@@ -18,13 +18,13 @@ SMALL = 0.01
 
 
 def prepare(project: Project) -> None:
-    """The databases that films and ratings need."""
+    """Prepare the databases that films and ratings need."""
     project.folder.mkdir(parents=True, exist_ok=True)
     project.manage("shell", "--no-imports", "-c", _CREATE)
     for alias in ALIASES:
         if alias not in TICKETS:
             project.manage("migrate", "--database", alias, "--verbosity", "0")
-    # Before there are shards, which may have no ids.
+    # Before there are shards, which may not have ids yet.
     project.manage("tickets", "create")
     project.manage("migrate_shards", "--create", "--group", "ratings", "--verbosity", "0")
 
@@ -116,7 +116,7 @@ def test_bad_folder_changes_nothing(on_sqlite: Project, small: Path, tmp_path: P
 
 
 def test_progress_without_tqdm(on_sqlite: Project, small: Path, tmp_path: Path) -> None:
-    # A module of that name that cannot be imported stands before the installed one.
+    # A broken module of that name stands before the installed one on the path.
     (tmp_path / "tqdm.py").write_text("raise ImportError\n")
     on_sqlite.variables["PYTHONPATH"] = str(tmp_path)
     output = on_sqlite.manage("import_movielens", small, "--replace")

@@ -1,7 +1,7 @@
-"""Foreign keys and one-to-one relations, read, assigned, compared with and prefetched.
+"""Foreign keys and one-to-one relations: read, assigned, compared with and prefetched.
 
-As in ``test_relation_matrix``: like the twin in one database, or refused with a remedy and
-without a write; and what is refused is listed.
+As in ``test_relation_matrix``, each call has the result of the twin in one database, or is refused
+with a remedy and without a write. The refused calls are listed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABAS
 
 @dataclass(frozen=True)
 class Field:
-    """A relation ``model.name``; what can be related and what cannot, seen from ``row``."""
+    """A relation ``model.name`` of ``row``, with rows that can be related and rows that cannot."""
 
     model: str
     name: str
     row: int
     target: str
-    #: What ``row`` is related to, another target that would do, and one of another shard.
+    #: The related row of ``row``, another possible one, and one on another shard.
     own: int
     other: int
     elsewhere: int
@@ -178,7 +178,7 @@ ACTIONS: dict[str, Action] = {
 }
 
 
-#: A statement about two databases; a key that would change; a row of another shard.
+#: A query of two databases; a shard key that would change; a row on another shard.
 OUTSIDE = {"join", "select_related", "join from the other side"}
 KEY = {"assign", "assign one of another shard", "assign None", "update"}
 ELSEWHERE = {
@@ -187,7 +187,7 @@ ELSEWHERE = {
     "bulk_create with one of another shard",
     "update",
 }
-#: What is related may be on any shard, and nothing says which.
+#: The related row may be on any shard, and nothing names the shard.
 UNBOUND = {
     "filter by the instance",
     "filter by instances",
@@ -206,7 +206,7 @@ REFUSED = {
 }
 
 
-#: A plain model of Django's does not ask us: the global database has no such table.
+#: Not refused by us: a plain Django model. The global database has no such table.
 REFUSED_BY_THE_DATABASE = {("Item.city", "join from the other side")}
 
 
@@ -230,8 +230,8 @@ def test_as_on_one_database_or_refused(worlds: tuple[World, World], name: str) -
                 wrong.append(f"{label}: refused, and rows were written: {got.error!r}")
             if not any(remedy in str(got.error) for remedy in REMEDIES):
                 wrong.append(f"{label}: no remedy: {got.error!r}")
-        elif got.told() != expected.told():
-            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.told()!r}")
+        elif got.comparable() != expected.comparable():
+            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.comparable()!r}")
         elif got.rows != expected.rows:
             wrong.append(f"{label}: other rows: {got.rows!r}; not {expected.rows!r}")
     assert not wrong, "\n".join(wrong)

@@ -89,7 +89,7 @@ def test_each_key_of_many_rows_is_asked_for_once(look_ups: LookUps) -> None:
     assert look_ups.of(lambda: pinned.bulk_create(rows)) == [ONE, NEAR]
 
 
-def test_a_row_whose_key_is_made_asks_for_the_row_that_it_refers_to(look_ups: LookUps) -> None:
+def test_a_row_whose_key_is_generated_asks_for_the_row_that_it_refers_to(look_ups: LookUps) -> None:
     board = Board.objects.create(name="b")
     assert look_ups.of(lambda: Save(board=board).save()) == [board.pk]
     assert look_ups.of(lambda: Save(board_id=board.pk).save()) == [board.pk]

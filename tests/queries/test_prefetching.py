@@ -1,4 +1,4 @@
-"""What prefetching leaves behind, and prefetches for rows that were made, not read."""
+"""The state that prefetching leaves, and prefetches for rows that were created, not read."""
 
 from __future__ import annotations
 

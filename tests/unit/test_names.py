@@ -33,6 +33,7 @@ WORDS_OF_THE_FIELD = frozenset(
         "memcached",  # a product
         "testing",  # where users of Django look for it
         "ordering",  # an option of Meta
+        "setting",  # SHARDED_ORM
     }
 )  # fmt: skip
 

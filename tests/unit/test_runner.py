@@ -1,4 +1,4 @@
-"""``python -m tests`` counts right, so that its last line can be believed."""
+"""``python -m tests`` counts right, so that its last line can be trusted."""
 
 from __future__ import annotations
 

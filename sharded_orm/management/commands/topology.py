@@ -38,7 +38,7 @@ class Show(Action):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         source = runtime.source()
-        standing, document = runtime.standing(), runtime.document()
+        standing, document = runtime.topology_status(), runtime.document()
         held, trouble = _held()
         processes = None
         if trouble is None:
@@ -68,7 +68,7 @@ class Show(Action):
         held: Document | None,
         processes: list[Process] | None,
     ) -> None:
-        standing, current = runtime.standing(), runtime.config().topology
+        standing, current = runtime.topology_status(), runtime.config().topology
         command.stdout.write(f"source    {where}")
         if runtime.source().live:
             command.stdout.write(
@@ -217,7 +217,7 @@ class Watch(Action):
         seen, before = None, runtime.document()
         try:
             while True:
-                standing, document = runtime.standing(), runtime.document()
+                standing, document = runtime.topology_status(), runtime.document()
                 if standing != seen:
                     told = {
                         "version": standing.version,

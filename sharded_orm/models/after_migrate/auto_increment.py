@@ -7,8 +7,7 @@ and ``flush`` of a shard, and when test shards are cloned.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -19,8 +18,6 @@ from sharded_orm.models.fields.generated_id import shard_of
 from sharded_orm.models.fields.packed import PackedIDField
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.topology.model import Shard
-
-_NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
@@ -54,36 +51,8 @@ def after_migrate(
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}
     if all((counted or {}).get(table, 0) >= first for table, first in firsts.items()):
         return
-    connection = connections[using]
+    connection: Any = connections[using]
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor))
         firsts_present = {table: first for table, first in firsts.items() if table in tables}
-        if connection.vendor == "mysql":
-            set_counters_mysql(cursor, firsts_present)
-        elif connection.vendor == "sqlite":
-            set_counters_sqlite(cursor.execute, firsts_present)
-
-
-def set_counters_mysql(cursor: Any, firsts: dict[str, int]) -> None:
-    """Raise the counters of tables in the current schema to their first ids.
-
-    A higher counter stays: lowering it would reuse ids of deleted rows.
-    """
-    for table, first in firsts.items():
-        quoted = "`{}`".format(table.replace("`", "``"))
-        # MySQL caches information_schema for a day; SHOW CREATE TABLE is current.
-        cursor.execute(f"SHOW CREATE TABLE {quoted}")
-        counter = _NEXT.search(cursor.fetchone()[1])
-        if counter is None or int(counter[1]) < first:
-            cursor.execute(f"ALTER TABLE {quoted} AUTO_INCREMENT = {first}")
-
-
-def set_counters_sqlite(execute: Callable[[str], Any], firsts: dict[str, int]) -> None:
-    """Raise the counters on SQLite, where a counter is the last id of a table."""
-    for table, first in firsts.items():
-        quoted, last = "'{}'".format(table.replace("'", "''")), first - 1
-        execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {quoted} AND seq < {last}")
-        execute(
-            f"INSERT INTO sqlite_sequence (name, seq) SELECT {quoted}, {last} WHERE NOT EXISTS"
-            f" (SELECT 1 FROM sqlite_sequence WHERE name = {quoted})"
-        )
+        connection.ops.raise_counters(cursor, firsts_present)

@@ -11,6 +11,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.db import connections, transaction
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.ids.timestamps_postgresql import (
     create_function,
     create_sequence,
@@ -29,7 +30,7 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     because that waits for all transactions on the table.
     """
     connection = connections[using]
-    if connection.vendor != "postgresql":
+    if not features_of(connection).makes_timestamped_ids:
         return
     fields = _fields(sender)
     if not fields:

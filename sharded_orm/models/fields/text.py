@@ -7,6 +7,8 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from sharded_orm.backends.features import features_of
+
 
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
     """The collation that compares all characters, even trailing spaces; None for the default.
@@ -14,10 +16,7 @@ def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
     MySQL has it from 8.0.17 on. The default collation is exact on SQLite, and always on
     PostgreSQL.
     """
-    if connection.vendor != "mysql":
-        return None
-    is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]  # of MySQL's only
-    return "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    return features_of(connection).collations.exact_collation(connection)
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time

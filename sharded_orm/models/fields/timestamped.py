@@ -9,11 +9,13 @@ from itertools import zip_longest
 from typing import Any
 
 from django.db import IntegrityError, NotSupportedError, connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import DatabaseDefault
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
@@ -89,9 +91,9 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         if not new:
             return insert(returning)
         connection = connections[alias]
-        if connection.vendor == "postgresql":
+        if features_of(connection).makes_timestamped_ids:
             return self._insert_default(instances, new, returning, insert)
-        if self._takes_for_conflict(connection.vendor, on_conflict, unique_fields):
+        if self._takes_for_conflict(connection, on_conflict, unique_fields):
             option = "ignore" if on_conflict == OnConflict.IGNORE else "update"
             raise NotSupportedError(
                 f"bulk_create({option}_conflicts=True) on {alias!r} could take another process's row"
@@ -115,10 +117,14 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         return rows or [()] * len(instances)
 
     def _takes_for_conflict(
-        self, vendor: str, on_conflict: OnConflict | None, unique_fields: Sequence[Any] | None
+        self,
+        connection: BaseDatabaseWrapper,
+        on_conflict: OnConflict | None,
+        unique_fields: Sequence[Any] | None,
     ) -> bool:
         """Whether ``bulk_create()`` would take an equal id of another process for a conflict."""
-        if on_conflict == OnConflict.UPDATE and vendor != "mysql":
+        has_target = connection.features.supports_update_conflicts_with_target
+        if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
         # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to every unique key.
         return on_conflict is not None

@@ -39,7 +39,7 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
     assert done.out == "4 shards are migrated.\n"
     assert fleet.columns() == dict.fromkeys(shards(0, 1, 2, 6), FIRST)
 
-    # Those that exist are migrated although others are missing.
+    # Existing shards are migrated although others are missing.
     fleet.migration("0002_note", ADD_NOTE)
     done = fleet.manage("migrate_shards", "--node", "one", status=1)
     assert "shop: shards that do not exist: 3 (1)." in done.err
@@ -116,17 +116,17 @@ def test_the_plan_is_told_once_for_shards_that_are_alike(migrated: Fleet) -> Non
     migrated.migration("0002_note", ADD_NOTE)
     migrated.manage("migrate_shards", "--shards", "0-2")
     migrated.migration("0003_may_fail", MAY_FAIL)
-    told = migrated.manage("migrate_shards", "--plan").out
-    assert "shop: 8 shards, 0 of them current" in told
-    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in told
-    assert "Shards: 3\n    shop.0003_may_fail\n" in told
+    plan = migrated.manage("migrate_shards", "--plan").out
+    assert "shop: 8 shards, 0 of them current" in plan
+    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in plan
+    assert "Shards: 3\n    shop.0003_may_fail\n" in plan
     plan = migrated.manage("migrate_shards", "--plan", "--json").json["groups"]["shop"]["plans"]
     assert plan == [
         {"shards": 5, "migrations": ["shop.0002_note", "shop.0003_may_fail"]},
         {"shards": 3, "migrations": ["shop.0003_may_fail"]},
     ]
-    told = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
-    assert "    shop.0001_first (backwards)\n" in told
+    plan = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
+    assert "    shop.0001_first (backwards)\n" in plan
     assert migrated.columns()["shop_00003"] == FIRST
 
 
@@ -167,7 +167,7 @@ def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
 def test_three_of_64_shards_fail_and_are_mended(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The others are migrated; each failure is one line; the rerun does the three."""
+    """The other shards are migrated; each failure is one line; the rerun migrates the three."""
     with fleet_on(backend, request, tmp_path, shop=64) as fleet:
         fleet.manage("migrate_shards", "--create")
         fleet.migration("0002_note", ADD_NOTE)
@@ -185,8 +185,8 @@ def test_three_of_64_shards_fail_and_are_mended(
         assert done.out == ""
         assert set(fleet.columns().values()) == {NOTED}
 
-        told = fleet.manage("migrate_shards", "--status").out
-        assert [line for line in told.splitlines() if line.startswith("shop_")] == sorted(
+        status = fleet.manage("migrate_shards", "--status").out
+        assert [line for line in status.splitlines() if line.startswith("shop_")] == sorted(
             lines[:-1]
         )
         status = fleet.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
@@ -287,7 +287,7 @@ def test_a_bar_on_a_terminal(fleet: Fleet) -> None:
     process = fleet.start("migrate_shards", "--create", stderr=theirs)
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # How Linux tells that the other end was closed.
+    with contextlib.suppress(OSError):  # on Linux this says that the other end was closed
         while part := os.read(ours, 10_000):
             seen += part
     os.close(ours)

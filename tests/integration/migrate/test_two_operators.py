@@ -1,4 +1,4 @@
-"""Several processes and one group: one works, the others are told; kills, takeovers, signals."""
+"""Several processes on one group: one works, the others are refused; kills, takeovers, signals."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_one_operator_works_and_the_other_is_told_who(waiting: Fleet) -> None:
             "migrate_shards", *selection, status="--retry-failed" not in selection
         )
         if "--retry-failed" in selection:
-            continue  # Nothing has failed, so it has nothing to do with anybody.
+            continue  # no shard has failed, so it does nothing and does not collide
         assert f"(process {first.pid})" in second.err
         assert "Another process migrates shop." in second.err
-    # Looking is free.
+    # Reading the status is always possible.
     status = waiting.manage("migrate_shards", "--status").out
     assert f"(process {first.pid}): running; 7 pending, 1 running" in status
     waiting.let_go()
@@ -53,7 +53,7 @@ def test_one_operator_works_and_the_other_is_told_who(waiting: Fleet) -> None:
 
 
 def test_operators_who_start_at_once_migrate_once(migrated: Fleet) -> None:
-    """Whoever is refused is told why; nobody runs into what another one does."""
+    """Each refusal says why; no process disturbs another one."""
     migrated.migration("0002_note", ADD_NOTE)
     several = [migrated.start("migrate_shards") for _ in range(4)]
     outcomes = [(process.communicate(timeout=PATIENCE), process.returncode) for process in several]
@@ -140,7 +140,7 @@ for alias in ("shop_00003", "shop_00006"):
 
 @pytest.mark.parametrize("first", [MAY_FAIL, UNIQUE], ids=["python", "statement"])
 def test_a_shard_of_which_nothing_was_done_goes_anywhere(migrated: Fleet, first: str) -> None:
-    """It has failed in the first operation of a migration, which took nothing of it."""
+    """It has failed in the first operation of a migration, so nothing of it was done."""
     migrated.python(TWICE)
     migrated.migration("0002_note", ADD_NOTE)
     migrated.migration("0003_fails", first, ADD_NOTE.replace('"note"', '"more"'))
@@ -157,7 +157,7 @@ def test_a_shard_in_the_middle_ends_that_first(migrated: Fleet) -> None:
     migrated.migration("0002_note", ADD_NOTE, MAY_FAIL)
     migrated.failing("shop_00003")
     migrated.manage("migrate_shards", status=1)
-    if migrated.columns()["shop_00003"] == FIRST:  # SQLite: it was in one transaction.
+    if migrated.columns()["shop_00003"] == FIRST:  # SQLite ran it in one transaction
         migrated.manage("migrate_shards", "shop", "zero")
         return
     done = migrated.manage("migrate_shards", "shop", "zero", "--canary", "0", status=1)
@@ -184,7 +184,7 @@ def test_what_nobody_can_tell_is_told_by_a_person(migrated: Fleet, answer: str) 
     (line,) = [line for line in done.err.splitlines() if line.startswith("shop_")]
     assert line.startswith(f"{CANARY}: unclear at shop.0002_waits: ")
     assert f"--settle {CANARY}=done" in line
-    assert migrated.ran() == []  # It was the canary, so the others wait as well.
+    assert migrated.ran() == []  # it was the canary, so the others wait as well
     # The others do not wait for the answer.
     done = migrated.manage("migrate_shards", status=1)
     assert line in done.err.splitlines()
@@ -194,8 +194,8 @@ def test_what_nobody_can_tell_is_told_by_a_person(migrated: Fleet, answer: str) 
     assert line in migrated.manage("migrate_shards", "--status").out
     migrated.manage("migrate_shards", "--check", status=1)
 
-    told = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
-    assert told.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
+    settled = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
+    assert settled.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
     migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}", status=1)
     migrated.manage("migrate_shards")
     assert migrated.ran() == (ALL[1:] if answer == "done" else ALL)

@@ -1,4 +1,4 @@
-"""Snapshots of schemas as values: fingerprints, differences, digests of migrations."""
+"""Schema snapshots as values: fingerprints, differences, digests of migrations."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sharded_orm.operations.selection import numbers_text, parse_numbers, select
 def found(*arguments: object) -> dict[str, str]:
     return {
         each.group.name: numbers_text(each.shards)
-        for each in select(*arguments)  # type: ignore[arg-type]  # as the tests give them
+        for each in select(*arguments)  # type: ignore[arg-type]  # as the tests pass them
     }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.routing.base import Strategy, key_routing_of
+from sharded_orm.routing.base import BUILT_IN, Strategy, key_routing_of
 from sharded_orm.routing.modulo import ModuloStrategy
 from sharded_orm.routing.range import RangeStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
-from sharded_orm.topology.transitions import BUILT_IN, KeyRouting, built_in_keys, problems
+from sharded_orm.topology.transitions import KeyRouting, problems
 
 NODES = {
     "a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one"},
@@ -65,8 +65,8 @@ def test_modulo_does_not_grow() -> None:
 @pytest.mark.parametrize("strategy", BUILT_IN)
 def test_no_shard_is_taken_away(strategy: str) -> None:
     bounds = {"BOUNDS": [0, 10, 20]} if strategy == "range" else {}
-    told = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
-    assert any("group 'photos': shards 3 to 3 are gone" in one for one in told)
+    problems = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
+    assert any("group 'photos': shards 3 to 3 are gone" in one for one in problems)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_what_a_directory_remembers_may_change() -> None:
 
 def test_a_group_does_not_go_and_may_come() -> None:
     one, other = group("modulo"), replace(group("modulo"), name="visits")
-    assert problems(topology(1, one), topology(2, one, other)) == []
-    (problem,) = problems(topology(1, one, other), topology(2, one))
+    assert problems(topology(1, one), topology(2, one, other), key_routing_of) == []
+    (problem,) = problems(topology(1, one, other), topology(2, one), key_routing_of)
     assert problem == "group 'visits' is gone; its shards have rows"
 
 
 @pytest.mark.parametrize("version", [6, 7])
 def test_versions_count_up(version: int) -> None:
     one = group("modulo")
-    assert problems(topology(7, one), topology(version, one)) == [
+    assert problems(topology(7, one), topology(version, one), key_routing_of) == [
         f"version {version} does not come after 7, which is in use"
     ]
 
 
 class Letters(Strategy):
-    """One's own: computed from the number of shards, as far as anybody can tell."""
+    """A custom strategy: computed from the number of shards, as far as anybody can tell."""
 
     option_names = frozenset({"SALT"})
 
@@ -175,7 +175,14 @@ def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
         assert any("STRATEGY_OPTIONS change" in one for one in found(own, salted))
 
 
-@pytest.mark.parametrize("strategy", BUILT_IN)
-def test_the_built_in_ones_are_what_they_are_said_to_be(strategy: str) -> None:
-    made = group(strategy, **OPTIONS.get(strategy, {}))
-    assert built_in_keys(made) is key_routing_of(made)
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        ("directory", KeyRouting.PLACED),
+        ("embedded", KeyRouting.EMBEDDED),
+        ("range", KeyRouting.RANGES),
+        ("modulo", KeyRouting.COMPUTED),
+    ],
+)
+def test_the_built_in_strategies(strategy: str, keys: KeyRouting) -> None:
+    assert key_routing_of(group(strategy, **OPTIONS.get(strategy, {}))) is keys

@@ -1,4 +1,4 @@
-"""Shards that the engine has migrated are what Django's ``migrate`` makes of them."""
+"""A shard migrated by the engine equals a shard migrated by Django's ``migrate``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_app_or_one_migration(fleet: Fleet) -> None:
 
 @pytest.mark.mysql_settings
 def test_a_shard_that_has_drifted_gets_sql_of_its_own(fleet: Fleet) -> None:
-    """Schema editors look at what is there; the SQL of its siblings would fail on it."""
+    """Schema editors look at the existing schema; the siblings' SQL would fail on this shard."""
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
         fleet.slowly(number, "fleet", "0013")

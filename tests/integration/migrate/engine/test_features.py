@@ -1,4 +1,4 @@
-"""What Django's schema editors can do that the app of these tests does not use."""
+"""Features of Django's schema editors that the app of these tests does not use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPERATIONS = [
     """migrations.CreateModel("Proxy", [], options={"proxy": True}, bases=("fleet.record",))""",
     'migrations.AlterModelTable("record", "records")',
 ]
-#: Made by hand, on MySQL.
+#: Created by hand, on MySQL.
 BY_HAND = [
     "CREATE TABLE parts (a int) PARTITION BY RANGE (a)"
     " (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)",
@@ -61,5 +61,5 @@ def test_there_and_back_again(fleet: Fleet, migrations: Migrations) -> None:
     fleet.migrate(1, target=("fleet", "0001"))
     fleet.assert_same(1, 0)
     fleet.slowly(2, "fleet")
-    fleet.migrate(3, target=("fleet", None))  # Built.
+    fleet.migrate(3, target=("fleet", None))  # built from the template
     fleet.assert_same(3, 2)

@@ -1,4 +1,4 @@
-"""How a pause is told, and that it is one over several processes."""
+"""The pause of writes in a report, also over several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts are cut out of what servers and this library say."""
+"""Accounts are removed from messages of servers and of this library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from sharded_orm.operations.runs.redaction import without_accounts
             "1044: for 'site'@'%' to database 'photos'",
             "1044: for this account to database 'photos'",
         ),
-        # What names nobody stays.
+        # A text that names nobody stays.
         (
             "2002: Can't connect to server on 'db2' (111)",
             "2002: Can't connect to server on 'db2' (111)",
