@@ -143,7 +143,7 @@ class ActiveConfig:
             return self._unwatched_source
 
     def status(self) -> TopologyStatus:
-        """See ``runtime.status``."""
+        """See ``runtime.topology_status``."""
         self.load()
         return _SETTINGS if self._watcher is None else self._watcher.status
 
@@ -187,9 +187,9 @@ class ActiveConfig:
     # ##### The end #####
 
     def reset(self) -> tuple[conf.Config | None, Callable[[], None]]:
-        """Forget everything. The configuration that was in use, and a function that stops the sources.
+        """Forget everything. Return the configuration that was in use, and a function.
 
-        Call that function without holding a lock: it waits for the sources' threads.
+        The function stops the sources. Call it without holding a lock: it waits for their threads.
         """
         with self.lock:
             used = self.current or self._inherited
@@ -209,11 +209,11 @@ class ActiveConfig:
             source.stop()
 
     def _own_sources(self) -> list[TopologySource]:
-        followed = self._watcher.source if self._watcher is not None else None
+        watched = self._watcher.source if self._watcher is not None else None
         if self._inherited is not None:
-            self._sources_of_parents.append(followed)
-            followed = None
-        return [source for source in (followed, self._unwatched_source) if source is not None]
+            self._sources_of_parents.append(watched)
+            watched = None
+        return [source for source in (watched, self._unwatched_source) if source is not None]
 
     def after_fork(self) -> bool:
         """Prepare a forked child. Whether it goes on with the configuration of its parent.

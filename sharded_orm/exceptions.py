@@ -14,7 +14,7 @@
     │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
     │   ├── UnknownExpression      (NotSupportedError)     SQL that may read any row
     │   ├── UnplacedKey            (LookupError)           a shard is needed and the key has none
-    │   └── UnknownModel           (LookupError)           a model that is asked for is not sharded
+    │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
     ├── ScatterError               (OperationalError)      shards that did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL on the alias that stands for a group
@@ -24,42 +24,42 @@
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     ├── TicketError
     │   ├── UnknownSequence        (LookupError)           no server has the sequence
-    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be made or moved so
-    │   ├── SequenceNotChecked     (OperationalError)      nobody can tell which ids exist
-    │   ├── InvalidTicketCount     (ValueError)            not a number of ids to take
+    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be created or moved
+    │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
+    │   ├── InvalidTicketCount     (ValueError)            not 1 to 1,000,000 ids
     │   ├── SequenceExhausted                              no number is left below 2**63
-    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS says
-    │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
+    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS describes
+    │   ├── TicketServerBehind     (OperationalError)      it would repeat ids, as after a restore
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
-    ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
+    ├── CacheUnavailable           (OperationalError)      a write that cannot be announced
     ├── AdminError
-    │   ├── InvalidFocus           (LookupError)           the admin is asked to look where nothing can be
+    │   ├── InvalidFocus           (LookupError)           no such shard or key
     │   ├── InvalidObjectID        (LookupError)           a link that leads to no row
     │   └── TooManyMisplaced       (OperationalError)      rows on a wrong shard, too many to leave alone
     ├── OperationError
-    │   ├── InvalidSelection       (LookupError)           shards that were asked for do not exist
+    │   ├── InvalidSelection       (LookupError)           the selected shards do not exist
     │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
-    │   ├── InvalidWaves           (ValueError)            a number of workers, shards, seconds that cannot be
+    │   ├── InvalidWaves           (ValueError)            a number of workers, shards or seconds out of range
     │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal
-    │   ├── NothingUnclear         (LookupError)           a shard that waits for nobody's answer
+    │   ├── NothingUnclear         (LookupError)           a shard that waits for no answer
     │   ├── OperationHeld          (OperationalError)      somebody else runs it
     │   ├── LeaseLost              (OperationalError)      somebody else has taken it over
-    │   ├── OperationStopped                               it was told to stop, and can go on later
-    │   ├── OperationUnclear                               nobody can tell whether something took effect
-    │   ├── InvalidMigrationTarget (LookupError)           an app, a migration or a plan that cannot be
+    │   ├── OperationStopped                               it was asked to stop, and can go on later
+    │   ├── OperationUnclear                               it is unknown whether something took effect
+    │   ├── InvalidMigrationTarget (LookupError)           no such app, migration or plan
     │   ├── RehearsalFailed        (OperationalError)      migrations that failed before a shard was touched
-    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables are not as they should be
+    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables differ from its migrations
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced; lists all reasons
-    │   ├── PromotionFailed        (OperationalError)      a promotion was broken off
-    │   └── GrowthRefused          (ValueError)            a group cannot grow like that
+    │   ├── PromotionFailed        (OperationalError)      a promotion stopped by an error
+    │   └── GrowthRefused          (ValueError)            a group cannot grow in that way
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a document that cannot be used; lists all that is wrong
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
     │   ├── TopologyReadOnly       (NotSupportedError)     a source that commands cannot write
-    │   └── TopologyUnavailable    (ImproperlyConfigured)  no topology can be had
+    │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
     ├── InvalidID                  (ValueError)            no id of the layout
     │   └── TimestampExhausted                             the time does not fit any more
-    └── PackedIDMismatch           (IntegrityError)        a table counted another shard's id
+    └── PackedIDMismatch           (IntegrityError)        a table generated another shard's id
 
 Each error also inherits the class in parentheses, which callers of Django catch already.
 """

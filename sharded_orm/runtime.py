@@ -144,7 +144,7 @@ def check_document(new: Document) -> conf.Config:
 def refresh(at_least: int = 0) -> None:
     """Use the document that the source holds now. Costs a round trip to the source.
 
-    :param at_least: do nothing if this version, or a later one, is in use already.
+    :param at_least: do nothing if this version, or a later one, is in use already; 0: never so.
     :raises TopologyError: the source does not answer, or its document is refused.
     """
     _active.refresh(at_least)
@@ -362,9 +362,9 @@ def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def operator_settings(node: str) -> dict[str, Any] | None:
     """The settings of ``node`` with its operators' account; None if it has no such account."""
-    settings = topology().nodes[node]
-    account = settings.get("OPERATOR")
-    return {**_application_settings(settings), **account} if account else None
+    node_settings = topology().nodes[node]
+    account = node_settings.get("OPERATOR")
+    return {**_application_settings(node_settings), **account} if account else None
 
 
 def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:

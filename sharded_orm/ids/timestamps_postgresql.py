@@ -30,38 +30,38 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 DECLARE
   shard CONSTANT bigint := {shard};
   ms bigint;
-  made bigint;  -- milliseconds and number in one
+  latest bigint;  -- milliseconds and number in one
 BEGIN
-  -- The lock must not last until the transaction ends, as others would wait so long, and
-  -- must not be forgotten whatever happens: it ends with this block, which is rolled back
-  -- in any case. What setval does stays.
+  -- The lock must not last until the transaction ends, or others would wait that long. So it
+  -- is taken in this block, which is always rolled back, and which releases it. The effect of
+  -- setval stays.
   BEGIN
     PERFORM pg_advisory_xact_lock({lock}, counter::oid::integer);
     LOOP
       ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - ({epoch});
-      made := greatest(ms << {sequence_bits}, coalesce(pg_sequence_last_value(counter), 0) + 1);
-      -- The last number of this millisecond is taken: wait for the next. After a step back
-      -- of the clock by hours nobody can wait, and the ids go on from the last.
-      EXIT WHEN made <> (ms + 1) << {sequence_bits};
+      latest := greatest(ms << {sequence_bits}, coalesce(pg_sequence_last_value(counter), 0) + 1);
+      -- If the last number of this millisecond is taken, wait for the next. After a step back of
+      -- the clock, which may be by hours, there is no wait: ids go on from the last.
+      EXIT WHEN latest <> (ms + 1) << {sequence_bits};
       PERFORM pg_sleep(0.0002);
     END LOOP;
     IF ms < 0 THEN
       RAISE 'the clock is % ms before the epoch of the ids', -ms
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Set the clock.';
     END IF;
-    IF made >> {sequence_bits} > {last} THEN
+    IF latest >> {sequence_bits} > {last} THEN
       RAISE '% ms after the epoch do not fit into an id: they end at {last}',
-        made >> {sequence_bits}
+        latest >> {sequence_bits}
         USING ERRCODE = 'numeric_value_out_of_range',
           HINT = 'Begin a new column with a later epoch.';
     END IF;
-    PERFORM setval(counter, made);
+    PERFORM setval(counter, latest);
     RAISE SQLSTATE 'MADE0';
   EXCEPTION WHEN SQLSTATE 'MADE0' THEN
   END;
-  RETURN (made >> {sequence_bits} << {time_shift})
+  RETURN (latest >> {sequence_bits} << {time_shift})
     | (shard << {sequence_bits})
-    | (made & {last_number});
+    | (latest & {last_number});
 END
 $function$"""
 

@@ -51,7 +51,7 @@ class LastGoodCopy:
             if saved is not None and (saved == document or saved.version > document.version):
                 return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # The temporary file has mode 0600 and is in the same folder: a rename replaces the old file.
+        # The temporary file has mode 0600 and is in the same folder, so a rename replaces the file.
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The names of a group's schemas: valid values of ``DATABASE_NAME``, and names that two groups share.
+"""The names of a group's schemas: valid templates, and names that two groups share.
 
 Pure: no Django, no drivers. A name is text around one decimal number, so two groups are compared
 by their ranges of numbers. No shard is visited, however many a document names.

@@ -112,3 +112,11 @@ def test_every_option_of_a_source_is_documented(name: str) -> None:
         assert re.search(rf"^\| (`{name}`|all but `static`) \| `{option}`", text, re.MULTILINE), (
             option
         )
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("0*.md")), ids=lambda p: p.stem)
+def test_decisions_name_modules_that_exist(page: Path) -> None:
+    (line,) = (line for line in page.read_text().splitlines() if line.startswith("- Touches:"))
+    for name in re.findall(r"`([a-z_0-9.]+)`", line):
+        path = ROOT / "sharded_orm" / name.removeprefix("sharded_orm.").replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file() or (ROOT / name).is_file(), name

@@ -40,7 +40,7 @@ class Blocks:
         """One id."""
         own = self._own
         if own.process != identity():
-            # The lock is new, too: a thread of the parent may have own it.
+            # The lock is new, too: a thread of the parent may have held it.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]

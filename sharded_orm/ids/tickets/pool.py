@@ -132,7 +132,7 @@ class Lent:
     def ask(self, work: Callable[[TicketSession], T]) -> T:
         """Return ``work(session)``.
 
-        An idle session may be dead: if it fails, a new session is future and ``work`` runs again.
+        An idle session may be dead: if it fails, a new session is opened and ``work`` runs again.
         """
         self._session = self._pool.pop()
         if self._session is not None:

@@ -135,7 +135,7 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """A FROM that has one row if the sequence is unaltered and has ``count`` numbers left, else none."""
+        """A FROM with one row if the sequence is unaltered and has ``count`` numbers left, else none."""
         slot = self.slot
         return (
             f"FROM (SELECT 1 FROM {self.table} AS kept, pg_sequence AS made,"

@@ -55,7 +55,7 @@ class _State:
     high_water_marks: dict[str, int] = field(default_factory=dict)
     #: Guards the high-water marks, which never go back.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Held by the one caller that asks a server which is left alone; the others wait for its result.
+    #: Held by the one caller that asks while the server is left alone; others wait for its result.
     probing: threading.Lock = field(default_factory=threading.Lock)
     #: Sequence -> when the predecessor's mark was last written on this server.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class TicketServer:
     """Hands out the ids of its :class:`SequenceSlot`. Thread-safe and fork-safe.
 
     :param patience: seconds that the server has to answer.
-    :param backoff: seconds for which the server, or a sequence of it, is left alone after a failure.
+    :param backoff: seconds for which it, or one of its sequences, is left alone after a failure.
     :param needs_partner: whether a new session needs the mark that the partner keeps
         (``PARTNER_DOWN`` is ``"refuse"``).
 
@@ -165,7 +165,7 @@ class TicketServer:
         ):
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
-            learned = self._learn_high_water_mark(state, name, anew=checked is None)
+            learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
             # Waiting for the partner does not shorten this server's time.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
@@ -264,10 +264,10 @@ class TicketServer:
             if high_water_mark > state.high_water_marks.get(name, 0):
                 state.high_water_marks[name] = high_water_mark
 
-    def _learn_high_water_mark(self, state: _State, name: str, *, anew: bool) -> bool:
+    def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
         """Read the high-water mark that the partner keeps, which other processes have raised.
 
-        :param anew: whether nothing was taken on this connection yet.
+        :param new_connection: whether nothing was taken on this connection yet.
         :returns: whether the mark could be read, or there is no partner.
         :raises SequenceNotChecked: it could not, and the policy needs it for a new connection.
         """
@@ -276,10 +276,14 @@ class TicketServer:
         try:
             # If both servers are left alone, the caller that tries this one needs the partner,
             # and the caller that tries the partner needs this one: so each may ask the other.
-            at_any_rate = self._needs_partner and anew and state.breaker.cause() is not None
-            high_water_mark = self.partner.predecessor_mark(name, at_any_rate=at_any_rate)
+            even_if_left_alone = (
+                self._needs_partner and new_connection and state.breaker.cause() is not None
+            )
+            high_water_mark = self.partner.predecessor_mark(
+                name, even_if_left_alone=even_if_left_alone
+            )
         except (*FAILURES, UnknownSequence) as exc:
-            if self._needs_partner and anew:
+            if self._needs_partner and new_connection:
                 raise SequenceNotChecked(
                     f"{self.partner.alias!r}, which keeps the mark of {self.alias!r}, could not tell"
                     f" it, and PARTNER_DOWN is 'refuse': {exc}"
@@ -296,14 +300,14 @@ class TicketServer:
         self._raise_high_water_mark(state, name, high_water_mark)
         return True
 
-    def predecessor_mark(self, name: str, *, at_any_rate: bool = False) -> int:
+    def predecessor_mark(self, name: str, *, even_if_left_alone: bool = False) -> int:
         """The high-water mark of :attr:`predecessor`, which this server keeps. One round trip.
 
-        :param at_any_rate: ask even while this server is left alone.
+        :param even_if_left_alone: ask even while this server is left alone.
         :raises OperationalError: this server is left alone, or does not answer.
         """
         state = self._current()
-        if not state.breaker.claim(None) and not at_any_rate:
+        if not state.breaker.claim(None) and not even_if_left_alone:
             raise OperationalError(f"it is left alone: {state.breaker.cause()}")
         deadline = time.monotonic() + self.patience
         try:

@@ -165,7 +165,7 @@ class TopologySource(ABC):
         """
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
-    def using(self, version: int) -> None:  # noqa: B027  # nobody asks, with most sources
+    def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
         """Record that this process uses ``version`` now. Does not wait."""
 
     def processes(self) -> list[Process] | None:

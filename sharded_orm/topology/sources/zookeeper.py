@@ -408,7 +408,7 @@ def _positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
-    """The ACL acl of entries ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
+    """The ACL made of entries ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
     acl = []
     for entry in entries:
         match entry:

@@ -197,10 +197,10 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
         TicketSession.read,
     )
 
-    def slowly(self: TicketServer, state: Any, name: str, *, anew: bool) -> bool:
+    def slowly(self: TicketServer, state: Any, name: str, *, new_connection: bool) -> bool:
         # As if the partner had been silent for its whole share.
         clock.append(self.patience)
-        return learn(self, state, name, anew=anew)
+        return learn(self, state, name, new_connection=new_connection)
 
     def note(self: TicketSessionPool, deadline: float) -> TicketSession:
         left.append(deadline - now())
