@@ -85,7 +85,7 @@ class CacheObserver:
         return execute()
 
     @contextmanager
-    def emptied(self, connection: Any) -> Iterator[None]:
+    def table_flush(self, connection: Any) -> Iterator[None]:
         """Around a flush: all rows of cached models on ``connection`` go."""
         cache = runtime.cache() if runtime.config().cache is not None else None
         found = [c for c in _installed() if c.home_alias_ok(connection.alias)] if cache else []
