@@ -159,13 +159,13 @@ def _split(definition: str) -> tuple[str, list[str], str]:
     if not _IS_TABLE.match(definition):
         return definition, [], ""
     # MySQL and MariaDB show one column or key per line, and escape line ends inside.
-    head, lines, rest = definition.partition("(\n  ")
+    head, lines, remainder = definition.partition("(\n  ")
     if lines:
-        body, _, tail = rest.partition("\n)")
+        body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
     # SQLite keeps the text of the statement.
-    head, _, rest = definition.partition("(")
-    elements, tail = _by_commas(rest)
+    head, _, remainder = definition.partition("(")
+    elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 

@@ -61,14 +61,14 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """
     if not writer.server or not writer.connection:
         return False
-    asked = pool.asked_as
-    if asked is None or asked[0] != writer.server:
+    answer = pool.last_answer
+    if answer is None or answer[0] != writer.server:
         # Another server may be behind the address by now.
         try:
-            _, asked = _ask(pool, ())
+            _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
             return True
-    server, account, sees_all = asked
+    server, account, sees_all = answer
     return writer.server == server and (sees_all or writer.account == account)
 
 
@@ -78,14 +78,14 @@ def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
     MariaDB lists a killed session until it has rolled back, or finished its COMMIT.
     """
     try:
-        existing, _ = _ask(pool, [writer.connection for writer in writers])
+        existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
     # Checked again: the answer is another server's if the address moved in between.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
-def _ask(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, bool]]:
+def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, bool]]:
     session = pool.lease()
     try:
         id_list = b",".join(b"%d" % number for number in (0, *ids))
@@ -98,8 +98,8 @@ def _ask(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, 
         pool.discard(session)
         raise
     pool.release(session)
-    asked = pool.asked_as = (_short(server), _short(account), bool(sees_all))
-    return {int(number) for number in _text(existing).split(",") if number}, asked
+    answer = pool.last_answer = (_short(server), _short(account), bool(sees_all))
+    return {int(number) for number in _text(existing).split(",") if number}, answer
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:

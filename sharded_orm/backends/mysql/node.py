@@ -48,7 +48,7 @@ class NodePool(SessionPool[NodeSession]):
         #: An SQL expression for the identity of a server; None until one was asked.
         self.identity_sql: bytes | None = None
         #: Server and account of the last answer, and whether the account sees all sessions.
-        self.asked_as: tuple[str, str, bool] | None = None
+        self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
         """Facts about the server that Django needs; the first session asks for them."""

@@ -242,7 +242,7 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     }
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
-    except CycleError:  # Such as a column with the name of a view: let the server decide.
+    except CycleError:  # A column may have the name of a view: let the server decide.
         return list(views.values())
 
 

@@ -117,7 +117,7 @@ class CommitHookMixin(_Wrapper):
     def announce_commit(self) -> None:
         """Announce to the cache what was written; COMMIT follows.
 
-        :raises CacheUnavailable: the cache cannot be told; the transaction has been rolled back.
+        :raises CacheUnavailable: the cache does not answer; the transaction has been rolled back.
         """
         listener = self.transaction_writes
         if listener is None:

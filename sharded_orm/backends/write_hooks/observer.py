@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """Is told of the end of one transaction; a connection has it in ``transaction_writes``.
+    """Learns of the end of one transaction; a connection has it in ``transaction_writes``.
 
     The connection calls the listener in its own thread, and drops it after :meth:`over` or
     :meth:`lost`.
@@ -44,7 +44,7 @@ class TransactionListener(Protocol):
 
 
 class WriteObserver(Protocol):
-    """Is told of the ORM's writes."""
+    """Learns of the ORM's writes."""
 
     def cached_model_of(self, model: Any) -> Any:
         """Return what :meth:`write` needs to know of ``model``; None if it is not cached.

@@ -21,10 +21,10 @@ class SessionID(NamedTuple):
 class OpenSessions(NamedTuple):
     """Numbers of sessions of a server."""
 
-    #: Those of this process, in use or idle, and the idle ones among them.
+    #: Sessions of this process, in use or idle, and the idle ones among them.
     process: int
     idle: int
-    #: Those of all clients.
+    #: Sessions of all clients.
     server: int
 
 
