@@ -29,8 +29,8 @@ from sharded_orm.backends.mysql.statement_kind import (
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# Seconds. A read that ran for longer before its session was lost is not repeated: somebody may
-# have killed it for being slow.
+# Seconds. A read that ran for longer before its session was lost is not repeated: it may have been
+# killed for being slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
