@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.failures import Outages, listed
+from sharded_orm.admin.failures import Outages, join_names
 from sharded_orm.routers import standing_on
 
 logger = logging.getLogger("sharded_orm.admin")
@@ -92,7 +92,7 @@ def report(
     """Show messages: the number of rows on each shard, and each failed shard with its cause."""
     if done:
         rows = sum(part.count for part in done)
-        shards = listed(f"{part.alias} ({part.count})" for part in done)
+        shards = join_names(f"{part.alias} ({part.count})" for part in done)
         model_admin.message_user(
             request,
             f"{description}: {rows} row{'s' if rows != 1 else ''} on {shards}.",

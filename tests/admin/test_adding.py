@@ -45,7 +45,7 @@ def test_the_key_is_asked_for_first(browser: Client, rows: Rows) -> None:
 
 def test_the_question_keeps_what_the_url_says(browser: Client, rows: Rows) -> None:
     response = browser.get(url(Photo, "add", _popup=1, _to_field="photo_id", title="<b>"))
-    assert dict(response.context["kept"]) == {
+    assert dict(response.context["hidden_inputs"]) == {
         "_popup": "1",
         "_to_field": "photo_id",
         "title": "<b>",
