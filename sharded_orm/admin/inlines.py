@@ -61,7 +61,7 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 
 
 class ShardedInlineMixin(PickersMixin, _Inline):
-    """Mixin that makes an inline of Django's work for a sharded model.
+    """Mixin for inlines of sharded models, together with one of Django's inline classes.
 
     The shard key is no field of the form: new rows get the parent's. The parent is of the same
     group; or it is of the global database, and the inline's foreign key to it is the shard key.

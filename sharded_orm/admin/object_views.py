@@ -63,7 +63,7 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # With the key: a related row that is added from this page can have the same one.
+        # With the key, for related rows that are added from this page.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row

@@ -40,8 +40,8 @@ def run_by_shard(
     shards go on. Not atomic over shards (P14).
 
     :return: the page that ``run`` has returned, if there is only one part.
-    :raises PermissionDenied: as do ``SuspiciousOperation`` and ``Http404``, if no shard was done
-        and none had failed before.
+    :raises PermissionDenied: ``run`` refuses, before any shard was done or has failed. The same
+        holds for ``SuspiciousOperation`` and ``Http404``.
     """
     outages, done = selection.outages, list[Part]()
     response = None

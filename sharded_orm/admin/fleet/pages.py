@@ -82,7 +82,10 @@ def sees_all(request: HttpRequest) -> bool:
 
 
 def require_group(request: HttpRequest, group: str) -> None:
-    """:raises PermissionDenied: the user may not look into ``group``."""
+    """Refuse a group that the user may not look into.
+
+    :raises PermissionDenied: the user may not.
+    """
     if not may_access(request.user, group):
         raise PermissionDenied
 
