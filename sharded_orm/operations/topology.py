@@ -160,7 +160,7 @@ def _next(before: Document | None) -> int:
     The version in use is newer if the source was set up again.
     """
     try:
-        version = runtime.standing().version
+        version = runtime.topology_status().version
     except TopologyUnavailable:
         version = 0
     return max(version, 0 if before is None else before.version) + 1

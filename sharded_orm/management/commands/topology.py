@@ -38,7 +38,7 @@ class Show(Action):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         source = runtime.source()
-        status, document = runtime.standing(), runtime.document()
+        status, document = runtime.topology_status(), runtime.document()
         held, error = _load_held()
         processes = None
         if error is None:
@@ -70,7 +70,7 @@ class Show(Action):
         held: Document | None,
         processes: list[Process] | None,
     ) -> None:
-        status, current = runtime.standing(), runtime.config().topology
+        status, current = runtime.topology_status(), runtime.config().topology
         command.stdout.write(f"source    {source_name}")
         if runtime.source().live:
             command.stdout.write(
@@ -224,7 +224,7 @@ class Watch(Action):
         last, before = None, runtime.document()
         try:
             while True:
-                status, document = runtime.standing(), runtime.document()
+                status, document = runtime.topology_status(), runtime.document()
                 if status != last:
                     content = {
                         "version": status.version,

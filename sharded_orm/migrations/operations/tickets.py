@@ -75,8 +75,8 @@ class CreateSequence(Operation):
 
 def _refuse_locked_file(connection: Any) -> None:
     """:raises NotSupportedError: the transaction locks out the sequence's own connection."""
-    mode = getattr(connection, "transaction_mode", None)
-    if connection.vendor != "sqlite" or mode in (None, "DEFERRED"):
+    mode = getattr(connection, "transaction_mode", None)  # of SQLite's connections only
+    if mode in (None, "DEFERRED"):
         return
     if connection.in_atomic_block:
         raise NotSupportedError(

@@ -7,7 +7,7 @@ from typing import Any
 from sharded_orm import runtime
 from sharded_orm.exceptions import GrowthRefused
 from sharded_orm.operations import topology
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
@@ -32,7 +32,7 @@ def set_weight(name: str, first: int, last: int, weight: float) -> Document:
 
 def _set(name: str, first: int, last: int, setting: str, value: Any) -> Document:
     group = runtime.group(name)
-    if keys_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
+    if key_routing_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
         raise GrowthRefused(
             f"Group {name!r} has the strategy {group.strategy!r}, which never chooses a shard for a"
             f" key: {setting!r} of a range means nothing there."

@@ -13,7 +13,7 @@ from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.transitions import KeyRouting
 
 KIND: Final = "grow"
@@ -113,7 +113,7 @@ def _growable(name: str) -> KeyRouting:
     :raises GrowthRefused: its number of shards can never change.
     """
     group = runtime.group(name)
-    kind = keys_of(group)
+    kind = key_routing_of(group)
     if kind is KeyRouting.COMPUTED:
         raise GrowthRefused(
             f"Group {name!r} cannot grow: its strategy {group.strategy!r} computes the shard of a"

@@ -6,6 +6,8 @@ the step begins, so that it is there after a kill at any moment.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect, is_repeatable
@@ -99,12 +101,9 @@ class RecoveryCheck:
     def _unclear(self, checkpoint: Checkpoint, label: str, sql: str, why: str) -> OperationUnclear:
         assert checkpoint.migration is not None
         alias = self._connection.alias
+        ops: Any = self._connection.ops
         commands = [
-            f"SHOW CREATE TABLE {name}"
-            if self._connection.vendor == "mysql"
-            else f"SELECT sql FROM sqlite_master WHERE tbl_name = '{name}'"
-            for name in self._schema.definitions
-            if name in sql
+            ops.show_definition_sql(name) for name in self._schema.definitions if name in sql
         ]
         return OperationUnclear(
             f"{'.'.join(checkpoint.migration)}{', on the way back' if checkpoint.backwards else ''}:"

@@ -37,7 +37,7 @@ def invalidate(record: PromotionRecord) -> None:
 def _wait_for_readers(record: PromotionRecord) -> None:
     """Wait until every process that is connected to the source uses the new map."""
     try:
-        reach = topology.wait_until_used(runtime.standing().version, READERS_PATIENCE)
+        reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)
     except TopologyError as exc:
         late = str(exc)
     else:

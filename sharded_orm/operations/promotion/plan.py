@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db.utils import load_backend
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, server_of
 
@@ -99,14 +100,13 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     return PromotionPlan(node, new, moves)
 
 
-def is_of_mysql(settings: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``DATABASES`` or ``NODES`` uses a MySQL backend."""
-    vendor: str = load_backend(settings["ENGINE"]).DatabaseWrapper.vendor
-    return vendor == "mysql"
+def supports_promotion(settings: Mapping[str, Any]) -> bool:
+    """Whether the backend of an entry of ``DATABASES`` or ``NODES`` has servers that can be promoted."""
+    return features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).supports_promotion
 
 
 def _wrong_engine(topology: Topology, node: str) -> Iterator[str]:
-    if not is_of_mysql(topology.nodes[node]):
+    if not supports_promotion(topology.nodes[node]):
         yield (
             f"node {node!r} has the engine {topology.nodes[node]['ENGINE']!r}; only MariaDB has the"
             " replication that a promotion needs"

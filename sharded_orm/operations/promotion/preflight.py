@@ -24,7 +24,7 @@ from sharded_orm.backends.mysql.replication import (
     why_no_session,
 )
 from sharded_orm.exceptions import PromotionRefused
-from sharded_orm.operations.promotion.plan import PromotionPlan, is_of_mysql
+from sharded_orm.operations.promotion.plan import PromotionPlan, supports_promotion
 from sharded_orm.topology.model import Topology, server_of
 
 
@@ -335,7 +335,7 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
         is_listed = name in plan.old_names or server_of(node, name) == server_of(
             topology.nodes[plan.node], plan.node
         )
-        if not is_of_mysql(node):
+        if not supports_promotion(node):
             continue
         is_primary = any(r.primary == name for g in topology.groups.values() for r in g.ranges)
         if not is_listed and not is_primary:
@@ -375,7 +375,7 @@ def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
     """Problems with entries of ``DATABASES`` on the old primary: no topology moves them."""
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):
-        if alias in groups or not is_of_mysql(entry):
+        if alias in groups or not supports_promotion(entry):
             continue
         try:
             with ReplicationServer(alias, entry) as server:

@@ -107,7 +107,7 @@ class RowScan:
     def _rows(
         self, table: _Table, wrapper: Any, shards: Sequence[Shard]
     ) -> Iterator[tuple[Shard, Any, int]]:
-        if self.sample is not None and wrapper.scatter_union:
+        if self.sample is not None and wrapper.features.can_union_shards:
             for start in range(0, len(shards), BATCH):
                 yield from self._read_union(table, wrapper, shards[start : start + BATCH])
             return
@@ -246,7 +246,7 @@ class _Table:
 
     def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
         """The shard keys of ``shard``, streamed: (shard, key, number of rows)."""
-        if wrapper.scatter_union:
+        if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
                 yield from self._fetch(wrapper.make_cursor(raw), sql, params, shard)

@@ -143,7 +143,7 @@ def sharded_model(label: str) -> ShardOptions:
 
 def _field(options: ShardOptions, name: str) -> Any:
     meta = options.model._meta
-    candidates = [field for field in meta.concrete_fields if options.tells(field)]
+    candidates = [field for field in meta.concrete_fields if options.names_shard(field)]
     try:
         field: Any = meta.pk if name == "pk" else meta.get_field(name)
     except FieldDoesNotExist:

@@ -116,7 +116,7 @@ def _require_same(sequence: SequencePosition, start: int | None, form: str | Non
             f"Sequence {row.name!r} is there, of form {row.form!r} and not {form!r}. Leave out the"
             " form, or begin one of another name."
         )
-    if start is not None and sequence.position < row.place.at_or_below(start - 1):
+    if start is not None and sequence.position < row.slot.at_or_below(start - 1):
         raise InvalidSequence(
             f"Sequence {row.name!r} is there, at {max(sequence.position, 0)!r} and below {start!r}. To"
             f" move it, run 'manage.py tickets advance {row.name} --to {start!r}'."
@@ -186,17 +186,17 @@ def _last_used(
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An interrupted creation goes on with the remaining servers.
     # A server was replaced. Its last ids may be in no row yet, and unknown to its partner.
-    positions = (number for s in present for number in (s.position, s.row.partner_mark))
+    positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Whether the sequence begins above ``after`` and has handed out no id."""
-    slot = sequence.row.place
+    slot = sequence.row.slot
     first = slot.at_or_below(after)
     # A table with an automatic number has its first number from the beginning.
     return first <= sequence.position <= max(first, slot.position) and (
-        sequence.row.partner_mark == 0
+        sequence.row.predecessor_mark == 0
     )
 
 

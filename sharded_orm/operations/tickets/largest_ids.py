@@ -101,7 +101,7 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
 
 def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
-    if connection.vendor == "unknown":
+    if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
         return None  # DATABASES has no default.
     quote = connection.ops.quote_name
     try:

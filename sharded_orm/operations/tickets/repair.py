@@ -160,7 +160,7 @@ def _verify_one(
     if sequence.problem is not None:
         return replace(unchecked, problem=sequence.problem), None
     try:
-        largest_id = largest(fields, above=position, slot=server.place)
+        largest_id = largest(fields, above=position, slot=server.slot)
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
@@ -239,7 +239,7 @@ def _advance_one(
         return Advanced(name, server.alias, position, position, problem)
     target = max(position, minimum + margin if to is None else to)
     # The next number of this server: other servers count from it, too.
-    target = server.place.at_or_below(target + server.place.step - 1)
+    target = server.slot.at_or_below(target + server.slot.step - 1)
     if target == position or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, position, target, None)
     deadline = time.monotonic() + PATIENCE

@@ -132,8 +132,8 @@ def _server(answers: Sequence[ServerAnswer], index: int) -> ServerStatus:
     answer = answers[index]
     return ServerStatus(
         answer.server.alias,
-        answer.server.place.position,
-        answer.server.place.step,
+        answer.server.slot.position,
+        answer.server.slot.step,
         None if answer.error is None else str(answer.error),
         answer.durability,
         tuple(

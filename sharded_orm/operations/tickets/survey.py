@@ -122,9 +122,9 @@ def slot_problem(
 
     :param answers: those of all servers, to recognize a copy.
     """
-    if row.place == server.place:
+    if row.slot == server.slot:
         return None
-    slot = server.place
+    slot = server.slot
     text = (
         f"SHARDED_ORM['TICKETS'] has {server.alias!r} as server {slot.position!r} of"
         f" {slot.step!r}, but its sequence {row.name!r} was made as server {row.position!r} of"
@@ -135,7 +135,7 @@ def slot_problem(
         if (
             other.server is not server
             and same_sequence is not None
-            and same_sequence.row.place == row.place
+            and same_sequence.row.slot == row.slot
         ):
             return (
                 f"{text}, and so was that of {other.server.alias!r}: both aliases are the same"
@@ -189,7 +189,7 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
     if len(answers) < 2:
         return None
     partner = answers[(index + 1) % len(answers)].sequences.get(name)
-    return partner.row.partner_mark if partner is not None else None
+    return partner.row.predecessor_mark if partner is not None else None
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:

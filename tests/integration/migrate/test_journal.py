@@ -1,4 +1,4 @@
-"""The journal: who holds a run, what is left of one, and what a process may write that lost it."""
+"""The journal: who holds a run, what a run leaves, and what a process without its run may write."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def states() -> dict[tuple[int, str], str]:
     }
 
 
-# ##### Who holds it #####
+# ##### The holder of a run #####
 
 
 def test_who_comes_second_is_told_who_holds_the_run() -> None:
     with migrating() as run:
-        with pytest.raises(OperationHeld) as told, migrating():
+        with pytest.raises(OperationHeld) as caught, migrating():
             pass
         held = row(run)
-        assert f"run {run.id}," in str(told.value)
-        assert f"{held.user}@{held.host} (process {held.pid})" in str(told.value)
-        # Another subject, or kind, is nobody else's business.
+        assert f"run {run.id}," in str(caught.value)
+        assert f"{held.user}@{held.host} (process {held.pid})" in str(caught.value)
+        # Another subject or kind does not collide.
         with hold_run("migrate", "events", {}), hold_run("check", "photos", {}):
             pass
 
@@ -85,7 +85,7 @@ def test_a_run_whose_process_died_on_this_machine_is_taken_over_at_once() -> Non
 
 
 def test_a_run_whose_process_nobody_waited_for_is_taken_over_at_once() -> None:
-    """As in a container whose first process does not wait for those that it inherits."""
+    """For example in a container whose first process does not wait for orphans."""
     with migrating() as run:
         dead = subprocess.Popen([sys.executable, "-c", ""])
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
@@ -109,7 +109,7 @@ def test_a_run_of_another_machine_is_taken_over_when_it_is_silent() -> None:
             assert second.id == run.id
 
 
-@pytest.mark.mysql_settings  # SQLite's test database is in memory, where a reader locks tables.
+@pytest.mark.mysql_settings  # SQLite's test database is in memory, where a reader locks tables
 def test_signs_of_life_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "INTERVAL", 0.01)
     with migrating() as run:
@@ -149,7 +149,7 @@ def test_who_lost_the_run_writes_nothing(write: Callable[[Any, Any], None]) -> N
         with pytest.raises(LeaseLost):
             run.check()
         assert states() == {(run.id, ONE): PENDING}
-    # And lets go of nothing that is not its own.
+    # And ends no run of another process.
     assert row(run).token == "another's"
     assert row(run).arguments == {}
 
@@ -173,7 +173,7 @@ def test_a_run_that_is_given_up_is_another() -> None:
     assert row(first).state == "abandoned"
 
 
-# ##### Where it is no use #####
+# ##### Where it is refused #####
 
 
 def test_inside_a_transaction_it_is_refused() -> None:
@@ -204,7 +204,7 @@ def test_without_its_tables_the_remedy_is_named() -> None:
 def test_a_step_tells_what_is_under_way() -> None:
     with migrating() as run:
         run.create_steps([ONE, TWO])
-        run.create_steps([ONE, TWO])  # No second ones.
+        run.create_steps([ONE, TWO])  # no second ones
         step = run.step(ONE)
         step.begin(migration="photos.0002_title", operation="AddField", position={"index": 3})
         step.begin(position={"index": 4})
@@ -310,8 +310,8 @@ def test_costs_in_statements() -> None:
             connection,
         ) as made:
             run.create_steps(f"photos_{number:05d}" for number in range(2 * BATCH))
-        # Of each batch: begin, guard, what is left, what is there, insert, carried, commit;
-        # SQLite inserts fewer rows at once.
+        # For each batch: begin, guard, unfinished steps, existing steps, insert, carried-over
+        # steps, commit; SQLite inserts fewer rows at once.
         inserts = sum("INSERT" in query["sql"] for query in made)
         assert len(made) - inserts <= 2 * 6
         if connection.vendor == "mysql":
@@ -320,7 +320,7 @@ def test_costs_in_statements() -> None:
             step = run.step(ONE)
             step.begin(operation="AddField", position={"index": 1})
             step.mark_done()
-        assert len(made) == 2  # What steps() has just made need not be read.
+        assert len(made) == 2  # steps() need not read the rows that it has just inserted
         with CaptureQueriesContext(connection) as made:
             assert run.step(ONE).state == "done"
         assert len(made) == 1
@@ -338,5 +338,5 @@ def test_memory_does_not_grow_with_the_shards() -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        # The rows of a batch, and what the driver holds of them.
+        # The rows of a batch, and the driver's buffers for them.
         assert peak < 4 * 1024 * 1024

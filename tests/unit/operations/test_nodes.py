@@ -1,4 +1,4 @@
-"""Asking side by side, with an end to waiting."""
+"""Nodes queried side by side, with a limit on waiting."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
                 ask_one("the hanging", hang, within=0.001)
         with pytest.raises(
             OperationalError, match="20 earlier questions have no answer yet"
-        ) as told:
+        ) as caught:
             ask_one("the hanging", hang, within=PATIENCE)
         # Then it has not even begun.
-        assert not isinstance(told.value, NoAnswer)
+        assert not isinstance(caught.value, NoAnswer)
         # A node may have the name of a service.
         assert ask_nodes(["the hanging"], lambda node, alive: 2, patience=PATIENCE) == {
             "the hanging": 2
