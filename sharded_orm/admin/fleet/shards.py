@@ -166,7 +166,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### One shard #####
 
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
-        """Everything about one shard. Costs what :func:`look_at` costs."""
+        """Everything about one shard. Costs what :func:`shard_detail` costs."""
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
             raise Http404(f"There is no shard {alias!r}.")
