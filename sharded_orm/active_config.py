@@ -18,8 +18,7 @@ from sharded_orm.exceptions import (
     TopologyError,
     TopologyUnavailable,
 )
-from sharded_orm.routing.base import make_strategy
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of, make_strategy
 from sharded_orm.topology import transitions
 from sharded_orm.topology.aliases import GROUP_ENGINE
 from sharded_orm.topology.document import Document
@@ -249,7 +248,7 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         problems = (
             []
             if before is None
-            else transitions.problems(before.topology, config.topology, keys_of)
+            else transitions.problems(before.topology, config.topology, key_routing_of)
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc

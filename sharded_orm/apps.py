@@ -37,7 +37,7 @@ class ShardedOrmConfig(AppConfig):
             postgresql_defaults,
         )
         from sharded_orm.models.cached import cached_model, invalidation
-        from sharded_orm.models.cached.write_tracking import CacheObserver
+        from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences

@@ -410,12 +410,14 @@ def reset() -> None:
 
 
 def shard(name: str, number: int) -> Shard:
-    """Shard ``number`` of group ``name``.
+    """Shard ``number`` of group ``name``. Raises :exc:`UnknownShard`."""
+    return shard_in(group(name), number)
 
-    :raises UnknownShard: there is no such group or shard.
-    """
+
+def shard_in(group: ShardGroup, number: int) -> Shard:
+    """Shard ``number`` of ``group``. Raises :exc:`UnknownShard`."""
     try:
-        return group(name).shard(number)
+        return group.shard(number)
     except LookupError as exc:
         raise UnknownShard(
             f"{exc.args[0]} If a key was placed on it, this process uses an older topology"

@@ -16,17 +16,17 @@ from django.utils.translation import gettext
 
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.display import change_url
-from sharded_orm.admin.error_pages import no_rows
+from sharded_orm.admin.error_pages import message_page
 from sharded_orm.admin.forms import draw, is_open
-from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_referred
+from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_related
 from sharded_orm.admin.shard_scope import (
     KEY_VAR,
     SHARD_VAR,
     ShardScope,
     locate,
-    narrow,
-    new_row_focus,
+    new_row_scope,
     read_key,
+    set_scope,
 )
 from sharded_orm.exceptions import InvalidFocus
 from sharded_orm.models.sharding.options import shard_options
@@ -35,7 +35,7 @@ from sharded_orm.models.sharding.options import shard_options
 class AddViewMixin(PickersMixin, ShardedBase):
     """Of :class:`ShardedModelAdmin`: what comes before the form of a new row."""
 
-    def begin_adding(self, request: HttpRequest) -> Any:
+    def prepare_add(self, request: HttpRequest) -> Any:
         """Look where the new row is to be put. A response, if that is to be asked first.
 
         A form with relations inside the group can only be made for a known shard: its pickers
@@ -45,39 +45,39 @@ class AddViewMixin(PickersMixin, ShardedBase):
             raise PermissionDenied
         options = self.shard_options
         try:
-            focus = self._new_row_focus(request)
+            scope = self._new_row_focus(request)
         except InvalidFocus as exc:
-            if options.key_is_made:
-                return no_rows(
-                    self, request, self.reason(request, exc)
+            if options.key_is_generated:
+                return message_page(
+                    self, request, self.error_text(request, exc)
                 )  # There is no key to ask for.
-            return self._ask_for_key(request, self.reason(request, exc))
-        if options.key_is_made:
-            return self._choose_shard(request, focus)
+            return self._ask_for_key(request, self.error_text(request, exc))
+        if options.key_is_generated:
+            return self._choose_shard(request, scope)
         # One that is shown only could not be typed into the form.
         shown = options.key is not None and options.key.name in self.get_readonly_fields(request)
-        if focus.key is None and (shown or self.relates_inside_group(request)):
+        if scope.key is None and (shown or self.relates_inside_group(request)):
             return self._ask_for_key(request)
-        if focus.key is not None and request.method == "GET":
-            asked = self._key_form(request, {KEY_VAR: str(focus.key)})
+        if scope.key is not None and request.method == "GET":
+            asked = self._key_form(request, {KEY_VAR: str(scope.key)})
             if not asked.is_valid():
                 return self._ask_for_key(request, form=asked)
-        narrow(request, focus)
+        set_scope(request, scope)
         return None
 
     def _new_row_focus(self, request: HttpRequest) -> ShardScope:
         options = self.shard_options
-        focus = new_row_focus(request, options)
+        scope = new_row_scope(request, options)
         name = options.key.name if options.key is not None else ""
-        if focus.key is None and not options.key_is_made and request.GET.get(name):
+        if scope.key is None and not options.key_is_generated and request.GET.get(name):
             # ?owner=414, as Django takes initial values.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
-        return focus
+        return scope
 
-    def _choose_shard(self, request: HttpRequest, focus: ShardScope) -> Any:
+    def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
         """For a row whose key is made: that of the page, or one that is drawn."""
-        options, home = self.shard_options, focus.home
+        options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):
             if request.method == "GET":
                 told = f"{home.alias} takes no new rows; this one is to be on another shard."
@@ -93,15 +93,15 @@ class AddViewMixin(PickersMixin, ShardedBase):
                 query.pop(KEY_VAR, None)
                 query[SHARD_VAR] = home.alias
                 return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
-        narrow(request, ShardScope(options, shard=home, home=home))
+        set_scope(request, ShardScope(options, shard=home, home=home))
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
         """Where the page's transaction is: on its shard, or on whichever the row turns out to be."""
-        focus = self.focus(request)
-        decided = known or focus.key is not None or self.shard_options.key_is_made
-        if focus.alias is not None and decided:
-            return focus.alias
+        scope = self.focus(request)
+        decided = known or scope.key is not None or self.shard_options.key_is_generated
+        if scope.alias is not None and decided:
+            return scope.alias
         return self.shard_options.group
 
     def relates_inside_group(self, request: HttpRequest) -> bool:
@@ -121,13 +121,13 @@ class AddViewMixin(PickersMixin, ShardedBase):
         # Related rows that the URL names and that cannot be: widgets would ask for them.
         found: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
-            theirs = self._in_group(field)
+            theirs = self._options_in_group(field)
             value = found.get(field.name)
             if theirs is None or value is None:
                 continue
             if isinstance(value, list):
-                found[field.name] = [one for one in value if can_be_referred(field, one)]
-            elif not can_be_referred(field, value):
+                found[field.name] = [one for one in value if can_be_related(field, one)]
+            elif not can_be_related(field, value):
                 del found[field.name]
         return found
 
@@ -181,7 +181,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/sharded_orm/add_key.html", context)
 
-    def tell_added(self, request: HttpRequest, obj: Any) -> None:
+    def message_added(self, request: HttpRequest, obj: Any) -> None:
         """The message of ``response_add``."""
         url = change_url(obj, self.admin_site.name)
         shown = (

@@ -12,7 +12,7 @@ from django.contrib.admin.utils import flatten, flatten_fieldsets
 from django.core import checks
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.global_lookups import crossing
+from sharded_orm.admin.global_lookups import global_lookup
 from sharded_orm.admin.inlines import ShardedInlineMixin
 from sharded_orm.models.sharding.options import shard_options
 
@@ -84,7 +84,7 @@ class ShardedModelAdminChecks(_Checks):
 
 
 def _leaving(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
-    if crossing(obj.model, path) is None:
+    if global_lookup(obj.model, path) is None:
         return
     yield checks.Error(
         f"The value of {label!r} refers to {path!r}, which is in the global database: no shard can"
@@ -104,7 +104,7 @@ def _foreign(obj: Any) -> Iterator[checks.CheckMessage]:
         if theirs is None or mine is None or theirs.group == mine.group or field is mine.key:
             continue
         # An id that carries its shard is enough to show its row.
-        shown = not theirs.tells(field.target_field) and (
+        shown = not theirs.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )
         if not shown and not _in_form(obj, field):

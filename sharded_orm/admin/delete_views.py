@@ -23,8 +23,8 @@ from django.utils.translation import gettext_lazy
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
-from sharded_orm.admin.error_pages import no_answer
-from sharded_orm.admin.identity import warm
+from sharded_orm.admin.error_pages import shard_down_page
+from sharded_orm.admin.identity import identify
 from sharded_orm.admin.object_views import ObjectViewsMixin
 from sharded_orm.admin.run_by_shard import run_by_shard
 from sharded_orm.exceptions import ShardedOrmError
@@ -34,7 +34,7 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 #: As many of the chosen rows of a shard are listed with what hangs on them; all are counted.
-MOST_LISTED = 100
+MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             collector.collect(rows)
         for model, found in collector.model_objs.items():
             if shard_options(model) is not None and not model._meta.auto_created:
-                warm(found)
+                identify(found)
         lacking: set[Any] = set()
 
         def shown(row: Any) -> Any:
@@ -129,17 +129,17 @@ class DeleteViewsMixin(ObjectViewsMixin):
     ) -> HttpResponse:
         """Django's, on the row's shard, which commits before the admin's log."""
         self._look_at(request, object_id)
-        focus = self.focus(request)
+        scope = self.focus(request)
         try:
             if request.method != "POST":
                 return super().delete_view(request, object_id, extra_context)
             with transaction.atomic(using=router.db_for_write(LogEntry)):
-                with standing_on(focus.alias):
+                with standing_on(scope.alias):
                     return super().delete_view(request, object_id, extra_context)
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise
-            return no_answer(self, request, focus, exc)
+            return shard_down_page(self, request, scope, exc)
 
     def render_delete_form(self, request: HttpRequest, context: Any) -> HttpResponse:
         row = context["object"]
@@ -249,6 +249,6 @@ def _cut(nested: list[Any]) -> tuple[list[Any], int]:
     """The first rows of ``nested`` with what hangs on them, and how many more rows there are."""
     # A row may be followed by the list of what hangs on it.
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
-    if len(starts) <= MOST_LISTED:
+    if len(starts) <= MAX_LISTED:
         return nested, 0
-    return nested[: starts[MOST_LISTED]], len(starts) - MOST_LISTED
+    return nested[: starts[MAX_LISTED]], len(starts) - MAX_LISTED

@@ -14,7 +14,7 @@ from django.db.models import Model
 from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoiceField
 
 from sharded_orm import runtime
-from sharded_orm.admin.failures import silence
+from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -50,7 +50,7 @@ class KeepsKey(_ModelForm):
     """A model form under which no stored row changes its shard key.
 
     ``new_key`` is that of a new row, if the page says so; ``new_shard`` the number of the shard
-    of a new row whose key is made. Mixed into the project's own form by :func:`keeping_key`.
+    of a new row whose key is made. Mixed into the project's own form by :func:`with_fixed_key`.
     """
 
     sharded: ShardOptions
@@ -132,7 +132,7 @@ class KeepsKey(_ModelForm):
         super().add_error(field, error)
 
 
-def keeping_key(
+def with_fixed_key(
     form: type[Any],
     options: ShardOptions,
     *,
@@ -151,7 +151,7 @@ def keeping_key(
     return made
 
 
-def on_shard(formset: type[Any], base: type[Any]) -> type[Any]:
+def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
     """``formset``, which may be the project's own, as one of ``base``, a class of this module."""
     if issubclass(formset, base):
         return formset
@@ -215,7 +215,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise
-            self._silence = f"{silence(self.home, exc)} Nothing below can be saved now."
+            self._silence = f"{outage_text(self.home, exc)} Nothing below can be saved now."
             self._queryset = rows = rows.none()
             self.min_num = self.max_num = self.extra = 0
         return rows
@@ -268,7 +268,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        if not options.key_is_made:  # Else the foreign key tells the shard.
+        if not options.key_is_generated:  # Else the foreign key tells the shard.
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 

@@ -15,10 +15,10 @@ from django.utils.functional import cached_property
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import ShardedBase, options_of
-from sharded_orm.admin.display import bare, site_url
-from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key, on_shard
+from sharded_orm.admin.display import site_url, unwrap
+from sharded_orm.admin.forms import InlineFormSetOnShard, with_base, with_fixed_key
 from sharded_orm.admin.relation_widgets import PickersMixin
-from sharded_orm.admin.shard_scope import ShardScope, focus_of, narrow
+from sharded_orm.admin.shard_scope import ShardScope, scope_of, set_scope
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
@@ -76,7 +76,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
-        alias = focus_of(request, self.shard_options).alias
+        alias = scope_of(request, self.shard_options).alias
         return rows if alias is None else rows.using(alias)
 
     def get_exclude(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -102,14 +102,14 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     def get_formset(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> Any:
         options = self.shard_options
-        kwargs["form"] = keeping_key(kwargs.get("form", self.form), options)
-        kwargs["formset"] = on_shard(kwargs.get("formset", self.formset), InlineFormSetOnShard)
+        kwargs["form"] = with_fixed_key(kwargs.get("form", self.form), options)
+        kwargs["formset"] = with_base(kwargs.get("formset", self.formset), InlineFormSetOnShard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
             raise PermissionDenied  # Django's views have left the inline out.
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
-        narrow(request, ShardScope(options, shard=home, home=home))
+        set_scope(request, ShardScope(options, shard=home, home=home))
         made: Any = super().get_formset(request, obj, **kwargs)
         made.home = home
         return made
@@ -117,12 +117,12 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
         """The shard of the parent's children; None while it has none."""
         options = self.shard_options
-        parent = bare(parent)
+        parent = unwrap(parent)
         if parent is None or shard_options(type(parent)) is not None:
             if parent is not None and parent._state.db is not None:
                 return runtime.topology().resolve(parent._state.db)
             above = shard_options(self.parent_model)
-            return None if above is None else focus_of(request, above).home
+            return None if above is None else scope_of(request, above).home
         # The parent is global, and its key leads to the shard.
         foreign: Any = options.key  # A foreign key to the parent; E070 refuses any other.
         key = None if foreign is None else foreign.target_field.attname
@@ -155,7 +155,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             type(own).has_shard_permission is not ShardedBase.has_shard_permission
         )
 
-    def _may(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
+    def _may_access(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
         if not may_access(request.user, self.shard_options.group):
             return False
         if not self._has_rule:
@@ -168,16 +168,16 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
     def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's inlines have one argument more than its model admins
-        return super().has_add_permission(request, obj) and self._may(request, obj, add=True)
+        return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) and self._may(request, obj)
+        return super().has_view_permission(request, obj) and self._may_access(request, obj)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_change_permission(request, obj) and self._may(request, obj)
+        return super().has_change_permission(request, obj) and self._may_access(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_delete_permission(request, obj) and self._may(request, obj)
+        return super().has_delete_permission(request, obj) and self._may_access(request, obj)
 
 
 class ShardedTabularInline(ShardedInlineMixin, _Tabular):

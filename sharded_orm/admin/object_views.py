@@ -20,10 +20,10 @@ from sharded_orm.admin import display
 from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named
-from sharded_orm.admin.error_pages import no_answer
-from sharded_orm.admin.forms import KEY_STAYS, keeping_key
-from sharded_orm.admin.identity import SEPARATOR, is_away, parse
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, narrow
+from sharded_orm.admin.error_pages import shard_down_page
+from sharded_orm.admin.forms import KEY_STAYS, with_fixed_key
+from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, set_scope
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
@@ -57,14 +57,15 @@ class ObjectViewsMixin(AddViewMixin):
             raise Http404(str(exc)) from exc
         except (InvalidObjectID, ValidationError, ValueError):
             return None
-        narrow(request, ShardScope(options, shard=home, home=home))
+        set_scope(request, ShardScope(options, shard=home, home=home))
         try:
             row = among(self.get_queryset(request)).get()
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
+        identify([row])
         # A related row that is added from its page can have the same key.
-        key = None if is_away(row) else options.key_of(row)
-        narrow(request, ShardScope(options, shard=home, key=key, home=home))
+        key = None if is_misplaced(row) else options.key_of(row)
+        set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
 
     def _find(
@@ -83,7 +84,7 @@ class ObjectViewsMixin(AddViewMixin):
         # A link of a widget, by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
-        home = locate(options, value) if options.tells(field) else within
+        home = locate(options, value) if options.names_shard(field) else within
         if home is None:
             raise InvalidObjectID(f"{object_id!r} does not tell on which shard the row is.")
         return home, lambda rows: rows.filter(**{field.name: value})
@@ -121,7 +122,7 @@ class ObjectViewsMixin(AddViewMixin):
         """
         try:
             if object_id is None:
-                answer = self.begin_adding(request)
+                answer = self.prepare_add(request)
                 if answer is not None:
                     return answer
             elif request.method == "POST" and _SAVE_AS_NEW in request.POST:
@@ -140,7 +141,7 @@ class ObjectViewsMixin(AddViewMixin):
                 raise
             # The row was moved since its form was checked, or relates to one that was.
             self.message_user(
-                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
+                request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
             return HttpResponseRedirect(request.get_full_path())
         except DatabaseError as exc:
@@ -156,29 +157,29 @@ class ObjectViewsMixin(AddViewMixin):
         except (InvalidFocus, InvalidObjectID, ValidationError, ValueError):
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         else:
-            narrow(request, ShardScope(self.shard_options, shard=home, home=home))
+            set_scope(request, ShardScope(self.shard_options, shard=home, home=home))
 
     def _begin_copy(self, request: HttpRequest, object_id: str) -> None:
         """Of "save as new": the copy gets the key of the original, or lies beside it."""
         row = self.get_object(request, unquote(object_id))
         if row is None:
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
-        if not self.has_view_or_change_permission(request, row) or is_away(row):
+        if not self.has_view_or_change_permission(request, row) or is_misplaced(row):
             raise PermissionDenied
 
     def get_form(
         self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
     ) -> Any:
-        options, focus = self.shard_options, self.focus(request)
+        options, scope = self.shard_options, self.focus(request)
         readonly = self.get_readonly_fields(request, obj)
         new: dict[str, Any] = {}
-        if obj is None and options.key_is_made:
-            new["new_shard"] = focus.home.number if focus.home is not None else None
+        if obj is None and options.key_is_generated:
+            new["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
-            new["new_key"] = focus.key
+            new["new_key"] = scope.key
         # Also the project's own, which overrides this method as Django's documentation has it.
         form = kwargs.get("form", self.form)
-        kwargs["form"] = keeping_key(form, options, hidden=readonly, **new)
+        kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new)
         if options.key is not None and options.key.name in readonly:
             told = getattr(getattr(form, "Meta", None), "help_texts", None) or {}
             kwargs["help_texts"] = {
@@ -191,7 +192,7 @@ class ObjectViewsMixin(AddViewMixin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
         options = self.shard_options
-        if options.key is None or options.key_is_made or options.key.name in fields:
+        if options.key is None or options.key_is_generated or options.key.name in fields:
             return fields
         if obj is None and self.focus(request).key is None:
             return fields
@@ -207,7 +208,7 @@ class ObjectViewsMixin(AddViewMixin):
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         # A key that was typed in, or is new, decides only now where the row is.
-        if not change and not self._may(request, form.instance, write=True):
+        if not change and not self._may_access(request, form.instance, write=True):
             raise PermissionDenied
         super().save_related(request, form, formsets, change)
 
@@ -221,12 +222,12 @@ class ObjectViewsMixin(AddViewMixin):
         obj = context["original"]
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named(obj)
-        focus = self.focus(request)
+        scope = self.focus(request)
         # A key that is yet to be typed decides where the row will be, and not the page.
-        decided = obj is not None or focus.key is not None or self.shard_options.key_is_made
-        context["shard"] = focus.home if decided else None
-        context["unplaced"] = focus.key is not None and focus.home is None
-        context["away"] = obj is not None and is_away(obj)
+        decided = obj is not None or scope.key is not None or self.shard_options.key_is_generated
+        context["shard"] = scope.home if decided else None
+        context["unplaced"] = scope.key is not None and scope.home is None
+        context["misplaced"] = obj is not None and is_misplaced(obj)
         response: Any = super().render_change_form(request, context, *args, **kwargs)
         names = response.template_name
         if isinstance(names, list | tuple) and names[-1] == "admin/change_form.html":
@@ -241,7 +242,7 @@ class ObjectViewsMixin(AddViewMixin):
             return super().response_add(request, named(obj), post_url_continue)
         # What Django's method does in the end, without a link to the row by its id; the hook
         # after it is the project's.
-        self.tell_added(request, obj)
+        self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
     # -- History ---------------------------------------------------------------
@@ -297,10 +298,10 @@ class ObjectViewsMixin(AddViewMixin):
 
     def _no_answer(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
         """The page of a shard that is down; any other error is raised."""
-        focus = self.focus(request)
-        if focus.home is None or not is_failure(error):
+        scope = self.focus(request)
+        if scope.home is None or not is_failure(error):
             raise error
-        return no_answer(self, request, focus, error)
+        return shard_down_page(self, request, scope, error)
 
     def change_url(self, row: Any) -> str:
         """The page of a row in this admin site."""

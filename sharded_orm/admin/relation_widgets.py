@@ -11,8 +11,7 @@ from django.forms import ModelMultipleChoiceField
 from django.http import HttpRequest
 from django.utils.http import urlencode
 
-from sharded_orm.admin.identity import stored_value
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, focus_of
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, scope_of, stored_value
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class _Autocomplete(_Completing):
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         # Overrides AutocompleteMixin's, which looks for all that was sent.
-        known = [one for one in value if can_be_referred(self.field, one)]
+        known = [one for one in value if can_be_related(self.field, one)]
         return super().optgroups(name, known, attr)
 
 
@@ -111,23 +110,23 @@ class PickersMixin(_Admin):
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        theirs = self._in_group(db_field)
+        theirs = self._options_in_group(db_field)
         made = getattr(field, "widget", None)
         if theirs is not None and isinstance(made, widgets.RelatedFieldWidgetWrapper):
-            focus = self._picks_from(request)
-            place = _place(focus)
-            if focus.key is not None and _same_key(focus.options, theirs):
-                place = {**place, KEY_VAR: str(focus.key)}
+            scope = self._scope(request)
+            place = _place(scope)
+            if scope.key is not None and _same_key(scope.options, theirs):
+                place = {**place, KEY_VAR: str(scope.key)}
             field.widget = Wrapper.like(made, place)
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._in_group(db_field) is None:
+        if self._options_in_group(db_field) is None:
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
         return self._picker(super().formfield_for_foreignkey, Autocomplete, RawId, db_field, request, kwargs)  # fmt: skip
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._in_group(db_field) is None:
+        if self._options_in_group(db_field) is None:
             return super().formfield_for_manytomany(db_field, request, **kwargs)
         kwargs.setdefault("form_class", SeveralRows)
         return self._picker(super().formfield_for_manytomany, Autocompletes, RawIds, db_field, request, kwargs)  # fmt: skip
@@ -141,30 +140,30 @@ class PickersMixin(_Admin):
         request: HttpRequest,
         kwargs: dict[str, Any],
     ) -> Any:
-        focus = self._picks_from(request)
-        kwargs["using"] = focus.alias
+        scope = self._scope(request)
+        kwargs["using"] = scope.alias
         if "widget" not in kwargs:
             # As BaseModelAdmin chooses them.
             if db_field.name in self.get_autocomplete_fields(request):
-                kwargs["widget"] = autocomplete(db_field, self.admin_site, using=focus.alias)
+                kwargs["widget"] = autocomplete(db_field, self.admin_site, using=scope.alias)
             elif db_field.name in self.raw_id_fields:
                 rel = db_field.remote_field
-                kwargs["widget"] = raw_id(rel, self.admin_site, using=focus.alias)
+                kwargs["widget"] = raw_id(rel, self.admin_site, using=scope.alias)
         if isinstance(kwargs.get("widget"), RawId | RawIds | _Autocomplete):
-            kwargs["widget"].place = _place(focus)
+            kwargs["widget"].place = _place(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
             # Also of a queryset of the project's own; a template reads it after the view.
             rows = field.queryset
-            field.queryset = rows.none() if focus.alias is None else rows.using(focus.alias)
+            field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
 
-    def _picks_from(self, request: HttpRequest) -> ShardScope:
+    def _scope(self, request: HttpRequest) -> ShardScope:
         options = shard_options(self.opts.model)
         assert options is not None
-        return focus_of(request, options)
+        return scope_of(request, options)
 
-    def _in_group(self, db_field: Any) -> ShardOptions | None:
+    def _options_in_group(self, db_field: Any) -> ShardOptions | None:
         """The options of the related model, if it is sharded like this one."""
         mine = shard_options(self.opts.model)
         related = getattr(db_field.remote_field, "model", None)
@@ -174,22 +173,22 @@ class PickersMixin(_Admin):
         return theirs
 
 
-def can_be_referred(field: Any, value: Any) -> bool:
+def can_be_related(field: Any, value: Any) -> bool:
     """Whether there can be a related row with this text; a database may fail over another."""
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
 
 
-def _place(focus: ShardScope) -> dict[str, str]:
+def _place(scope: ShardScope) -> dict[str, str]:
     # A key without a shard: its rows are looked for, and there are none.
-    return {SHARD_VAR: focus.home.alias} if focus.home is not None else focus.query
+    return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
 
 
 def _same_key(one: ShardOptions, other: ShardOptions) -> bool:
     """Whether a value of one model's key means the same as one of the other's."""
     mine: Any = one.key
     theirs: Any = other.key
-    if mine is None or theirs is None or other.key_is_made or one.key_is_made:
+    if mine is None or theirs is None or other.key_is_generated or one.key_is_generated:
         return False
     if mine.remote_field is not None or theirs.remote_field is not None:
         return mine.related_model is theirs.related_model

@@ -6,7 +6,7 @@ it is. Each backend's ``DatabaseWrapper`` overrides it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 class ShardDatabaseMixin:
     """See the module. As all of a wrapper, for its own thread only."""
-
-    # Whether one statement can read several shards of a node (UNION over schemas).
-    scatter_union: ClassVar[bool] = False
-    # A smaller bound than MAX_IDLE_ALIASES, where an idle wrapper costs the process more.
-    idle_limit: ClassVar[int | None] = None
 
     def is_idle(self) -> bool:
         """Whether closing loses nothing: no open results, no session state, no lease."""

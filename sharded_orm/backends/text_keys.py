@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sharded_orm.backends.collations import is_exact_collation
+
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
@@ -51,12 +53,6 @@ class ColumnType:
             return True
         size = len(text) if self.data_type == "varchar" else len(text.encode(errors="replace"))
         return size <= self.length
-
-
-def is_exact_collation(collation: str) -> bool:
-    """Whether a collation of MySQL or MariaDB compares every character, spaces at the end among them."""
-    name = collation.lower()
-    return name == "binary" or name.endswith(("_nopad_bin", "_0900_bin"))
 
 
 #: Alias of a shard -> table -> column.

@@ -1,8 +1,8 @@
-"""What is asked of the cache, and what the guards say about it.
+"""Requests to the cache for one object or one list, and the state of the guards behind them.
 
-A *want* is one object or one list. It goes through :class:`~sharded_orm.cache.reader.Reader`,
-which leaves with it what came of it. A :class:`GuardState` is what all guards of its scope say
-together, at one moment.
+:class:`~sharded_orm.cache.reader.Reader` leaves the outcome with each request. A *guard* is an
+entry that changes with each write in its part of the data (see :mod:`sharded_orm.cache.guards`);
+a :class:`GuardState` combines all guards of a scope at one moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharded_orm.cache.repair import Sessions
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
-#: What came of a want.
+#: Outcomes of a request.
 BYPASS, MISS, HIT = 0, 1, 2
 
 # Longer guards (bytes) are not remembered.
@@ -27,7 +27,11 @@ _LONGEST_GUARDS = 4096
 
 
 class GuardState:
-    """What the guards of a scope say together. Immutable."""
+    """The guards of a scope, combined. Immutable.
+
+    :param raws: the guards as they stand on the server, the widest first.
+    :param home: the position of the guard of the objects.
+    """
 
     __slots__ = (
         "covers",
@@ -41,26 +45,28 @@ class GuardState:
     )
 
     def __init__(self, raws: tuple[bytes, ...], home: int) -> None:
-        read: list[Guard] = list(map(guards.parse, raws))
-        own = len(read) - 1
-        #: As they stand on the server: equal bytes are one state.
+        parsed: list[Guard] = list(map(guards.parse, raws))
+        own = len(parsed) - 1
+        #: Equal bytes are one state.
         self.raws = raws
-        #: What objects must carry.
-        self.stamp = guards.stamp(read[: home + 1])
-        #: What stands in the names of lists.
-        self.revision = guards.revision(read)
-        self.created = max(guard.created for guard in read)
-        #: A write is under way that may concern anything in the scope.
-        self.is_open = any(guard.open for guard in read[:home])
-        #: Or lists in it.
+        #: The stamp that valid objects carry.
+        self.stamp = guards.stamp(parsed[: home + 1])
+        #: The revision in the names of valid lists.
+        self.revision = guards.revision(parsed)
+        self.created = max(guard.created for guard in parsed)
+        #: Whether a write is under way that may concern anything in the scope.
+        self.is_open = any(guard.open for guard in parsed[:home])
+        #: Whether a write is under way that may concern lists in it.
         self.lists_open = self.is_open or bool(
-            read[home].open if own == home else read[home].has_wide or read[own].open
+            parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
-        #: Tells whether a write is under way that concerns an object; None: there is none.
-        self.covers: Callable[[str], bool] | None = read[home].covers if read[home].open else None
-        #: Guards with open markers, and which of the scope's guards they are.
+        #: Whether a write to the object with this token is under way; None: no write is.
+        self.covers: Callable[[str], bool] | None = (
+            parsed[home].covers if parsed[home].open else None
+        )
+        #: Guards with open markers, with their positions in the scope.
         self.open: tuple[tuple[int, Guard], ...] = tuple(
-            (index, guard) for index, guard in enumerate(read) if guard.open
+            (index, guard) for index, guard in enumerate(parsed) if guard.open
         )
 
 
@@ -68,13 +74,16 @@ _remembered = lru_cache(maxsize=4096)(GuardState)
 
 
 def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
-    """What guards say, as they stand on the server. :exc:`BrokenGuard` if one is none."""
+    """The state of guards, given as they stand on the server.
+
+    :raises BrokenGuard: one of them cannot be parsed.
+    """
     # Longer ones are rare, and would fill the memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
 class Format(Protocol):
-    """What the rows of a model look like, and what is made of them."""
+    """How the rows of a model are stored and decoded."""
 
     @property
     def fingerprint(self) -> str:
@@ -86,28 +95,28 @@ class Format(Protocol):
 
     @property
     def decoded(self) -> Decoded | None:
-        """Rows whose :meth:`values` are known; None: rows are left as they were stored."""
+        """The cache of decoded rows; None: rows stay as they were stored."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """The rows in the form that is wanted. Equal rows have equal values, which nobody
-        changes."""
+        """The rows, decoded. Equal rows have equal values, which nobody changes."""
 
 
 class CacheRequest:
-    """What is asked for. One read each; not shared between threads.
+    """A request for one object or list, for one read. Not shared between threads.
 
     :param scope: of the object (without isolate key) or list.
-    :param sessions: those of the database that holds the rows; None: nothing is repaired.
+    :param sessions: the sessions of the database that holds the rows, to find dead writers;
+        None: nothing is repaired.
     """
 
     __slots__ = (
+        "fillable",
         "format",
-        "found",
+        "object_state",
         "outcome",
         "rows",
         "scope",
         "sessions",
-        "stamped",
         "state",
         "value",
     )
@@ -117,22 +126,23 @@ class CacheRequest:
         self.format = format
         self.sessions = sessions
         self.outcome = BYPASS
-        #: The rows of a hit; their values, if the format has ``decoded``.
+        #: The rows of a hit; decoded, if the format has ``decoded``.
         self.rows: list[Row] | None = None
         #: The number of a hit, for scalars.
         self.value: int | None = None
-        #: The guards under which what is missing may be filled; None: it may not.
+        #: The guards under which a miss may be filled; None: it must not be.
         self.state: GuardState | None = None
         #: The same for its objects, which may be on another server.
-        self.stamped: GuardState | None = None
-        # By name: what stood there and may be replaced under the lease; None: it was valid.
-        self.found: dict[str, FoundEntry | None] = {}
+        self.object_state: GuardState | None = None
+        #: By name: the object that may be replaced under its lease; None: it is valid, or
+        #: another reader fills it.
+        self.fillable: dict[str, FoundEntry | None] = {}
 
 
 class ObjectRequest(CacheRequest):
-    """A row by its primary key.
+    """A request for a row by its primary key.
 
-    :param pk: its token.
+    :param pk: the token of the key.
     """
 
     __slots__ = ("name", "pk")
@@ -144,12 +154,12 @@ class ObjectRequest(CacheRequest):
 
 
 class ListRequest(CacheRequest):
-    """The rows of a query, or with ``scalar`` the number that it results in.
+    """A request for the rows of a query, or with ``scalar`` for the number that is its result.
 
-    :param query: a digest of everything that the result depends on but the rows.
+    :param query: a digest of everything but the rows that the result depends on.
     """
 
-    __slots__ = ("is_listed", "names", "query", "scalar")
+    __slots__ = ("is_listed", "object_names", "query", "scalar")
 
     def __init__(
         self,
@@ -163,7 +173,7 @@ class ListRequest(CacheRequest):
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
-        #: Its ids were there, but not all the rows.
+        #: Whether the cache has the ids, though not all rows.
         self.is_listed = False
         #: The names of the rows' objects, after a hit or a fill.
-        self.names: tuple[str, ...] | None = None
+        self.object_names: tuple[str, ...] | None = None

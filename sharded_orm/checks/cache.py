@@ -30,13 +30,15 @@ from django.db import connections, models, router
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import (
     TokenField,
+    collations_of,
     declares_cache,
-    equality_rules,
     field_of,
     isolate_name,
     token_field,
@@ -218,33 +220,32 @@ def _keys(model: Any) -> Iterator[checks.CheckMessage]:
             )
         else:
             fields["isolate key"] = [field]
-    rules = equality_rules(model)
+    collations = collations_of(model)
     seen = set()
     for what, several in fields.items():
         for field in several:
-            token = token_field(field, rules)
+            token = token_field(field, collations)
             if token.exact or field in seen:
                 continue
             seen.add(field)
             yield checks.Error(
                 f"The {what} {field.name!r} of a cached model: the database takes values for equal"
                 " that are written differently, and the cache does not.",
-                hint=_remedy(token, rules.vendor, what),
+                hint=_remedy(token, collations, what),
                 obj=field,
                 id="sharded_orm.E032",
             )
 
 
-def _remedy(field: TokenField, vendor: str, what: str) -> str:
+def _remedy(field: TokenField, collations: Collations, what: str) -> str:
     if not isinstance(field.target, models.CharField | models.TextField):
         return (
             "Use an integer, text, a date or a UUID, or set cache = False:"
             f" {type(field.target).__name__} has several spellings of one value."
         )
     whose = "" if field.target is field.field else f" of {field.target.model._meta.label}"
-    # The cache knows of padding, the router does not.
-    mysql = "utf8mb4_nopad_bin" if what == "shard key" else "utf8mb4_bin"
-    collation = {"sqlite": "BINARY", "mysql": mysql}.get(vendor, "C")
+    is_shard_key = what == "shard key"
+    collation = collations.exact_for_shard_key if is_shard_key else collations.exact_for_cache
     return (
         f"Set db_collation={collation!r} on {field.target.name!r}{whose}, or make it an"
         " ExactCharField, or set cache = False."
@@ -280,8 +281,10 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
     for place, entry in places.items():
         options = entry.get("OPTIONS", {})
         level = options.get("isolation_level", "read committed")
-        if level is None and _vendor(entry) == "mysql":
-            level = "repeatable read"  # What the server does unless it is told otherwise.
+        if level is None:
+            level = features_of(
+                load_backend(entry["ENGINE"]).DatabaseWrapper
+            ).default_isolation_level
         if isinstance(level, str) and level.lower() in _SNAPSHOTS:
             yield checks.Warning(
                 f"The isolation level of {place} is {level!r}: inside a transaction nothing is read"
@@ -289,10 +292,6 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
                 hint="Use 'read committed', Django's default for MySQL; or silence this.",
                 id="sharded_orm.W036",
             )
-
-
-def _vendor(entry: Any) -> str:
-    return str(load_backend(entry["ENGINE"]).DatabaseWrapper.vendor)
 
 
 def _is_readable(model: Any) -> bool:

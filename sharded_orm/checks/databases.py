@@ -19,7 +19,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from sharded_orm import runtime
 from sharded_orm.operations.shards import collations
-from sharded_orm.operations.tickets import missing
+from sharded_orm.operations.tickets import missing_sequences
 
 
 @checks.register(checks.Tags.database)
@@ -34,7 +34,7 @@ def check_sequences(
             id="sharded_orm.W025",
         )
         for server in (runtime.tickets().servers if databases else ())
-        if server.alias in (databases or ()) and (names := missing(server))
+        if server.alias in (databases or ()) and (names := missing_sequences(server))
     ]
 
 

@@ -42,12 +42,12 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.cached.cached_model import equality_rules
+from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact, key_columns
+from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
 
 ROUTER = "sharded_orm.routers.ShardRouter"
 
@@ -222,16 +222,16 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
-    rules = equality_rules(model)
+    collations = collations_of(model)
     for key in key_columns(model):
-        collation = declared_inexact(key, rules.vendor)
+        collation = declared_inexact_collation(key, collations)
         if collation is None:
             continue
         yield checks.Error(
             f"{key.field.name!r} tells the shard, and by its collation {collation!r} the database takes"
             " different keys for equal, such as 'Ada', 'ada' or 'Ada '.",
             hint=f"Declare {key.target.model._meta.label}.{key.target.name} as an ExactCharField"
-            f"{EXACT_BY_NAME.get(rules.vendor, '')}.",
+            f"{collations.remedy}.",
             obj=key.field,
             id="sharded_orm.E050",
         )

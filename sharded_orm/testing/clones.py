@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.models.after_migrate.auto_increment import begin_sqlite, first_ids
+from sharded_orm.backends.sqlite3.base import DatabaseWrapper
+from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.topology.model import Shard
 
 
@@ -116,7 +117,7 @@ def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
     present = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     wanted = {table: first for table, first in firsts.items() if table in present}
     with connection:
-        begin_sqlite(connection.execute, wanted)
+        DatabaseWrapper.ops_class.raise_counters(connection, wanted)
 
 
 def _path(shard: Shard) -> Path:

@@ -13,7 +13,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
-from sharded_orm.models.after_migrate.auto_increment import begin_mysql, first_ids
+from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
@@ -92,7 +92,9 @@ class MySQLCloner(Cloner):
     def _begin_counters(self, cursor: Any, shard: Shard) -> None:
         """Packed ids begin at another number than in the template."""
         firsts = first_ids(shard)
-        begin_mysql(cursor, {t: first for t, first in firsts.items() if t in self._template.tables})
+        cursor.db.ops.raise_counters(
+            cursor, {t: first for t, first in firsts.items() if t in self._template.tables}
+        )
 
     def _has_same_tables(self, cursor: Any, shard: Shard) -> bool:
         cursor.execute("SHOW DATABASES LIKE %s", [_like(shard.schema)])

@@ -25,6 +25,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
 from sharded_orm.exceptions import ShardDatabaseMissing
@@ -61,7 +62,7 @@ class GroupTestDatabases:
         """Those of the group that ``connection``, a group's, stands for; made at first use."""
         name = connection.settings_dict["GROUP"]
         if name not in cls._instances:
-            cloner = _cloner(connection.vendor)
+            cloner = _cloner(connection)
             cls._instances[name] = cls(runtime.config().topology.groups[name], cloner)
         return cls._instances[name]
 
@@ -221,8 +222,8 @@ def _flush(wrapper: Any) -> None:
     wrapper.ops.execute_sql_flush(sql_flush(no_style(), wrapper, reset_sequences=False))
 
 
-def _cloner(vendor: str) -> Cloner:
-    if vendor == "sqlite":
+def _cloner(connection: Any) -> Cloner:
+    if features_of(connection).shards_are_files:
         return SQLiteCloner()
     from sharded_orm.testing.clones_mysql import MySQLCloner
 

@@ -30,7 +30,6 @@ from tests.admin.test_changelist import Statements
 from tests.photos.models import Event, Photo
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.lists"),
 ]

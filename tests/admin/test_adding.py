@@ -26,7 +26,6 @@ from tests.admin.conftest import (
 from tests.photos.models import Album, Board, Comment, Event, Note, Person, Photo, Pin, Save, Visit
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

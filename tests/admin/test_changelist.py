@@ -129,16 +129,16 @@ def test_the_picker_takes_the_search_along_and_not_the_page(browser: Client, row
         url(Photo, "changelist", _shard=SHARD[ONE], q="photo", o="1", p="1", _popup="1")
     )
     picker = response.context["cl"].picker
-    assert dict(picker.kept) == {"q": "photo", "o": "1", "_popup": "1"}
-    assert picker.everywhere == "?q=photo&o=1&_popup=1"
+    assert dict(picker.parameters_to_keep) == {"q": "photo", "o": "1", "_popup": "1"}
+    assert picker.all_shards_link == "?q=photo&o=1&_popup=1"
     assert picker.next == ("photos_00004", "?q=photo&o=1&_popup=1&_shard=photos_00004")
 
 
 def test_the_picker_of_a_large_group_stays_small(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.shard_picker.MOST_OFFERED", 15)
-    offered = browser.get(url(Photo, "changelist")).context["cl"].picker.offered
+    monkeypatch.setattr("sharded_orm.admin.shard_picker.MAX_CHOICES", 15)
+    offered = browser.get(url(Photo, "changelist")).context["cl"].picker.choices
     assert offered == [
         ("photos_00000", f"0 to 7: {node('photos_00000')}"),
         ("photos_00008", f"8 to 15: {node('photos_00008')}"),
@@ -221,13 +221,13 @@ def test_the_directory_is_asked_once_for_the_keys_of_a_page(browser: Client, row
 def test_all_shards_cost_a_statement_per_node_and_phase(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, few: int, phases: int
 ) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", few)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", few)
     with Statements("photos") as statements:
         assert len(titles(browser.get(url(Comment, "changelist")))) == 1
     sent = statements["photos"]
     wrapper: Any = connections[SHARD[ONE]]
     # The comment's photo is read with it. Its row is on one of the nodes.
-    assert len(sent) == ((2 if phases == 1 else 3) if wrapper.scatter_union else 16)
+    assert len(sent) == ((2 if phases == 1 else 3) if wrapper.features.can_union_shards else 16)
     assert not any("COUNT(" in sql for sql in sent)
 
 
@@ -247,7 +247,7 @@ def test_a_page_as_it_comes_costs_two_phases_and_the_dates(
     Photo.objects.scatter().update(posted_at=datetime(2026, 1, 1, tzinfo=UTC))
     wrapper: Any = connections[SHARD[ONE]]
     # SQLite takes a statement for each shard, and one phase.
-    asked, phases = (2, 2) if wrapper.scatter_union else (16, 1)
+    asked, phases = (2, 2) if wrapper.features.can_union_shards else (16, 1)
 
     def sent(**query: Any) -> list[str]:
         with Statements("photos") as statements:

@@ -31,7 +31,6 @@ from tests.admin.conftest import (
 from tests.photos.models import Album, Comment, Note, Person, Photo, Tag, Visit
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

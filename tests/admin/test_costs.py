@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+import sharded_orm
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, inline, named, url
@@ -138,3 +142,65 @@ def test_an_inline_of_many_rows_asks_once(browser: Client, rows: Rows, registere
     page = browser.get(url(Album, "change", named(rows.other_album))).content.decode()
     assert "row 0" in page
     assert "row 9" in page
+
+
+class PlainPhotoAdmin(ShardedModelAdmin):
+    list_display = ["title", "user_id", "stars", "posted_at"]
+
+
+#: Calls of the package's own functions for each row of a list.
+MOST_CALLS = 40
+
+
+def own_calls(run: Callable[[], Any]) -> int:
+    """How many functions of the package ``run`` calls."""
+    folder = str(Path(sharded_orm.__file__).parent)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.fixture
+def listed(browser: Client, rows: Rows, registered: Any) -> Callable[..., tuple[int, int]]:
+    """The number of rows in a list of photos, and of the package's calls that it takes."""
+    registered(Photo, PlainPhotoAdmin)
+
+    def read(**place: Any) -> tuple[int, int]:
+        address = url(Photo, "changelist", **place)
+        page: Any = browser.get(address)  # Also for what a process asks once.
+        return len(page.context["cl"].result_list), own_calls(lambda: browser.get(address))
+
+    return read
+
+
+def add_photos(album: Album, number: int) -> None:
+    for index in range(number):
+        Photo.objects.create(user_id=album.owner_id, album=album, title=f"row {index}")
+
+
+@pytest.mark.parametrize("place", [{"_shard": SHARD[ONE]}, {"_key": ONE}])
+def test_a_list_makes_few_calls_for_each_row(
+    listed: Any, rows: Rows, place: dict[str, Any]
+) -> None:
+    few, _ = listed(**place)
+    add_photos(rows.album, 33 - few)
+    number, calls = listed(**place)
+    assert number == 33
+    assert calls <= MOST_CALLS * number
+
+
+def test_a_row_of_all_shards_takes_few_calls(listed: Any, rows: Rows) -> None:
+    few, before = listed()
+    add_photos(rows.album, 33 - few)
+    number, calls = listed()
+    assert number == 33
+    assert calls - before <= MOST_CALLS * (number - few)

@@ -221,7 +221,7 @@ def test_rows_without_the_permission(rows: Rows) -> None:
 def test_many_rows_are_counted_and_some_listed(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.delete_views.MOST_LISTED", 2)
+    monkeypatch.setattr("sharded_orm.admin.delete_views.MAX_LISTED", 2)
     for number in range(4):
         Album.objects.create(owner_id=NEAR, title=f"more {number}")
     page = browser.post(

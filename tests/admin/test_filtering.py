@@ -81,7 +81,7 @@ def test_the_author_of_another_shard(browser: Client, rows: Rows) -> None:
 def test_more_global_rows_than_are_looked_for(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(global_lookups, "MOST_FOUND", 2)
+    monkeypatch.setattr(global_lookups, "MAX_VALUES", 2)
     response = browser.get(url(Comment, "changelist", q="person"))
     assert "More than 2 persons match 'person'" in text(response)
     assert "More than" not in text(browser.get(url(Comment, "changelist", q="person1")))
@@ -99,7 +99,7 @@ def test_more_global_rows_than_are_looked_for(
 def test_more_global_rows_than_a_list_looks_for(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, asked: Any, place: Any
 ) -> None:
-    monkeypatch.setattr(global_lookups, "MOST_FOUND", 2)
+    monkeypatch.setattr(global_lookups, "MAX_VALUES", 2)
     here = url(Album, "changelist", **asked, **place)
     monkeypatch.setattr(AlbumAdmin, "search_fields", ["owner__username"])
     assert text(browser.get(here)).count("More than 2 persons match") == 1
@@ -117,7 +117,7 @@ def test_more_global_rows_than_a_list_looks_for(
 def test_more_global_rows_than_a_filter_looks_for(
     browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(global_lookups, "MOST_FOUND", 2)
+    monkeypatch.setattr(global_lookups, "MAX_VALUES", 2)
     response = browser.get(url(Album, "changelist", owner__username__isnull="False"))
     assert text(response).count("More than 2 persons match") == 1
 
@@ -161,7 +161,7 @@ def test_a_filter_offers_so_many_related_rows(
     assert "of its choices" not in text(browser.get(here))
     runtime.strategy("photos").store.place("photos", {"5": 3})  # type: ignore[attr-defined]
     Album.objects.create(owner=Person.objects.create(pk=5, username="person5"), title="third")
-    monkeypatch.setattr(global_lookups, "MOST_FOUND", 2)
+    monkeypatch.setattr(global_lookups, "MAX_VALUES", 2)
     response = browser.get(here)
     assert len(response.context["cl"].filter_specs[1].lookup_choices) == 2
     assert "The filter by owner offers 2 of its choices." in text(response)

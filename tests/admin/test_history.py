@@ -13,7 +13,6 @@ from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, form_of, move
 from tests.photos.models import Photo, Tag
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

@@ -232,7 +232,7 @@ def test_all_rows_beside_a_misplaced_one_are_deleted(browser: Client, misplaced:
 def test_more_misplaced_rows_than_an_action_can_leave_alone(
     browser: Client, misplaced: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.misplaced_rows.MOST_LEFT", 0)
+    monkeypatch.setattr("sharded_orm.admin.misplaced_rows.MAX_MISPLACED_KEYS", 0)
     here = url(Photo, "changelist")
     done, failed = reports(browser.post(here, chosen("star", "x", select_across=1)))
     assert done == f"warning: Give five stars: 1 row on {SHARD[TWO]} (1)."

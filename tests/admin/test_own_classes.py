@@ -14,7 +14,6 @@ from tests.admin.conftest import DATABASES, NEAR, ONE, SHARD, TWO, Rows, inline,
 from tests.photos.models import Album, Photo, Tag
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

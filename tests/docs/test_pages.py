@@ -1,4 +1,4 @@
-"""The documentation against the code: examples compile, reference pages are complete."""
+"""The documentation compared with the code: examples compile, reference pages are complete."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_pictures_are_those_that_the_tests_take() -> None:
-    # Small enough to be in git: ``python -m tests.docs.pictures`` makes them so.
+    # Small enough for git; ``python -m tests.docs.pictures`` compresses them.
     assert {path.name for path in IMAGES.iterdir()} == {f"{name}.png" for name in PICTURES}
     for path in IMAGES.iterdir():
         assert path.stat().st_size < 150_000, path

@@ -167,7 +167,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
         if options is None or options.group not in allowed or model._meta.proxy:
             continue
         for field in model._meta.concrete_fields:
-            if options.tells(field):
+            if options.names_shard(field):
                 found[options.group].append(
                     (
                         f"{model._meta.label}:{field.attname}",

@@ -22,7 +22,7 @@ from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.nodes import TROUBLE, NoAnswer, ask_one
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.status import told_by
+from sharded_orm.operations.shards.status import error_line
 from sharded_orm.topology.document import Document
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def asked(service: str, ask: Callable[[], T], *, within: float = DEADLINE) -> T 
         return without_accounts(str(exc))
     except TROUBLE as exc:
         who = service[0].upper() + service[1:]
-        return without_accounts(f"{who} does not answer: {told_by(exc)}")
+        return without_accounts(f"{who} does not answer: {error_line(exc)}")
 
 
 def listed(sentences: Sequence[str], most: int = _LISTED) -> list[str]:
@@ -266,7 +266,7 @@ class FleetAdmin(_ModelAdmin):
         except LookupError as exc:
             return self.refuse(request, str(exc.args[0]) if exc.args else str(exc), back)
         except TROUBLE as exc:
-            return self.refuse(request, told_by(exc), back)
+            return self.refuse(request, error_line(exc), back)
 
     def note(self, request: HttpRequest, name: str, text: str) -> None:
         """Tell the user, and write it to the log of the admin.

@@ -10,7 +10,7 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, Step, require_group
 from sharded_orm.admin.fleet.shard_map import span
 from sharded_orm.operations import growth
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 from sharded_orm.topology.transitions import KeyRouting
@@ -53,7 +53,7 @@ class RangePages(FleetAdmin):
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
         """The ranges of the shards ``first`` to ``last``."""
-        chooses = keys_of(group) in _CHOOSES
+        chooses = key_routing_of(group) in _CHOOSES
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}
         total = sum(weights.values())
         found = [r for r in group.ranges if r.first <= last and r.last >= first]

@@ -46,7 +46,7 @@ class RunAdmin(FleetAdmin):
     def runs_view(self, request: HttpRequest) -> HttpResponse:
         """All runs, newest first. Three queries of the journal."""
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
                     request.GET.get("page")
                 )
@@ -136,7 +136,7 @@ def _counts(runs: Iterable[int]) -> dict[int, dict[str, int]]:
 
 def _one(request: HttpRequest, pk: int) -> dict[str, Any]:
     try:
-        with journal.journal_there():
+        with journal.require_journal():
             row = visible_runs(request).filter(pk=pk).first()
             counts = {} if row is None else _counts([pk]).get(pk, {})
     except JournalMissing as exc:

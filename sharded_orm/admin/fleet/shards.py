@@ -16,7 +16,6 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
-from sharded_orm.admin.fleet.map_drawing import RANGES, draw, places
 from sharded_orm.admin.fleet.pages import (
     DEADLINE,
     Step,
@@ -28,13 +27,20 @@ from sharded_orm.admin.fleet.pages import (
 )
 from sharded_orm.admin.fleet.range_actions import RangePages
 from sharded_orm.admin.fleet.runs import visible_runs
-from sharded_orm.admin.fleet.shard_map import Addresses, RangeOnNode, span
+from sharded_orm.admin.fleet.shard_map import (
+    RANGES,
+    Addresses,
+    RangeOnNode,
+    draw,
+    ranges_by_node,
+    span,
+)
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.detail import left_of, look_at, sizes
+from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
@@ -77,23 +83,19 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             messages.error(request, f"There is no group {wanted!r}.")
             return HttpResponseRedirect(self.url("changelist"))
         groups = [wanted] if wanted else allowed
-        ranges = Paginator(places(topology, groups), RANGES)
-        page = ranges.get_page(request.GET.get("page"))
-        shown: Sequence[RangeOnNode] = list(page.object_list)
-        shards = [
-            place.group.shard(number)
-            for place in shown
-            for number in range(place.range.first, place.range.last + 1)
-        ]
+        pages = Paginator(ranges_by_node(topology, groups), RANGES)
+        page = pages.get_page(request.GET.get("page"))
+        ranges: Sequence[RangeOnNode] = list(page.object_list)
+        shards = [shard for on_node in ranges for shard in on_node.shards()]
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _SIZED else "same"
         # What lies where no shard should be can only be told of the whole.
-        whole = ranges.num_pages == 1 and len(groups) == len(topology.groups)
+        whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         found = status(None if whole else shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began)) if by != "same" else {}
+        sized = sizes(_known(found), within=seconds_left(DEADLINE, began)) if by != "same" else {}
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
-        drawing = draw(topology, shown, found, sized, by, urls)
+        drawing = draw(topology, ranges, found, sized, by, urls)
         problems = found.problems
         return self.page(
             request,
@@ -127,7 +129,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         page = numbers.get_page(request.GET.get("page"))
         shards = [found_group.shard(number) for number in page.object_list]
         found = status(shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began))
+        sized = sizes(_known(found), within=seconds_left(DEADLINE, began))
         states = {one.shard.alias: one for one in found.shards}
         errors = {
             node.name: without_accounts(node.error)
@@ -167,7 +169,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             raise Http404(f"There is no shard {alias!r}.")
         group = _group(request, shard.group)
         began = time.monotonic()
-        detail = look_at(shard, within=DEADLINE)
+        detail = shard_detail(shard, within=DEADLINE)
         within = group.range_of(shard.number)
         range_url = self.url("range", group.name, within.first, within.last)
         return self.page(
@@ -186,7 +188,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             models=self._models(request, shard, detail.tables or ()),
             tables=_largest_first(detail.tables or ()),
             steps=self._steps(request, shard),
-            keys=keys_on(shard, within=left_of(DEADLINE, began)),
+            keys=keys_on(shard, within=seconds_left(DEADLINE, began)),
             total=_total(detail.tables),
         )
 
@@ -198,7 +200,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
         steps = steps.filter(run__in=visible_runs(request).values("pk"))
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
         except JournalMissing:
             return []

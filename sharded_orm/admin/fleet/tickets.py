@@ -14,7 +14,7 @@ from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.operations import tickets
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
 #: Sequences of one page.
@@ -72,7 +72,11 @@ def _status() -> TicketStatus | str:
 def _hidden(request: HttpRequest) -> set[str]:
     """The sequences that only models of groups draw from which the user may not look into."""
     allowed = {*groups_of(request), None}
-    return {name for name, fields in declared().items() if allowed.isdisjoint(map(_group, fields))}
+    return {
+        name
+        for name, fields in declared_sequences().items()
+        if allowed.isdisjoint(map(_group, fields))
+    }
 
 
 def _group(field: TicketField) -> str | None:

@@ -24,7 +24,7 @@ from sharded_orm.admin.fleet.pages import (
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.operations import topology
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.detail import left_of
+from sharded_orm.operations.shards.detail import seconds_left
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision
 
@@ -56,10 +56,10 @@ class TopologyAdmin(FleetAdmin):
         processes: list[Process] | str | None = None
         # A source that did not answer is not asked again and again.
         if not isinstance(held, str):
-            left = left_of(DEADLINE, began)
+            left = seconds_left(DEADLINE, began)
             history = asked(SOURCE, lambda: source.history(_HISTORY), within=left)
         if not isinstance(held, str) and not isinstance(history, str):
-            processes = asked(SOURCE, source.processes, within=left_of(DEADLINE, began))
+            processes = asked(SOURCE, source.processes, within=seconds_left(DEADLINE, began))
         trouble = [told for told in (held, history, processes) if isinstance(told, str)]
         revisions: Sequence[Revision] = [] if isinstance(history, str) else history
         refused = listed(standing.refused)
@@ -112,7 +112,7 @@ class TopologyAdmin(FleetAdmin):
         revision = next((one for one in known if one.version == version), None)
         return self._diff(
             request, f"Version {version}", max(earlier, default=None), version,
-            left_of(DEADLINE, began),
+            seconds_left(DEADLINE, began),
             rollback_url=self.url("rollback", version),
             revision=revision,
             comment=_comment(request, revision) if revision is not None else "",
@@ -182,7 +182,7 @@ class TopologyAdmin(FleetAdmin):
             lambda: topology.rollback(version, comment, expected=expected),
             first,
             step,
-            within=left_of(DEADLINE, began),
+            within=seconds_left(DEADLINE, began),
         )
         if isinstance(made, HttpResponse):
             return made

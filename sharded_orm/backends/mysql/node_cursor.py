@@ -45,7 +45,7 @@ class _NodeCursorMixin(BaseCursor):
         session = self._session
         if session is None:
             raise ProgrammingError("cursor closed")
-        session.last = None
+        session.last_user = None
         try:
             rows = super().execute(query, args)
             if self.lastrowid:

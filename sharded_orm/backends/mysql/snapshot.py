@@ -123,7 +123,7 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
-def make(pool: NodePool, schema: str, defaults: str) -> None:
+def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
     """An empty schema, in place of one without rows that had its name. Two packets, or three.
 
     :param defaults: of a snapshot.
@@ -160,7 +160,7 @@ def _literal(text: str) -> str:
     return "0x" + text.encode().hex()
 
 
-def drop(pool: NodePool, schema: str) -> None:
+def drop_schema(pool: NodePool, schema: str) -> None:
     _run(pool, f"DROP DATABASE IF EXISTS {_quoted(schema)}")
 
 

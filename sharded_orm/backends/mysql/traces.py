@@ -28,7 +28,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """
     pool = connection.pool
     reads_id = reads_insert_id(query)
-    wanted = connection.inserted_on if reads_id else connection.last
+    wanted = connection.insert_session if reads_id else connection.last_session
     if wanted is None:
         session: NodeSession = pool.lease()
         try:
@@ -53,13 +53,13 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False
-    if connection.inserted_on is not None:
+    if connection.insert_session is not None:
         raise _refused(connection)
     return True
 
 
 def _is_left_by(connection: VirtualConnection, session: NodeSession, reads_id: bool) -> bool:
-    return (session.inserter if reads_id else session.last) is connection
+    return (session.inserter if reads_id else session.last_user) is connection
 
 
 def _refused(connection: VirtualConnection) -> SessionStateRefused:

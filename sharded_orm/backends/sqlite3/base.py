@@ -24,6 +24,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
+from sharded_orm.backends.sqlite3.features import DatabaseFeatures
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
@@ -61,12 +62,11 @@ class _Immediate(Atomic):
 class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     """Django's SQLite connection, with the life cycle of a shard."""
 
+    creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
-    creation_class = DatabaseCreation
-    # Each idle wrapper that is connected holds an open file.
-    idle_limit = 128
     # To the connection, with no cursor open: SQLite's module keeps some itself.
     _references = 0
 
@@ -172,7 +172,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         super().write_transaction()  # refuses a copy
         return _Immediate(self)
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         if self.connection is not None and self.connection.in_transaction:
             return CommitOutcome.OPEN
         return CommitOutcome.OVER

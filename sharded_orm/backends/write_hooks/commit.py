@@ -56,7 +56,7 @@ else:
 class CommitHookMixin(_Wrapper):
     """Ends of transactions that wrote; see the module.
 
-    A backend overrides :meth:`fate_of_transaction` and, where its sessions have names, the
+    A backend overrides :meth:`commit_outcome` and, where its sessions have names, the
     other methods about sessions.
     """
 
@@ -84,16 +84,16 @@ class CommitHookMixin(_Wrapper):
         that what it began can neither commit nor run on. Empty if the server does not answer."""
         return set()
 
-    def keep_session(self) -> None:
-        """Share the session of the transaction with nobody until :meth:`let_session_go`."""
+    def hold_session(self) -> None:
+        """Share the session of the transaction with nobody until :meth:`release_session`."""
 
-    def let_session_go(self) -> None:
-        """End what :meth:`keep_session` began. Repeatable."""
+    def release_session(self) -> None:
+        """End what :meth:`hold_session` began. Repeatable."""
 
     def discard_session(self) -> None:
         """Close the session that is kept, if that is possible without a loss."""
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         """What became of the transaction, when COMMIT or another statement has raised an error."""
         raise NotImplementedError
 
@@ -152,34 +152,34 @@ class CommitHookMixin(_Wrapper):
         if (
             ending is not None
             and ending.is_announced
-            and self.fate_of_transaction() is CommitOutcome.UNKNOWN
+            and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
             # Lost in a statement that commits by itself, perhaps.
             self._leave_writes()
         if self.transaction_writes is None:
             super()._rollback()
         else:
-            self.keep_session()
+            self.hold_session()
             try:
                 super()._rollback()
                 self._conclude_writes()
             except BaseException:
-                if self.fate_of_transaction() is not CommitOutcome.OPEN:
+                if self.commit_outcome() is not CommitOutcome.OPEN:
                     # Nobody will send COMMIT any more, so it cannot take effect.
                     self._conclude_writes()
                 raise
             finally:
-                self.let_session_go()
+                self.release_session()
         self.wrote = False
 
     def _commit_writes(self, commit: Callable[[], object]) -> None:
         self.announce_commit()
-        self.keep_session()
+        self.hold_session()
         try:
             try:
                 commit()
             except BaseException:
-                fate = self.fate_of_transaction()
+                fate = self.commit_outcome()
                 if fate is CommitOutcome.OVER:
                     self._conclude_writes()
                 elif fate is CommitOutcome.UNKNOWN:
@@ -187,7 +187,7 @@ class CommitHookMixin(_Wrapper):
                 raise
             self._conclude_writes()
         finally:
-            self.let_session_go()
+            self.release_session()
 
     def _leave_writes(self) -> None:
         ending, self.transaction_writes = self.transaction_writes, None

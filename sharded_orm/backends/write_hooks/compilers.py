@@ -1,17 +1,21 @@
-"""Every statement of the ORM comes through here: the compilers of its five kinds.
+"""Hooks in the compilers, which every statement of the ORM passes.
 
 ``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related
 managers, the admin, fixtures and migrations: Django gets the compiler of each statement
-from ``connection.ops.compiler_module``.
+from ``connection.ops.compiler()``.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from django.db.backends.base.operations import BaseDatabaseOperations
-from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.compiler import (
+    SQLCompiler,
+    SQLDeleteCompiler,
+    SQLInsertCompiler,
+    SQLUpdateCompiler,
+)
 from django.db.models.sql.constants import ROW_COUNT
 from django.db.models.sql.subqueries import InsertQuery
 
@@ -56,26 +60,23 @@ class WriteMixin(ReadMixin):
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
-        concern = observer.concern(self.query.model)
+        cached_model = observer.cached_model_of(self.query.model)
         try:
-            if concern is None:
+            if cached_model is None:
                 return super().execute_sql(*args, **kwargs)
             execute = partial(super().execute_sql, *args, **kwargs)
             counted = ROW_COUNT in args or ROW_COUNT in kwargs.values()
             if not connection.get_autocommit():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
             with connection.write_transaction():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
         finally:
             if not connection.autocommit:
                 connection.wrote = True
 
 
-class FlushMixin(BaseDatabaseOperations):
-    """Put before a backend's ``DatabaseOperations``."""
-
-    def execute_sql_flush(self, sql_list: Any) -> None:
-        # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
-        # whole tables has a compiler.
-        with observer.emptied(self.connection):
-            super().execute_sql_flush(sql_list)
+@cache
+def with_hooks(compiler: type) -> type[SQLCompiler]:
+    """A compiler class of Django's with the hooks of its kind of statement."""
+    writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
+    return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

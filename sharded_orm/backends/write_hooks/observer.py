@@ -43,13 +43,15 @@ class TransactionListener(Protocol):
 class WriteObserver(Protocol):
     """Who wants to know of writes."""
 
-    def concern(self, model: Any) -> Any:
+    def cached_model_of(self, model: Any) -> Any:
         """What :meth:`write` needs to know of ``model``; None if its writes are of no interest.
 
         Asked for each write of every model: it is cheap.
         """
 
-    def write(self, concern: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
+    def write(
+        self, cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool
+    ) -> Any:
         """Run the statement of ``compiler``, inside a transaction; its result.
 
         :param execute: runs it as ``compiler.query`` is then. Its result is the number of rows
@@ -69,15 +71,15 @@ def provide_observer(observer: WriteObserver) -> None:
     _observer = observer
 
 
-def concern(model: Any) -> Any:
-    """See :meth:`WriteObserver.concern`."""
-    return None if _observer is None else _observer.concern(model)
+def cached_model_of(model: Any) -> Any:
+    """See :meth:`WriteObserver.cached_model_of`."""
+    return None if _observer is None else _observer.cached_model_of(model)
 
 
-def write(concern: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
+def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
     """See :meth:`WriteObserver.write`."""
     assert _observer is not None
-    return _observer.write(concern, compiler, execute, counted)
+    return _observer.write(cached_model, compiler, execute, counted)
 
 
 def emptied(connection: Any) -> AbstractContextManager[object]:

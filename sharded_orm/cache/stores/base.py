@@ -61,13 +61,8 @@ class CacheServer(ABC):
 
     #: For messages and logs; holds no credentials.
     name: str
-    #: Exchanges with the server since the start of the process, for tests.
+    #: Exchanges with the server since the start of the process.
     round_trips: int = 0
-
-    @property
-    def rests(self) -> bool:
-        """Whether calls fail at once, because an earlier one failed."""
-        return False
 
     @abstractmethod
     def read(

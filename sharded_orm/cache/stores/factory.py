@@ -25,11 +25,11 @@ LOCAL = "django.core.cache.backends.locmem.LocMemCache"
 
 #: Backends (they or subclasses of them) whose servers can be used.
 BACKENDS = (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
-#: The client library of each, and the extra that brings it.
-_CLIENTS = {
-    MEMCACHED: ("pymemcache", "memcached"),
-    DJANGO_REDIS: ("django_redis", "redis"),
-    REDIS: ("redis", "redis"),
+#: The libraries that each needs, and the extra that brings them.
+_LIBRARIES = {
+    MEMCACHED: (("pymemcache",), "memcached"),
+    DJANGO_REDIS: (("django_redis", "hiredis"), "redis"),
+    REDIS: (("redis", "hiredis"), "redis"),
 }
 
 _local: dict[str, LocalServer] = {}
@@ -44,10 +44,11 @@ def problem(alias: str) -> str | None:
     kind = _kind(entry)
     if kind is None:
         return f"its BACKEND is {entry.get('BACKEND')!r}, not one of {', '.join(BACKENDS)}"
-    if kind in _CLIENTS:
-        package, extra = _CLIENTS[kind]
-        if find_spec(package) is None:
-            return f'{package} is not installed: pip install "sharded-orm[{extra}]"'
+    if kind in _LIBRARIES:
+        packages, extra = _LIBRARIES[kind]
+        for package in packages:
+            if find_spec(package) is None:
+                return f'{package} is not installed: pip install "sharded-orm[{extra}]"'
         if not entry.get("LOCATION"):
             return "it has no LOCATION"
     return None
@@ -88,10 +89,11 @@ def open_servers(
 
         addresses = re.split("[;,]", location) if isinstance(location, str) else location
         return [MemcachedServer(address.strip(), given, **limits) for address in addresses]
-    from sharded_orm.cache.stores import redis
+    from sharded_orm.cache.stores.redis import pools
+    from sharded_orm.cache.stores.redis.server import RedisServer
 
-    pools = redis.pools_of_django_redis if kind == DJANGO_REDIS else redis.pools_of_django
-    return [redis.RedisServer(pool, **limits) for pool in pools(location, given)]
+    pools_of = pools.pools_of_django_redis if kind == DJANGO_REDIS else pools.pools_of_django
+    return [RedisServer(pool, **limits) for pool in pools_of(location, given)]
 
 
 def name_prefix(*aliases: str) -> str:

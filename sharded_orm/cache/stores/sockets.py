@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sharded_orm import forks
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
-from sharded_orm.cache.stores.breaker import Breaker
+from sharded_orm.circuit_breaker import CircuitBreaker
 
 _CHUNK = 1 << 16
 #: More idle connections than this are closed.
@@ -137,15 +137,11 @@ class RemoteServer(CacheServer):
         """
         self.name = name
         self.timeout = timeout
-        self._breaker = Breaker(backoff, clock)
+        self._breaker = CircuitBreaker(backoff, clock)
         # Last in, first out: when load has gone the rest of them idles, and a server or a
         # firewall that drops them disturbs nobody. pop() and append() need no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
-
-    @property
-    def rests(self) -> bool:
-        return self._breaker.rests
 
     @abstractmethod
     def _connect(self, timeout: float) -> Connection:
@@ -158,7 +154,9 @@ class RemoteServer(CacheServer):
         """
         if forks.identity() != self._process:
             self._after_fork()
-        is_trial = self._breaker.is_tripped and self._breaker.admit()
+        is_trial = not self._breaker.is_closed
+        if is_trial and not self._breaker.claim(None):
+            raise ServerDown(f"resting: {self._breaker.cause()}")
         deadline = time.monotonic() + self.timeout
         try:
             answer = self._ask(packet, parse, deadline)
@@ -166,7 +164,7 @@ class RemoteServer(CacheServer):
             raise self._failed(exc) from exc
         self.round_trips += 1
         if is_trial:
-            self._breaker.recover()
+            self._breaker.reset(None)
         return answer
 
     def _ask(self, packet: Packet, parse: Parser[Answer], deadline: float) -> Answer:
@@ -208,9 +206,10 @@ class RemoteServer(CacheServer):
         """Let the server rest."""
         # Not the exception's text alone: it may be empty, or an address without its meaning.
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
-        self._breaker.trip(f"{self.name}: {text}")
+        text = f"{self.name}: {text}"
+        self._breaker.trip(None, ServerDown(text))
         self.close()
-        return ServerDown(f"{self.name}: {text}")
+        return ServerDown(text)
 
     def _after_fork(self) -> None:
         # The connections are the parent's. Closing our descriptors of them tells nobody.

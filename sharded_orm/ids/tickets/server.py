@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import OperationalError, connections
 
+from sharded_orm.circuit_breaker import CircuitBreaker
 from sharded_orm.exceptions import (
     SequenceExhausted,
     SequenceNotChecked,
@@ -20,7 +21,6 @@ from sharded_orm.exceptions import (
     UnknownSequence,
 )
 from sharded_orm.forks import identity
-from sharded_orm.ids.tickets.health import Health
 from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool, make_pool
 from sharded_orm.ids.tickets.session import (
     LAST_ID,
@@ -49,7 +49,7 @@ class _State:
 
     database: Any
     pool: TicketSessionPool
-    health: Health
+    breaker: CircuitBreaker
     process: tuple[int, int] = field(default_factory=identity)
     #: Sequence -> the highest id that the server is known to have given.
     high_water_marks: dict[str, int] = field(default_factory=dict)
@@ -150,9 +150,9 @@ class TicketServer:
         :raises Exception: the error that another caller has got since ``started``.
         """
         for key in (None, name):
-            if (cause := state.health.cause(key, since=started)) is not None:
+            if (cause := state.breaker.cause(key, since=started)) is not None:
                 raise _again(cause)
-        return state.health.cause(None) is None and state.health.cause(name) is None
+        return state.breaker.cause(None) is None and state.breaker.cause(name) is None
 
     def _take(
         self, state: _State, lent: Lent, session: TicketSession, name: str, count: int
@@ -277,7 +277,7 @@ class TicketServer:
             # If both servers are left alone, the caller that tries this one needs the partner,
             # and the caller that tries the partner needs this one: so each may ask the other.
             even_if_left_alone = (
-                self._needs_partner and new_connection and state.health.cause() is not None
+                self._needs_partner and new_connection and state.breaker.cause() is not None
             )
             high_water_mark = self.partner.predecessor_mark(
                 name, even_if_left_alone=even_if_left_alone
@@ -307,8 +307,8 @@ class TicketServer:
         :raises OperationalError: this server is left alone, or does not answer.
         """
         state = self._current()
-        if not state.health.claim(None) and not even_if_left_alone:
-            raise OperationalError(f"it is left alone: {state.health.cause()}")
+        if not state.breaker.claim(None) and not even_if_left_alone:
+            raise OperationalError(f"it is left alone: {state.breaker.cause()}")
         deadline = time.monotonic() + self.patience
         try:
             with state.pool.lend(deadline) as lent:
@@ -317,7 +317,7 @@ class TicketServer:
             self._failed(state, None, exc)
             raise
         # Not recovered yet: it answers a read, but might not be able to write.
-        state.health.try_again(None)
+        state.breaker.half_open(None)
         return row.predecessor_mark
 
     def _keep_predecessor_mark(
@@ -338,24 +338,24 @@ class TicketServer:
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether this caller may ask for ids of ``name`` now. See :meth:`Health.claim`."""
+        """Whether this caller may ask for ids of ``name`` now. See :meth:`CircuitBreaker.claim`."""
         # The state of a parent is read without its lock, which may have been held at the fork.
-        return self._state.health.is_well or self._current().health.claim(None, name)
+        return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
         """The failure because of which the server, or a sequence of it, is left alone; None if it is not."""
-        return self._current().health.cause(name)
+        return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
             state.pool.close()  # The idle sessions are most likely dead, too.
-        if state.health.failed(key, exc):
+        if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
 
     def _recovered(self, state: _State, *keys: str | None) -> None:
         for key in keys:
-            if state.health.recovered(key):
+            if state.breaker.reset(key):
                 what = "" if key is None else f" for {key!r}"
                 logger.info("Ticket server %r is used again%s.", self.alias, what)
 
@@ -394,7 +394,7 @@ class TicketServer:
 
     def _new_state(self, database: Any) -> _State:
         pool = make_pool(self.alias, self.slot, self.patience)
-        return _State(database, pool, Health(self._backoff))
+        return _State(database, pool, CircuitBreaker(self._backoff))
 
 
 def _again(cause: Exception) -> Exception:

@@ -16,7 +16,7 @@ from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.selection import add_selection, selected
 from sharded_orm.operations.shards import command_runner
 from sharded_orm.operations.shards.creation import create
-from sharded_orm.operations.shards.status import named
+from sharded_orm.operations.shards.status import aliases_text
 from sharded_orm.topology.model import Shard
 
 
@@ -106,7 +106,7 @@ class RunAction(Action):
         if failures:
             failing = [shard for shard in shards if shard.alias in failures]
             raise CommandError(
-                f"{len(failures)} of {len(shards)} shards failed: {named(failing)}. The others are"
+                f"{len(failures)} of {len(shards)} shards failed: {aliases_text(failing)}. The others are"
                 " done."
             )
         command.stdout.write(command.style.SUCCESS(f"{len(shards)} shards are done."))

@@ -70,9 +70,9 @@ class CachedRead:
             want, entries = self.want, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))
-            if isinstance(want, ListRequest) and want.names is not None:
+            if isinstance(want, ListRequest) and want.object_names is not None:
                 # Its objects, for whoever asks for one by its key.
-                entries.update(zip(want.names, ([row] for row in rows), strict=True))
+                entries.update(zip(want.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
     def _instances(self, rows: list[Row]) -> list[Any]:

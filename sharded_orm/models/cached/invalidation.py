@@ -16,7 +16,7 @@ from sharded_orm.cache.statistics import FIELDS
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.exceptions import CacheUnavailable
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model, declares_cache
-from sharded_orm.models.cached.write_tracking import writes_of
+from sharded_orm.models.cached.write_observer import transaction_markers
 
 logger = logging.getLogger("sharded_orm.cache")
 
@@ -70,7 +70,7 @@ class ModelCache:
         now: list[Voided] = []
         for alias, rows in _rows(found, values, using):
             connection = _in_transaction(found, alias, only=len(values) > 0)
-            writes = writes_of(connection) if connection is not None else None
+            writes = transaction_markers(connection) if connection is not None else None
             if writes is None:
                 now.append(rows)
             else:

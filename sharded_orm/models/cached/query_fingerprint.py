@@ -127,9 +127,9 @@ class _Conditions:
         self._base = base
         self._equal = equal
 
-    def read(self, node: WhereNode, demanded: bool) -> tuple[Any, ...] | None:
+    def read(self, node: WhereNode, required_conditions: bool) -> tuple[Any, ...] | None:
         """:param demanded: every row of the result meets the conditions in ``node``."""
-        demanded = demanded and not node.negated and node.connector == AND
+        required_conditions = required_conditions and not node.negated and node.connector == AND
         parts: list[Any] = []
         unknown = False
         child: Any
@@ -137,9 +137,9 @@ class _Conditions:
             kind = type(child)
             part: Any
             if kind is WhereNode:
-                part = self.read(child, demanded)
+                part = self.read(child, required_conditions)
             elif kind in _KNOWN or _is_known(kind):
-                part = self._lookup(kind, child, demanded)
+                part = self._lookup(kind, child, required_conditions)
             else:
                 part = None
             if part is None:
@@ -149,7 +149,7 @@ class _Conditions:
                 parts.append(part)
         return None if unknown else (node.connector, node.negated, parts)
 
-    def _lookup(self, kind: Any, lookup: Any, demanded: bool) -> Any:
+    def _lookup(self, kind: Any, lookup: Any, required_conditions: bool) -> Any:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if type(column) is OnShard and value is True:
@@ -163,7 +163,7 @@ class _Conditions:
                 return None
         elif type(value := _chosen(value)) not in IMMUTABLE:
             return None
-        elif demanded and value is not None and issubclass(kind, Exact):
+        elif required_conditions and value is not None and issubclass(kind, Exact):
             self._equal.setdefault(column.target.column, []).append(value)
         return (kind.__name__, column.target.column, value)
 

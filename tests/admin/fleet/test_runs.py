@@ -20,14 +20,14 @@ class Running(threading.Thread):
 
     def run(self):
         from django.db import connections
-        with journal.running("migrate", self.subject, {"targets": ["photos.0002"], "fake": False}) as run:
+        with journal.hold_run("migrate", self.subject, {"targets": ["photos.0002"], "fake": False}) as run:
             self.id = run.id
-            run.steps(self.aliases)
+            run.create_steps(self.aliases)
             first, second, third = (run.step(alias) for alias in self.aliases[:3])
-            first.at(migration="photos_app.0001_initial")
-            first.done()
-            second.failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
-            third.at(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
+            first.begin(migration="photos_app.0001_initial")
+            first.mark_done()
+            second.mark_failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
+            third.begin(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
             self.ready.set()
             self.over.wait(PATIENCE)
             run.finish("failed", "not migrated: 1 of 300 shards")

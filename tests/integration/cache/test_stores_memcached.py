@@ -1,4 +1,4 @@
-"""What is particular to memcached: times to live, its limits, what a full one does."""
+"""Memcached only: times to live, its limits, and a full server."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_times_to_live(server: MemcachedServer, client: Client, name: str) -> No
     assert seconds_left(client, guard) <= 100
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0.2, 1), (1e9, 30 * 24 * 3600)])
+@pytest.mark.parametrize(("seconds", "given"), [(0.2, 1), (1e9, 30 * 24 * 3600)])
 def test_no_time_is_taken_for_ever_or_for_a_date(
-    server: MemcachedServer, client: Client, name: str, asked: float, given: int
+    server: MemcachedServer, client: Client, name: str, seconds: float, given: int
 ) -> None:
-    server.fill([CacheEntry(name, b"value")], asked)
+    server.fill([CacheEntry(name, b"value")], seconds)
     answer = client.raw_command(f"mg {name} t")
     # The second may be over.
     assert answer == b"EN" or given - 5 <= int(answer.split(b"t")[1]) <= given
@@ -94,7 +94,7 @@ def test_a_guard_that_has_become_too_large_is_not_marked(
     server.mark([(name, b"+" * 1_000_000)], b"=\n", 60)
     with pytest.raises(ServerDown):
         server.mark([(name, b"+" * 100_000)], b"=\n", 60)
-    assert not server.rests
+    assert server._breaker.is_closed
 
 
 def test_a_value_that_is_too_large_for_this_server_is_not_stored() -> None:
@@ -121,7 +121,7 @@ def test_a_full_server_forgets_and_goes_on() -> None:
                 if found.lease is not None:
                     server.fill([CacheEntry(name, os.urandom(50_000), found.lease)], 60)
             assert int(server.info()["evictions"]) > 0
-            assert not server.rests
+            assert server._breaker.is_closed
             server.close()
     except ServiceMissing as exc:
         service_missing(exc)

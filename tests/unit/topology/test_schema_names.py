@@ -1,4 +1,4 @@
-"""Which templates of schema names there are, and whether two groups share a name."""
+"""Valid templates of schema names, and whether two groups share a name."""
 
 from __future__ import annotations
 

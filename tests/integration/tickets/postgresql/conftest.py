@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL, and what the tests ask them."""
+"""Sessions on PostgreSQL, and queries that the tests send."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def soon(seconds: float = 30.0) -> float:
 
 @pytest.fixture
 def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
-    """Opens sessions that are closed after the test."""
+    """Return a function that opens sessions; they are closed after the test."""
     opened = []
 
     def open_session(
@@ -49,20 +49,20 @@ def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
 
 @pytest.fixture
 def session(connect: Opener) -> Any:
-    made = connect()
-    made.create_catalog(soon())
-    return made
+    session = connect()
+    session.create_catalog(soon())
+    return session
 
 
 @pytest.fixture
 def row(session: Any) -> SequenceRow:
-    """A new sequence, of the first of two servers."""
+    """A new sequence of the first of two servers."""
     return begin(session)
 
 
 def begin(session: Any, value: int = 0) -> SequenceRow:
-    made: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
-    return made
+    row: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
+    return row
 
 
 def take(session: Any, row: SequenceRow, count: int = 1) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL: sequences are begun, checked and advanced."""
+"""Sessions on PostgreSQL: sequences are created, checked and advanced."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_advance_of_a_sequence_that_has_given_nothing(session: Any) -> None:
 
 
 def test_advance_keeps_out_who_takes_ids(connect: Opener, session: Any, row: SequenceRow) -> None:
-    """A number taken between the comparison and the change would be given again."""
+    """A number taken between the comparison and the change would be handed out again."""
     taker = connect()
     run(taker, f"BEGIN; SELECT nextval('{counter(row)}')")
     with pytest.raises(OperationalError, match="no answer"):

@@ -1,4 +1,4 @@
-"""What a where tree says of columns."""
+"""The conditions on columns that a where tree contains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import pytest
 from django.db.models import F, Q, Value
 from django.db.models.functions import Lower
 
-from sharded_orm.models.cached.conditions import all_pinned, pinned
+from sharded_orm.models.cached.conditions import all_pinned
 from tests.photos.models import Comment, Photo, Vote
+
+
+def pinned(query: Any, column: str) -> list[Any] | None:
+    return all_pinned(query, (column,)).get(column)
 
 
 def photos(*args: Any, **kwargs: Any) -> Any:
@@ -20,18 +24,18 @@ def photos(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("query", "values"),
     [
-        (photos(user_id=1), (1,)),
-        (photos(user_id="1"), (1,)),
-        (photos(user_id__in=[1, 2, "2", None]), (1, 2)),
-        (photos(user_id=Value(3)), (3,)),
-        (photos(user_id=1, title="x"), (1,)),
-        (photos(Q(user_id=1) & Q(stars__gt=1) & (Q(title="a") | Q(title="b"))), (1,)),
-        (Photo.objects.filter(user_id__in=[1, 2]).filter(user_id=2).query, (2,)),
-        (Photo.objects.filter(user_id=1).none().query, ()),
-        (photos(user_id__in=[]), ()),
+        (photos(user_id=1), [1]),
+        (photos(user_id="1"), [1]),
+        (photos(user_id__in=[1, 2, "2", None]), [1, 2]),
+        (photos(user_id=Value(3)), [3]),
+        (photos(user_id=1, title="x"), [1]),
+        (photos(Q(user_id=1) & Q(stars__gt=1) & (Q(title="a") | Q(title="b"))), [1]),
+        (Photo.objects.filter(user_id__in=[1, 2]).filter(user_id=2).query, [2]),
+        (Photo.objects.filter(user_id=1).none().query, []),
+        (photos(user_id__in=[]), []),
     ],
 )  # fmt: skip
-def test_pinned(query: Any, values: tuple[int, ...]) -> None:
+def test_pinned(query: Any, values: list[int]) -> None:
     assert pinned(query, "user_id") == values
 
 
@@ -59,18 +63,18 @@ def test_not_pinned(query: Any) -> None:
 
 def test_foreign_keys_and_what_is_no_column() -> None:
     comment = Comment.objects.filter(photo=Photo(pk=4), user_id=1).query
-    assert pinned(comment, "photo_id") == (4,)
+    assert pinned(comment, "photo_id") == [4]
     lowered = Photo.objects.annotate(low=Lower("title")).filter(low="a").query
     assert pinned(lowered, "title") is None
 
 
 def test_values_are_as_the_field_prepares_them() -> None:
-    assert pinned(photos(price="1.5"), "price") == (Decimal("1.5"),)
+    assert pinned(photos(price="1.5"), "price") == [Decimal("1.5")]
 
 
 def test_composite_primary_key() -> None:
     query = Vote.objects.filter(pk__in=[(1, 2), (3, 4)]).query
-    assert all_pinned(query, ("user_id", "number")) == {"user_id": (1, 3), "number": (2, 4)}
+    assert all_pinned(query, ("user_id", "number")) == {"user_id": [1, 3], "number": [2, 4]}
 
 
 def test_the_query_stays_as_it_is() -> None:

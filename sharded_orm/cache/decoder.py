@@ -1,0 +1,115 @@
+"""Cache entries as the rows and lists they hold; useless entries are counted and reported missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
+
+from sharded_orm.cache import values
+from sharded_orm.cache.process_cache import Listed
+from sharded_orm.cache.requests import CacheRequest, ListRequest
+from sharded_orm.cache.stores.base import FoundEntry
+from sharded_orm.cache.values import Row, Unusable
+
+_TOKENS = re.compile(r"(?:[0-9A-Za-z_.%~]{1,64}(?:,|\Z))*")
+
+
+class Counters(Protocol):
+    def add(self, type_name: str, **deltas: int) -> None: ...
+
+
+def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
+    """The list of the rows with ``pks``, with the names of their objects."""
+    pks = tuple(pks)
+    return Listed(revision, pks, tuple(map(request.scope.object_name, pks)), None)
+
+
+class EntryDecoder:
+    """Decodes the entries of one cache. Thread-safe.
+
+    :param counters: where broken entries are counted.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def rows(
+        self,
+        request: CacheRequest,
+        names: Sequence[str],
+        entries: Sequence[FoundEntry],
+        stamp: str,
+    ) -> list[Row] | None:
+        """The rows of objects; None if one is missing, and then ``request.fillable`` says which.
+
+        :param stamp: what the objects must carry.
+        """
+        format = request.format
+        decoded = format.decoded
+        if decoded is None:
+            return self._unpacked(request, names, entries, stamp)
+        known = decoded.known
+        rows: list[Row | None] = []
+        unread = []
+        for index, (name, entry) in enumerate(zip(names, entries, strict=True)):
+            seen = known.get(entry.value)
+            if seen is not None and seen[0] == stamp and seen[1] == name:
+                rows.append(seen[2])
+            else:
+                rows.append(None)
+                unread.append(index)
+        if not unread:
+            return cast("list[Row]", rows)
+        new_entries = [entries[index] for index in unread]
+        new_names = [names[index] for index in unread]
+        unpacked = self._unpacked(request, new_names, new_entries, stamp)
+        if unpacked is None:
+            request.fillable |= {name: None for name in names if name not in request.fillable}
+            return None
+        new_rows = format.values(unpacked)
+        for index, entry, name, row in zip(unread, new_entries, new_names, new_rows, strict=True):
+            rows[index] = row
+            if entry.value is not None:
+                decoded.note(entry.value, stamp, name, row)
+        return cast("list[Row]", rows)
+
+    def _unpacked(
+        self,
+        request: CacheRequest,
+        names: Sequence[str],
+        entries: Sequence[FoundEntry],
+        stamp: str,
+    ) -> list[Row] | None:
+        format = request.format
+        rows = values.unpack_objects(
+            [entry.value for entry in entries], names, format.fingerprint, stamp, format.width
+        )
+        if Unusable.MISS not in rows and Unusable.BROKEN not in rows:
+            return cast("list[Row]", rows)
+        for name, entry, row in zip(names, entries, rows, strict=True):
+            request.fillable[name] = entry if isinstance(row, Unusable) else None
+            if row is Unusable.BROKEN:
+                self._count_broken(request)
+        return None
+
+    def listed(
+        self, request: ListRequest, name: str, entry: bytes | None, revision: str
+    ) -> Listed | None:
+        """The list that is stored under ``name``; None if there is none that can be used."""
+        items = values.unpack_list(entry, name, request.format.fingerprint)
+        if isinstance(items, Unusable):
+            if items is Unusable.BROKEN:
+                self._count_broken(request)
+            return None
+        if request.scalar:
+            if len(items) == 1 and type(items[0]) is int:
+                return Listed(revision, (), (), items[0])
+        elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
+            # They become names, and anybody may have written the entry.
+            return listed_rows(request, revision, items)
+        self._count_broken(request)
+        return None
+
+    def _count_broken(self, request: CacheRequest) -> None:
+        self._counters.add(request.scope.type.name, broken=1)

@@ -1,0 +1,194 @@
+"""Filling the cache with what the database returned for requests that missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from sharded_orm.cache import values
+from sharded_orm.cache.decoder import Counters, EntryDecoder, listed_rows
+from sharded_orm.cache.process_cache import Listed, ProcessCache
+from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, ObjectRequest
+from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
+from sharded_orm.cache.values import Row
+
+#: Longer lists are not cached: a multi-get of so many objects is no faster than the query.
+MAX_ROWS = 1000
+
+_Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
+
+
+class ReaderOptions(Protocol):
+    """The settings that count for readers, all in seconds."""
+
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def quarantine(self) -> float: ...
+
+
+class CacheServers(Protocol):
+    """What a reader needs of :class:`sharded_orm.cache.client.CacheClient`."""
+
+    @property
+    def options(self) -> ReaderOptions: ...
+    @property
+    def statistics(self) -> Counters: ...
+    @property
+    def shares_store(self) -> bool: ...
+    @property
+    def guard_ttl(self) -> float: ...
+    def objects(self, place: str) -> CacheServer: ...
+    def lists(self, place: str) -> CacheServer: ...
+
+
+def forbid_fill(request: CacheRequest) -> None:
+    request.state = request.object_state = None
+
+
+class Filler:
+    """Takes leases for requests that missed, and stores what the database returned for them.
+
+    One for all threads of the process. No method raises an error of the cache.
+    """
+
+    def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
+        self._cache = cache
+        self._memory = memory
+        self._decoder = decoder
+
+    def lease(self, request: CacheRequest, now: float) -> None:
+        """Take the leases that ``request`` needs to be filled, or forbid to fill it.
+
+        :param now: seconds since 1970.
+        """
+        youngest = max(
+            state.created for state in (request.state, request.object_state) if state is not None
+        )
+        if now < youngest + self._cache.options.quarantine:
+            # A marker may have been lost with the guard that stood there before.
+            forbid_fill(request)
+            return
+        missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
+        if not missing:
+            return
+        server = self._cache.objects(request.scope.place)
+        try:
+            leases = server.lease(list(missing), list(missing.values()))
+        except ServerDown:
+            forbid_fill(request)
+            return
+        for name, lease in zip(missing, leases, strict=True):
+            request.fillable[name] = None if lease is None else FoundEntry(None, lease)
+
+    def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
+        """Store what the database returned; see :meth:`Reader.fill`."""
+        packets: _Packets = {}
+        for request, pks, rows in misses:
+            if request.state is None or len(rows) > MAX_ROWS:
+                continue
+            try:
+                self._add_entries(packets, request, pks, rows)
+            except ServerDown:
+                continue
+        for server, entries in packets.items():
+            # Reading the guards lets them live longer than the new entries.
+            names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
+            try:
+                stored, _ = server.fill(
+                    [entry for _, entry in entries], self._cache.options.ttl, list(names)
+                )
+            except ServerDown:
+                continue
+            self._count(entries, stored)
+
+    def _count(
+        self, entries: Sequence[tuple[CacheRequest, CacheEntry]], stored: Sequence[bool]
+    ) -> None:
+        counts: dict[tuple[str, str], int] = {}
+        for (request, entry), is_stored in zip(entries, stored, strict=True):
+            if is_stored:
+                counter = "fills"
+            else:
+                counter = "too_large" if len(entry.value) > MAX_VALUE else "fills_lost"
+            key = request.scope.type.name, counter
+            counts[key] = counts.get(key, 0) + 1
+        for (type_name, counter), count in counts.items():
+            self._cache.statistics.add(type_name, **{counter: count})
+
+    def _add_entries(
+        self, packets: _Packets, request: CacheRequest, pks: Sequence[str], rows: Sequence[Row]
+    ) -> None:
+        scope, state = request.scope, request.state
+        assert state is not None
+        if isinstance(request, ObjectRequest):
+            if list(pks) == [request.pk]:
+                self._add_object(packets, request, request.name, rows[0], state.stamp)
+            return
+        assert isinstance(request, ListRequest)
+        server = self._cache.lists(scope.place)
+        name = scope.list_name(request.query, state.revision)
+        fingerprint = request.format.fingerprint
+        if request.scalar:
+            listed = Listed(state.revision, (), (), request.value)
+            value = values.pack_list(name, fingerprint, [request.value])
+        else:
+            if len(pks) != len(rows):
+                return
+            listed = listed_rows(request, state.revision, pks)
+            request.object_names = listed.names
+            value = values.pack_list(name, fingerprint, pks)
+        if value is None:
+            return
+        if not request.is_listed:
+            packets.setdefault(server, []).append((request, CacheEntry(name, value)))
+        self._memory.note(scope.guards[-1], request.query, listed)
+        if request.object_state is None:
+            return
+        if self._cache.shares_store:
+            self._lease_unknown(request, server, listed.names, state)
+        covers, stamp = request.object_state.covers, request.object_state.stamp
+        for pk, object_name, row in zip(pks, listed.names, rows, strict=True):
+            if covers is None or not covers(pk):
+                self._add_object(packets, request, object_name, row, stamp)
+
+    def _lease_unknown(
+        self, request: ListRequest, server: CacheServer, names: Iterable[str], state: GuardState
+    ) -> None:
+        """Take leases for rows of the result that were not known before the query.
+
+        The guards are read once more after these leases. If they are as before, nothing was
+        written in between.
+        """
+        unknown = [name for name in names if name not in request.fillable]
+        if not unknown:
+            return
+        guards = request.scope.guards
+        _, entries, guards_after = server.read((), unknown, guards)
+        if tuple(guards_after) != state.raws:
+            return
+        if self._decoder.rows(request, unknown, entries, state.stamp) is not None:
+            return
+        missing = {name: entry for name in unknown if (entry := request.fillable[name]) is not None}
+        leases = server.lease(list(missing), list(missing.values()))
+        if any(
+            lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
+        ):
+            # Reading gave no leases here: these are younger than the guards that were read.
+            guards_after, _, _ = server.read(guards)
+            if tuple(guards_after) != state.raws:
+                leases = [None] * len(missing)
+        for name, lease in zip(missing, leases, strict=True):
+            request.fillable[name] = None if lease is None else FoundEntry(None, lease)
+
+    def _add_object(
+        self, packets: _Packets, request: CacheRequest, name: str, row: Row, stamp: str
+    ) -> None:
+        leased = request.fillable.get(name)
+        if leased is None or leased.lease is None:
+            return
+        value = values.pack_object(name, request.format.fingerprint, stamp, row)
+        if value is None:
+            return  # It has a value of a kind that the format does not know.
+        server = self._cache.objects(request.scope.place)
+        packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))

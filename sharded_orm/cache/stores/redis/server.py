@@ -1,0 +1,405 @@
+"""A Redis server (4.0 or newer), through the connections of django-redis or Django.
+
+The client libraries connect (TLS, sockets, Sentinel); what is said is said here, in the words of
+:mod:`sharded_orm.cache.stores.redis.protocol`: their parsers and pools take longer than the server, and know
+no limit on the time of a whole call.
+
+Leases: a placeholder with a random token stands under a leased name for a few seconds, and a
+script stores a value only while it is still there.
+
+A server can come back with data of an earlier time: it was started anew from its dump, or a
+replica took over, or it was such a replica itself for a while. Guards of that time miss what was
+written since and look clean. So the names of all entries begin with the server's *incarnation*: a
+random word, which the data belong to and which stands among them, beside the ``run_id`` of the
+server that they were written on. Who opens a connection and finds the ``run_id`` of another
+server there, or nothing, puts a new word in its place: nothing of before is found again, and
+goes when its time is over. Each packet reads the word, too: when it has changed under a connection
+that stayed open, the packet is sent again on a new one. The caller sees plain names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from redis import ConnectionPool
+from redis.exceptions import RedisError
+
+from sharded_orm.cache.stores.base import (
+    LEASE_SECONDS,
+    MAX_VALUE,
+    CacheEntry,
+    FoundEntry,
+    Lease,
+    ServerDown,
+)
+from sharded_orm.cache.stores.redis.pools import place_of
+from sharded_orm.cache.stores.redis.protocol import (
+    LINE_END,
+    RedisScript,
+    Refusal,
+    by_digest,
+    by_source,
+    pack,
+    parse_replies,
+)
+from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
+
+_PLACEHOLDER = b"\0lease:"
+#: Under this name stands which server has written the data, and their incarnation.
+_OWNER = b"sharded-orm-incarnation"
+_RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
+#: Characters of an incarnation.
+_LENGTH = 12
+_READ_OWNER = (b"GET", _OWNER)
+
+_COMPARE_AND_SET = RedisScript(
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
+    b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
+)
+# What stands there afterwards.
+_REPLACE_OWNER = RedisScript(
+    b"local there = redis.call('GET', KEYS[1]) or '' "
+    b"if there ~= ARGV[1] then return there end "
+    b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
+)
+# APPEND alone would create it.
+_APPEND = RedisScript(
+    b"if redis.call('EXISTS', KEYS[1]) == 1 then "
+    b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
+)
+
+
+class RedisServer(RemoteServer):
+    """One Redis server. Thread-safe.
+
+    It must not be a node of a Redis Cluster, nor may a proxy send what comes on one connection to
+    several servers. The user must be allowed to call INFO, which must tell a ``run_id`` (managed
+    servers do), and scripts; its names cannot be limited to a prefix. A replica is not used.
+
+    After a failover or a start from a dump nothing of before is found. While a partition of the
+    network leaves two primaries, who still reaches the old one reads what was valid before it.
+    """
+
+    _end = LINE_END
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        *,
+        timeout: float,
+        backoff: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param pool: tells how to connect; no connection is taken from it.
+        :param timeout, backoff, clock: see :class:`RemoteServer`.
+        """
+        super().__init__(
+            f"redis {place_of(pool)}/{pool.connection_kwargs.get('db') or 0}",
+            timeout=timeout,
+            backoff=backoff,
+            clock=clock,
+        )
+        self._pool = pool
+
+    # ##### Connections #####
+
+    def _connect(self, timeout: float) -> Connection:
+        # Raised here: reports of an error show the variables where it came from, and there the
+        # password is among them.
+        opened = self._open(timeout)
+        if isinstance(opened, str):
+            raise OSError(f"connecting: {opened}")
+        return opened
+
+    def _open(self, timeout: float) -> Connection | str:
+        """A connection, or why there is none."""
+        options = {
+            option: value
+            for option, value in self._pool.connection_kwargs.items()
+            # They need version 3 of the protocol, and come unasked.
+            if not option.startswith("maint_notifications")
+        }
+        limit = options.get("socket_connect_timeout")
+        deadline = time.monotonic() + timeout
+        owners: list[bytes] = []
+        own: dict[str, Any] = {
+            "socket_connect_timeout": min(timeout, limit or timeout),
+            "socket_timeout": timeout,
+            "retry": None,
+            "retry_on_timeout": False,
+            "retry_on_error": [],
+            # Instead of its own greeting, which has no limit of time, and may agree on version 3.
+            "redis_connect_func": lambda connection: owners.append(
+                self._greet(connection, deadline)
+            ),
+        }
+        connection = self._pool.connection_class(**{**options, **own})
+        try:
+            connection.connect()
+        except (RedisError, OSError, ProtocolError) as exc:
+            connection.disconnect()
+            return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
+        # Private, as in every release; the connection has done its work and is dropped.
+        opened: socket.socket = connection._sock
+        connection._sock = None
+        return Connection(opened, self.timeout, owners[0])
+
+    def _greet(self, connection: Any, deadline: float) -> bytes:
+        """Log in; what stands under :data:`_OWNER`."""
+        commands: list[tuple[bytes, ...]] = []
+        provider = connection.credential_provider
+        if provider is not None:
+            credentials = provider.get_credentials()
+        elif connection.password:
+            credentials = (connection.username or "default", connection.password)
+            if not connection.username:
+                credentials = credentials[1:]  # as servers before 6.0 know it
+        else:
+            credentials = ()
+        if credentials:
+            commands.append((b"AUTH", *(part.encode() for part in credentials)))
+        if connection.db:
+            commands.append((b"SELECT", b"%d" % int(connection.db)))
+        commands += ((b"INFO", b"server"), (b"INFO", b"replication"), (b"GET", _OWNER))
+        *_, server, replication, owner = self._ask_plainly(connection, commands, deadline)
+        if (run_id := _RUN_ID.search(server)) is None:
+            raise ProtocolError("INFO tells no run_id")
+        if b"role:slave" in replication.splitlines():
+            raise ProtocolError("it is a replica")
+        own = re.compile(rb"%b:[0-9a-f]{%d}" % (run_id[1], _LENGTH))
+        if own.fullmatch(owner or b""):
+            return bytes(owner)
+        new = b"%b:%b" % (run_id[1], secrets.token_hex(_LENGTH // 2).encode())
+        claim = (b"EVAL", _REPLACE_OWNER.source, b"1", _OWNER, owner or b"", new)
+        (owner,) = self._ask_plainly(connection, [claim], deadline)
+        if not own.fullmatch(owner):
+            raise ProtocolError("several servers say that the data are theirs")
+        return bytes(owner)
+
+    def _ask_plainly(
+        self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
+    ) -> list[Any]:
+        """Replies to commands that must have success and give texts."""
+        left = max(deadline - time.monotonic(), 0.001)
+        link = Connection(connection._sock, left)
+        replies = link.ask(
+            pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
+        )
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, Refusal):
+                raise ProtocolError(f"{command[0].decode()} was refused: {reply.code}")
+            if not isinstance(reply, bytes) and (reply is not None or command[0] != b"GET"):
+                raise ProtocolError(f"unexpected reply to {command[0].decode()}")
+        return replies
+
+    # ##### Commands #####
+
+    def _run(
+        self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
+    ) -> list[Any]:
+        """Replies to ``commands``.
+
+        :param owner_of: takes the owner of the data out of the replies. To read it must be the
+            last thing that the commands do: data that have changed do not change back.
+        """
+        owner = b""
+
+        def packet(link: Connection) -> bytes:
+            nonlocal owner
+            owner = link.incarnation
+            return pack(commands, f"{owner[-_LENGTH:].decode()}:")
+
+        def parse(answer: bytes) -> list[Any] | None:
+            replies = parse_replies(answer, len(commands))
+            if replies is not None and (there := owner_of(replies)) != owner:
+                if isinstance(there, Refusal):
+                    raise ProtocolError(f"refused: {there.code}")
+                raise Outdated("the data are of another incarnation")
+            return replies
+
+        return self._exchange(packet, parse)
+
+    def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Replies to commands in one round trip; scripts that the server does not know yet cost
+        one more. They run in order, but other clients' may come in between.
+
+        A text is the name of an entry."""
+        if not commands:
+            return []
+        replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
+        unknown = [
+            index
+            for index, reply in enumerate(replies)
+            if isinstance(reply, Refusal) and reply.code == "NOSCRIPT"
+        ]
+        if unknown:
+            sources = [by_source(commands[index]) for index in unknown]
+            again = self._run([*sources, _READ_OWNER], list.pop)
+            for index, reply in zip(unknown, again, strict=True):
+                replies[index] = reply
+        return replies
+
+    def _checked(self, reply: Any, kind: type) -> Any:
+        if isinstance(reply, kind):
+            return reply
+        if isinstance(reply, Refusal):
+            text = f"refused: {reply.code}"
+            if reply.code in ("OOM", "WRONGTYPE"):
+                # For this command; the server is well.
+                raise ServerDown(f"{self.name} {text}")
+            raise self._failed(text)
+        raise self._failed("unexpected reply")
+
+    def _get(self, names: Sequence[str]) -> list[bytes | None]:
+        def owner_of(replies: list[Any]) -> Any:
+            (values,) = replies
+            if isinstance(values, Refusal):
+                return values
+            if not isinstance(values, list) or len(values) != len(names) + 1:
+                raise ProtocolError("unexpected reply to MGET")
+            return values.pop()
+
+        (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
+        return [value or None for value in values]
+
+    # ##### The contract #####
+
+    def read(
+        self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
+    ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
+        if not (names or objects or again):
+            return [], [], []
+        values = self._get([*names, *objects, *again])
+        middle, last = len(names), len(names) + len(objects)
+        return (
+            values[:middle],
+            [
+                # As Found(value, None), in half the time.
+                tuple.__new__(
+                    FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
+                )
+                for value in values[middle:last]
+            ],
+            values[last:],
+        )
+
+    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
+        token = _PLACEHOLDER + secrets.token_hex(8).encode()
+        seconds = b"%d" % LEASE_SECONDS
+        commands: list[tuple[Any, ...]] = []
+        for name, (value, _) in zip(objects, found, strict=True):
+            if value is None:
+                # Nothing was there, or somebody else's placeholder, which this leaves alone.
+                commands.append((b"SET", name, token, b"NX", b"EX", seconds))
+            else:
+                commands.append((_COMPARE_AND_SET, name, value, token, seconds))
+        return [token if reply in (b"OK", 1) else None for reply in self._pipeline(commands)]
+
+    def fill(
+        self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
+    ) -> tuple[list[bool], list[bytes | None]]:
+        seconds = _seconds(ttl)
+        commands: list[tuple[Any, ...]] = []
+        stored = []
+        for name, value, lease in entries:
+            fits = 0 < len(value) <= MAX_VALUE
+            stored.append(fits)
+            if not fits:
+                continue
+            if lease is None:
+                commands.append((b"SET", name, value, b"EX", seconds))
+            else:
+                commands.append((_COMPARE_AND_SET, name, lease, value, seconds))
+        count = len(commands)
+        guards = list(again)
+        commands += [(b"EXPIRE", guard, _seconds(2 * ttl)) for guard in guards]
+        if guards:
+            commands.append((b"MGET", *guards))
+        replies = self._pipeline(commands)
+        outcomes = iter(replies[:count])
+        return (
+            [fits and next(outcomes) in (b"OK", 1) for fits in stored],
+            [value or None for value in self._checked(replies[-1], list)] if guards else [],
+        )
+
+    def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
+        seconds = _seconds(ttl)
+        commands: list[tuple[Any, ...]] = []
+        for name, record in records:
+            commands.append((b"SET", name, header, b"NX", b"EX", seconds))
+            commands.append((b"APPEND", name, record))
+            commands.append((b"EXPIRE", name, seconds))
+        replies = self._pipeline(commands)
+        sizes = []
+        for made, size, prolonged in zip(replies[::3], replies[1::3], replies[2::3], strict=True):
+            if made is not None:  # None: it was there
+                self._checked(made, bytes)
+            self._checked(prolonged, int)
+            # What APPEND has made itself is no guard: readers see that and put one in its place.
+            sizes.append(self._checked(size, int))
+        return sizes
+
+    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+        commands: list[tuple[Any, ...]] = []
+        if objects:
+            commands.append((b"UNLINK", *objects))
+        commands += [(_APPEND, name, record) for name, record in records]
+        for reply in self._pipeline(commands):
+            self._checked(reply, int)
+
+    def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
+        if not guards:
+            return []
+        keys = [name for name, _ in guards]
+        seconds = _seconds(ttl)
+        commands: list[tuple[Any, ...]] = [
+            (b"SET", name, record, b"NX", b"EX", seconds) for name, record in guards
+        ]
+        commands += [(b"EXPIRE", key, seconds) for key in keys]
+        *made, there = self._pipeline([*commands, (b"MGET", *keys)])
+        for reply in made:
+            if isinstance(reply, Refusal):
+                self._checked(reply, bytes)
+        if not all(self._checked(there, list)):
+            raise ServerDown(f"{self.name}: a guard vanished while it was made")
+        found: list[bytes] = there
+        return found
+
+    def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
+        command = (_COMPARE_AND_SET, name, seen, new, _seconds(ttl))
+        (reply,) = self._pipeline([command])
+        return bool(self._checked(reply, int) == 1)
+
+    def count(self, deltas: Mapping[str, int]) -> None:
+        commands = [
+            (b"INCRBY", name.encode("ascii"), b"%d" % delta) for name, delta in deltas.items()
+        ]
+        for reply in self._pipeline(commands):
+            self._checked(reply, int)
+
+    def counters(self, names: Sequence[str]) -> list[int]:
+        if not names:
+            return []
+        # As texts they would be of this incarnation only.
+        keys = [name.encode("ascii") for name in names]
+        (reply,) = self._pipeline([(b"MGET", *keys)])
+        values = self._checked(reply, list)
+        if len(values) != len(keys):
+            raise self._failed("unexpected number of values")
+        return [int(value) if value and value.isdigit() else 0 for value in values]
+
+    def info(self) -> dict[str, Any]:
+        (reply,) = self._pipeline([(b"INFO",)])
+        lines = self._checked(reply, bytes).decode(errors="replace").splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _seconds(ttl: float) -> bytes:
+    return b"%d" % max(math.ceil(ttl), 1)

@@ -1,0 +1,82 @@
+"""The cache's side of the hook in the backends: statements and flushes become markers.
+
+A *marker* in the guard of a cache entry says that a write is under way (see
+:mod:`sharded_orm.cache.markers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.apps import apps
+from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuery
+
+from sharded_orm import runtime
+from sharded_orm.cache.markers import TransactionMarkers
+from sharded_orm.models.cached.cached_model import CachedModel, cached_model
+from sharded_orm.models.cached.write_tracking import TrackedWrite
+
+
+def transaction_markers(connection: Any) -> TransactionMarkers:
+    """The markers of the open transaction of ``connection``.
+
+    ``connection`` must be inside a transaction, and a cache must be configured. Readers of the
+    transaction bypass the cache from now on.
+    """
+    connection.wrote = True
+    markers: TransactionMarkers | None = connection.transaction_writes
+    if markers is None:
+        cache = runtime.cache()
+        assert cache is not None
+        markers = connection.transaction_writes = TransactionMarkers(cache, connection)
+    return markers
+
+
+class CacheObserver:
+    """Marks the rows that writes affect.
+
+    It is the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver` of the app.
+    """
+
+    cached_model_of = staticmethod(cached_model)
+
+    def write(
+        self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
+    ) -> Any:
+        """Run the statement of ``compiler`` and mark the rows that it affects."""
+        connection = compiler.connection
+        if not cached.home_alias_ok(connection.alias):
+            return execute()
+        statement = TrackedWrite(cached, compiler, transaction_markers(connection), counted)
+        query = compiler.query
+        if isinstance(query, InsertQuery):
+            return statement.insert(execute)
+        if isinstance(query, UpdateQuery | DeleteQuery):
+            return statement.change(execute)
+        statement.touch_all()
+        return execute()
+
+    @contextmanager
+    def emptied(self, connection: Any) -> Iterator[None]:
+        """Mark all rows of cached models on ``connection`` while a flush deletes them."""
+        cache = runtime.cache() if runtime.config().cache is not None else None
+        models = [m for m in _cached_models() if m.home_alias_ok(connection.alias)] if cache else []
+        if not models or cache is None:
+            yield
+            return
+        markers = TransactionMarkers(cache, connection)
+        for cached in models:
+            markers.touch(cached.scope(cached.place(connection.alias), None), None, wide=True)
+        try:
+            markers.announce()
+            yield
+        finally:
+            markers.over()
+
+
+def _cached_models() -> list[CachedModel]:
+    models = (cached_model(model) for model in apps.get_models())
+    # A proxy shares the cache of its model.
+    return list({id(cached): cached for cached in models if cached is not None}.values())
