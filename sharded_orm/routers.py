@@ -119,12 +119,12 @@ class ShardRouter:
 
         :raises CrossShardRelation: the rows are on two shards of one group.
         """
-        one, two = options_of(obj1), options_of(obj2)
-        if one is None and two is None:
+        options1, options2 = options_of(obj1), options_of(obj2)
+        if options1 is None and options2 is None:
             return None
-        if one is None or two is None or one.group != two.group:
+        if options1 is None or options2 is None or options1.group != options2.group:
             return True  # System checks require a foreign key without a database constraint.
-        aliases = [colocated_alias(one, obj1), colocated_alias(two, obj2)]
+        aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
             raise CrossShardRelation(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

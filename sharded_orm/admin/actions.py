@@ -14,8 +14,8 @@ from django.utils.translation import gettext as _
 from sharded_orm import runtime
 from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.display import Named
-from sharded_orm.admin.failures import listed
+from sharded_orm.admin.display import NamedRow
+from sharded_orm.admin.failures import join_names
 from sharded_orm.admin.global_lookups import lookup_notes
 from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.run_by_shard import report, run_by_shard
@@ -35,7 +35,7 @@ class ActionsMixin(ShardedBase):
 
     def action_checkbox(self, obj: Any) -> Any:
         # No action may write a misplaced row; see select().
-        return "" if is_misplaced(obj) else super().action_checkbox(Named(obj))
+        return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
         # Overrides ModelAdmin.response_action, which filters by primary keys.
@@ -84,7 +84,9 @@ class ActionsMixin(ShardedBase):
         count = sum(selection.misplaced.values())
         if not count:
             return
-        on_shards = listed(f"{alias} ({number})" for alias, number in selection.misplaced.items())
+        on_shards = join_names(
+            f"{alias} ({number})" for alias, number in selection.misplaced.items()
+        )
         rows, keys = ("row", "its key leads") if count == 1 else ("rows", "their keys lead")
         verb, shards = ("is", "another shard") if count == 1 else ("are", "other shards")
         self.message_user(

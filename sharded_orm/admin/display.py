@@ -15,7 +15,7 @@ from sharded_orm.admin.identity import object_id
 from sharded_orm.models.sharding.options import shard_options
 
 
-class Named:
+class NamedRow:
     """A row whose ``pk`` is its object id (see :mod:`identity`); all else is the row's own.
 
     Django uses ``obj.pk`` for links and log entries in a dozen places, most of them templates.
@@ -37,11 +37,11 @@ class Named:
         return str(self.row)
 
 
-def named(row: Any) -> Any:
-    """``row``, as :class:`Named` if it is a stored row of a sharded model."""
-    if row is None or isinstance(row, Named) or shard_options(type(row)) is None:
+def named_row(row: Any) -> Any:
+    """``row``, as :class:`NamedRow` if it is a stored row of a sharded model."""
+    if row is None or isinstance(row, NamedRow) or shard_options(type(row)) is None:
         return row
-    return Named(row)
+    return NamedRow(row)
 
 
 def change_url(row: Any, site: str) -> str | None:
@@ -50,7 +50,7 @@ def change_url(row: Any, site: str) -> str | None:
     try:
         return reverse(
             f"admin:{opts.app_label}_{opts.model_name}_change",
-            args=[quote(named(row).pk)],
+            args=[quote(named_row(row).pk)],
             current_app=site,
         )
     except NoReverseMatch:
@@ -58,8 +58,8 @@ def change_url(row: Any, site: str) -> str | None:
 
 
 def unwrap(row: Any) -> Any:
-    """The row inside a :class:`Named`; any other object as it is."""
-    return row.row if isinstance(row, Named) else row
+    """The row inside a :class:`NamedRow`; any other object as it is."""
+    return row.row if isinstance(row, NamedRow) else row
 
 
 def site_url(admin: Any, row: Any) -> str | None:
@@ -160,7 +160,7 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
         # For the template's link. The form itself keeps its reference to the row.
-        copy.original = named(original.original)
+        copy.original = named_row(original.original)
         return copy
 
     def __iter__(self) -> Iterator[Any]:

@@ -95,7 +95,7 @@ class Outages:
         return by_node(self.errors)
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def join_names(names: Iterable[str], most: int = 8) -> str:
     """``a, b and 3 more``: at most ``most`` names, for a message."""
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""

@@ -106,7 +106,7 @@ def read(queryset: Any, number: int, size: int) -> PageOfRows:
     """Read page ``number`` of ``queryset``, and one row more, which shows that there is a next one.
 
     One query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions leave one shard,
-    only that shard is queried, and its failure counts as one of the page.
+    only that shard is queried. Its failure is an error of the page, like those of other shards.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

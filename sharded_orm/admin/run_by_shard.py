@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.failures import Outages, listed
+from sharded_orm.admin.failures import Outages, join_names
 from sharded_orm.routers import standing_on
 
 logger = logging.getLogger("sharded_orm.admin")
@@ -40,8 +40,8 @@ def run_by_shard(
     shards go on. Not atomic over shards (P14).
 
     :return: the page that ``run`` has returned, if there is only one part.
-    :raises PermissionDenied: as do ``SuspiciousOperation`` and ``Http404``, if no shard was done
-        and none had failed before.
+    :raises PermissionDenied: ``run`` refuses, before any shard was done or has failed. The same
+        holds for ``SuspiciousOperation`` and ``Http404``.
     """
     outages, done = selection.outages, list[Part]()
     response = None
@@ -92,7 +92,7 @@ def report(
     """Show messages: the number of rows on each shard, and each failed shard with its cause."""
     if done:
         rows = sum(part.count for part in done)
-        shards = listed(f"{part.alias} ({part.count})" for part in done)
+        shards = join_names(f"{part.alias} ({part.count})" for part in done)
         model_admin.message_user(
             request,
             f"{description}: {rows} row{'s' if rows != 1 else ''} on {shards}.",

@@ -60,7 +60,7 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """Whether the shard takes new keys."""
+        """``"open"`` or ``"closed"`` for new keys; empty without a shard."""
         shard = self.shard
         if shard is None:
             return ""

@@ -171,9 +171,8 @@ def stored_value(field: Any, text: Any) -> Any:
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        field.run_validators(
-            value
-        )  # SQLite fails on a number that no column can hold, if it is in a list.
+        # SQLite fails on a number that no column can hold, if the number is in a list.
+        field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
     return value

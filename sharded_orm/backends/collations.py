@@ -1,4 +1,4 @@
-"""What text a kind of database takes for equal, as the name of its collation says. Pure."""
+"""Which texts a kind of database takes for equal, judged by the name of the collation. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class TextEquality(NamedTuple):
     """How a collation compares text.
 
-    :param is_exact: texts are equal only if they have the same characters, apart from padding.
+    :param is_exact: equal texts have the same characters, but for spaces at the end if it pads.
     :param pads: spaces at the end do not count.
     """
 
@@ -17,30 +17,30 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of a database that we know nothing about. Asks no server."""
+    """The collations of a database that we do not know."""
 
-    #: The collation to declare for text of a cached model, and for a shard key: the cache knows
-    #: of padding, the router does not.
+    #: The collation to declare for keys of a cached model, and for shard keys. They differ if one
+    #: pads: the cache takes padding into account, the router does not.
     exact_for_cache = "C"
     exact_for_shard_key = "C"
-    #: How to declare an exact key without a field of ours, as the end of a sentence.
+    #: How to declare an exact shard key without ``ExactCharField``, as the end of a sentence.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """How text of ``collation`` compares; None is the default of the database."""
+        """Return how text of ``collation`` compares; None is the default of the database."""
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether a shard key with this declared ``collation`` surely is not compared exactly.
+        """Whether a shard key with this declared ``collation`` is certainly not compared exactly.
 
-        :param is_colocated_with_target: migrations of the field that declares it run on the shards.
+        :param is_colocated_with_target: migrations of the field that declares it run on the key's shards.
         """
         return False
 
     def exact_collation(self, connection: Any) -> str | None:
-        """The collation that compares every character, spaces at the end among them.
+        """Return the collation that compares every character, spaces at the end among them.
 
-        None if the default is exact. May ask the server for its version.
+        None if the default does. May ask the server for its version.
         """
         return None
 
@@ -71,7 +71,7 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # Else a migration on the shards may have changed the column alone.
+        # Otherwise a migration on the shards may have changed the column alone.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

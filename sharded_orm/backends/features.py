@@ -1,7 +1,7 @@
-"""What the package asks of a database beside Django's own features.
+"""Features of databases that the package needs to know, in addition to Django's.
 
-The ``DatabaseFeatures`` of each backend of ours has the flags of :class:`ShardFeatures`. An alias
-may also use a backend of Django or of somebody else: :func:`features_of` answers for every one.
+The ``DatabaseFeatures`` of each of our backends has the flags of :class:`ShardFeatures`. An alias may
+also use a backend of Django or of a third party: :func:`features_of` returns the flags of any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharded_orm.backends.collations import (
 
 
 class ShardFeatures:
-    """Flags of one kind of database, readable from the class; the values here are the defaults."""
+    """Flags of one kind of database, as class attributes; the values here are the defaults."""
 
     #: A shard is a file in the folder of its node; there is no server.
     shards_are_files: ClassVar[bool] = False
@@ -31,7 +31,7 @@ class ShardFeatures:
     text_compared_by: ClassVar[Literal["bytes", "weights"] | None] = None
     #: The server knows the collation of a column; elsewhere the models do.
     can_introspect_collations: ClassVar[bool] = False
-    #: What text is equal under which collation.
+    #: How text compares under each collation.
     collations: ClassVar[Collations] = Collations()
     #: ``AVG`` of integers is a decimal number, not a float.
     averages_integers_exactly: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class ShardFeatures:
     default_isolation_level: ClassVar[str | None] = None
     #: The default of a column can make the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: A node's replica can be made its primary.
+    #: The replica of a node can be promoted.
     supports_promotion: ClassVar[bool] = False
 
 
@@ -80,9 +80,9 @@ _BY_VENDOR: dict[str, type[ShardFeatures]] = {
 
 
 def features_of(connection: Any) -> type[ShardFeatures]:
-    """The flags of a connection object or of its class. Asks no server.
+    """Return the flags of a connection object or of its class. Asks no server.
 
-    A backend of somebody else has those of its vendor, and the defaults if we do not know it.
+    The flags of a backend that is not ours are those of its vendor, or else the defaults.
     """
     features: type = connection.features_class
     if issubclass(features, ShardFeatures):

@@ -35,5 +35,5 @@ class OperationsMixin(BaseDatabaseOperations):
     def execute_sql_flush(self, sql_list: Any) -> None:
         # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
         # whole tables has a compiler.
-        with observer.emptied(self.connection):
+        with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

@@ -1,7 +1,8 @@
-"""What goes to the cache servers in one packet: reads that run side by side.
+"""Reads that run side by side, so that one packet serves them all.
 
-A read is a generator of what it asks. :func:`drive` runs several of them, so that what they
-ask of one server in one phase costs one round trip.
+A read is a generator that yields queries to cache servers and gets the replies.
+:func:`drive` runs several reads: in each phase, all their queries to one server cost one round
+trip.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
-#: One exchange with a server: what to read, as :meth:`Server.read` takes it,
-Ask = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
-#: and what it gave.
+#: A server, and the arguments of its :meth:`CacheServer.read`.
+CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
+#: The result of :meth:`CacheServer.read`.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 #: A read, phase by phase.
-Steps = Generator[Ask, Reply, None]
+Steps = Generator[CacheQuery, Reply, None]
 
 
 def read_leased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """Objects that are missing are leased to the caller, where reading gives leases."""
+    """Read for a caller that fills: servers that lease on reading lease it missing objects."""
     if unfinished.waiting:
         unfinished.flush(server)
     return server.read(names, objects, again)
@@ -31,7 +32,7 @@ def read_leased(
 def read_unleased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """The same for who is not going to fill: a lease would keep others from it."""
+    """Read for a caller that does not fill: a lease would keep others from filling."""
     if not objects:
         return read_leased(server, names, (), again)
     raws, _, after = read_leased(server, (*names, *objects), (), again)
@@ -39,40 +40,40 @@ def read_unleased(
 
 
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
-    """Run reads side by side: what they ask of one server goes in one packet."""
+    """Run reads side by side. A server that is down ends the reads that need it."""
     if len(steps) == 1:
-        step = steps[0]
+        read = steps[0]
         try:
-            ask = next(step)
+            query = next(read)
             while True:
-                ask = step.send(exchange(*ask))
+                query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    waiting = [(step, next(step)) for step in steps]  # Each asks at least once.
+    waiting = [(read, next(read)) for read in steps]  # Each has at least one query.
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
-        for step, ask in waiting:
-            packets.setdefault(ask[0], _Packet()).add(step, ask)
+        for read, query in waiting:
+            packets.setdefault(query[0], _Packet()).add(read, query)
         waiting = []
         for server, packet in packets.items():
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                continue  # Its wants bypass the cache.
+                continue  # Its requests bypass the cache.
 
 
 class _Packet:
-    """What several reads ask of one server in one exchange."""
+    """The queries of several reads to one server."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._again: dict[str, int] = {}
         self._objects: list[str] = []
-        self._asks: list[tuple[Steps, Ask, int]] = []
+        self._queries: list[tuple[Steps, CacheQuery, int]] = []
 
-    def add(self, step: Steps, ask: Ask) -> None:
-        _, names, objects, again = ask
-        self._asks.append((step, ask, len(self._objects)))
+    def add(self, read: Steps, query: CacheQuery) -> None:
+        _, names, objects, again = query
+        self._queries.append((read, query, len(self._objects)))
         for name in names:
             self._names.setdefault(name, len(self._names))
         for name in again:
@@ -81,20 +82,20 @@ class _Packet:
 
     def exchange(
         self, server: CacheServer, exchange: Callable[..., Reply]
-    ) -> list[tuple[Steps, Ask]]:
-        """One round trip; what each read asks next."""
+    ) -> list[tuple[Steps, CacheQuery]]:
+        """The reads that go on, with their next queries. One round trip."""
         names, objects, again = exchange(
             server, list(self._names), self._objects, list(self._again)
         )
         following = []
-        for step, (_, own_names, own_objects, own_again), start in self._asks:
+        for read, (_, own_names, own_objects, own_again), start in self._queries:
             reply = (
                 [names[self._names[name]] for name in own_names],
                 objects[start : start + len(own_objects)],
                 [again[self._again[name]] for name in own_again],
             )
             try:
-                following.append((step, step.send(reply)))
+                following.append((read, read.send(reply)))
             except StopIteration:
                 continue
         return following

@@ -1,4 +1,7 @@
-"""The cache as a whole: which server holds what."""
+"""The cache servers of the project, and which of them holds the entries of each place.
+
+A *place* is a shard, or a global model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A server that is told of the writes of a place, and what it has of it."""
+    """A server that must be marked for writes to a place, and the entries that it holds of it."""
 
     server: CacheServer
     objects: bool
@@ -27,19 +30,18 @@ class Holder(NamedTuple):
 
 
 class CacheClient:
-    """The cache servers of the project, and what was counted. Thread-safe.
+    """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
-    Made by ``runtime.cache()`` alone. All that belongs to one place, a shard or a global
-    model, is on one server of an alias, and never on another one while that is down: what
-    a server missed would be stale when it returns.
+    Only ``runtime.cache()`` makes one. All entries of a place are on one server of an alias, and
+    on no other while that is down: the server would miss writes and be stale when it returns.
 
-    :param open_servers: makes the servers of an alias; asks none of them.
+    :param open_servers: returns the servers of an alias, without a call to any.
     :raises ImproperlyConfigured: ``CACHES`` has no such alias, or one that cannot be used.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
         self.options = options
-        #: What all names begin with: as two projects share a server under Django, they do here.
+        #: The beginning of all names, which keeps projects apart that share a server.
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
@@ -50,7 +52,7 @@ class CacheClient:
             lists = tuple(open_servers(options.lists, options))
             # Two aliases may name the same servers. A place has the same one of them if they
             # stand in the same order.
-            if [one.name for one in lists] != [one.name for one in self.object_servers]:
+            if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
         if name_prefix(options.objects, options.lists, *options.also_mark) != name_prefix(
@@ -61,7 +63,7 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # As many entries as there are places.
+        # One entry per place.
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
@@ -69,7 +71,7 @@ class CacheClient:
 
     @property
     def guard_ttl(self) -> float:
-        """Seconds that a guard lives from its last use: longer than what it stands for."""
+        """Seconds that a guard lives after its last use: longer than the entries under it."""
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
@@ -89,7 +91,7 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """The servers that are told of the writes of ``place``, each once."""
+        """The servers that must be marked for writes to ``place``, each once."""
         try:
             return self._holders[place]
         except KeyError:
@@ -98,20 +100,20 @@ class CacheClient:
     def _find_holders(self, place: str) -> list[Holder]:
         objects, lists = self.objects(place), self.lists(place)
         # Two aliases may name one server.
-        same = lists.name == objects.name
-        found = {objects.name: Holder(objects, True, same)}
-        if not same:
-            found[lists.name] = Holder(lists, False, True)
+        is_same = lists.name == objects.name
+        holders = {objects.name: Holder(objects, True, is_same)}
+        if not is_same:
+            holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # It may serve objects or lists of the same place here, and the other elsewhere.
-            one = servers[node_index(place, len(servers))]
-            known = found.get(one.name)
-            found[one.name] = Holder(one if known is None else known.server, True, True)
-        return list(found.values())
+            # Elsewhere, the server may hold both objects and lists of the place.
+            server = servers[node_index(place, len(servers))]
+            known = holders.get(server.name)
+            holders[server.name] = Holder(server if known is None else known.server, True, True)
+        return list(holders.values())
 
     @property
     def servers(self) -> tuple[CacheServer, ...]:
-        """Each server once; those of objects first."""
+        """All servers, each once; those of objects first."""
         also = [server for servers in self._also for server in servers]
         by_name: dict[str, CacheServer] = {}
         for server in (*self.object_servers, *self.list_servers, *also):
@@ -119,11 +121,11 @@ class CacheClient:
         return tuple(by_name.values())
 
     def type_name(self, label: str) -> str:
-        """What the names of the model ``label`` begin with."""
+        """The beginning of the names of the model with this label."""
         return self.prefix + label
 
     def close(self) -> None:
-        """Close idle connections. What is used afterwards opens new ones."""
+        """Close idle connections. The next call opens new ones."""
         for servers in (self.object_servers, self.list_servers, *self._also):
             for server in servers:
                 server.close()

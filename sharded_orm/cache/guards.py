@@ -1,26 +1,27 @@
-"""The guard of a scope: what Yupoo's revision (Y15) has become. Pure.
+"""Guards: the cache entry of each scope that changes with every write to its rows.
 
-A guard is a log of lines that is only appended to, except when it is compacted:
+It is what Yupoo's revision (Y15) has become. Pure: no Django, no driver. A guard is a log of
+lines. Writers only append to it; it is rewritten only to compact it:
 
 ``=`` generation, salt, time
-    The first line. Made by whoever finds the guard missing.
+    The first line, written by the reader or writer that finds the guard missing.
 ``+`` token, time, width, server, account, connection, pks
     A writer is about to commit what it wrote to these rows: an *open marker*.
 ``-`` token
     That transaction is over, and the objects of its rows were deleted.
 ``!`` token, salt
-    The same, and whatever carries an earlier generation is void.
+    The same, and all entries that carry an earlier generation are void.
 
 Appending needs no reading, so a writer marks in one round trip, and writers, readers and
-those who repair do not wait for each other. Lines may arrive late, twice and in any order: a
-marker is open while there is its ``+`` and neither ``-`` nor ``!`` anywhere in the log, and
-the generation is a digest over that of the first line and the different ``!`` lines, so no
-late line brings an earlier one back. Each line has a random token or salt, so the digest of a
-guard never comes back either.
+repairs do not wait for each other. Lines may arrive late, twice and in any order. A marker is
+open while the log has its ``+``, and neither its ``-`` nor its ``!``. The generation is a digest
+of the first line's generation and the different ``!`` lines, so no late line brings back an
+earlier generation. Each line has a random token or salt, so the digest of a guard never comes
+back either.
 
-Compacting drops what is closed. A ``+`` that arrives even later than that opens its marker
-again: readers bypass the cache, and nothing is stale, until the marker is repaired. Where it
-is known that a ``+`` may still come (its ``-`` came first), compacting keeps the ``-``.
+Compacting drops closed markers. A ``+`` that arrives after that opens its marker again: until
+the marker is repaired, readers bypass the cache, and nothing is stale. If the ``-`` came before
+its ``+``, which may still come, compacting keeps the ``-``.
 """
 
 from __future__ import annotations
@@ -34,17 +35,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-#: At most so many primary keys are listed by a marker; more are "all".
+#: A marker lists at most this many primary keys; for more it says "all".
 MAX_LISTED = 100
-#: From this size (bytes) on a guard is compacted.
+#: Guards of more bytes are compacted.
 COMPACT_FROM = 2048
-#: Closings whose marker has not come are kept up to this number, the latest ones.
-_KEPT = 16
-#: Larger guards are not remembered by :func:`parse`.
-_REMEMBERED = 8192
+#: Closings that came before their marker are kept up to this number, the latest ones.
+_MAX_EARLY = 16
+#: Guards of more bytes are not remembered by :func:`parse`.
+_MAX_REMEMBERED = 8192
 
-# Nothing else is a line: what stands in a cache may come from anybody, and tokens of primary
-# keys become names again.
+# Strict: anybody may have written to the cache, and tokens of primary keys become names again.
 _HEADER = re.compile(r"=([0-9a-f]{16}),[0-9a-f]{16},([0-9]{1,15})")
 _OPENING = re.compile(
     r"\+([0-9A-Za-z]{1,32}),([0-9]{1,15}),([nw]),([0-9A-Za-z_.%~-]*),([0-9A-Za-z_.%~-]*)"
@@ -54,15 +54,15 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """What stands under the name of a guard is none."""
+    """The entry under the name of a guard is no guard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
     """The database session of a transaction.
 
-    :param server: identity of the database server, to compare by; empty if it has none.
-    :param account: its account there, to compare by.
+    :param server: identity of the database server, for comparisons; empty if it has none.
+    :param account: its account on that server, for comparisons.
     :param connection: id of the session on that server; 0 if it has none.
     """
 
@@ -75,10 +75,10 @@ class Writer:
 class Marker:
     """An announced write.
 
-    :param at: when, in seconds since 1970, on the writer's clock.
-    :param wide: it may concern rows of every narrower scope.
+    :param at: seconds since 1970 on the writer's clock when it was made.
+    :param wide: whether it may concern rows of every narrower scope.
     :param pks: tokens of the rows' primary keys, as :func:`~sharded_orm.cache.keys.token`
-        gives them; None for all. Empty when no object can exist (new rows).
+        gives them; None for all. Empty for new rows, which cannot have objects.
     """
 
     token: str
@@ -92,19 +92,20 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing it must change the generation: its objects are not listed."""
+        """Whether closing it must change the generation, as it does not list its objects."""
         return self.pks is None or self.wide
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A guard as it was read.
+    """A parsed guard.
 
     :param generation: objects and narrower revisions that carry another one are void.
-    :param created: when, in seconds since 1970.
+    :param created: seconds since 1970 when it was created.
     :param open: markers of transactions that may commit at any time.
-    :param digest: of the whole; the revision of lists.
-    :param early: tokens that were closed and whose marker has not come (yet).
+    :param digest: of all its bytes; the revision of lists.
+    :param size: in bytes.
+    :param early: tokens of closings whose marker has not come yet.
     :param spare: bytes that compacting would save.
     """
 
@@ -118,7 +119,7 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether it is worth to be compacted."""
+        """Whether compacting is worth its round trip."""
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
@@ -131,14 +132,14 @@ class Guard:
         return any(marker.wide for marker in self.open)
 
 
-# Tokens have to differ, nobody has to be unable to guess them; asking the system for each costs
-# more than all else in a line.
+# Tokens must differ, but may be guessed. Randomness of the system would cost more than all else
+# in a line.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_token() -> str:
-    """16 hexadecimal digits that were never there before. Thread-safe; differs after a fork."""
+    """16 hexadecimal digits that nobody else has. Thread-safe; different after a fork."""
     return f"{_random.getrandbits(64):016x}"
 
 
@@ -148,6 +149,7 @@ def header(now: float) -> bytes:
 
 
 def opening(marker: Marker) -> bytes:
+    """The line that opens ``marker``."""
     writer = marker.writer
     pks = "*" if marker.pks is None else ";".join(sorted(marker.pks))
     parts = (
@@ -161,16 +163,16 @@ def closing(token: str, *, void: bool) -> bytes:
     """The line that ends the marker ``token``; with ``void`` it changes the generation."""
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # A salt: closed twice is not closed once.
+    # The salt makes a second closing change the digest, too.
     return f"-{token},{new_token()}\n".encode()
 
 
 def parse(raw: bytes) -> Guard:
-    """Read a guard.
+    """The guard with the bytes ``raw``.
 
-    :raises BrokenGuard: it is none, or a line of it is damaged.
+    :raises BrokenGuard: it is no guard, or a line is damaged.
     """
-    return _remembered(raw) if len(raw) <= _REMEMBERED else _parse(raw)
+    return _remembered(raw) if len(raw) <= _MAX_REMEMBERED else _parse(raw)
 
 
 def _parse(raw: bytes) -> Guard:
@@ -186,26 +188,26 @@ def _parse(raw: bytes) -> Guard:
     salts: dict[str, None] = {}
     for line in lines[1:]:
         kind = line[:1]
-        if kind == "+" and (found := _OPENING.fullmatch(line)):
-            opened[found[1]] = found
-        elif kind != "+" and (found := _CLOSING.fullmatch(line)):
-            closed[found[1]] = None
+        if kind == "+" and (match := _OPENING.fullmatch(line)):
+            opened[match[1]] = match
+        elif kind != "+" and (match := _CLOSING.fullmatch(line)):
+            closed[match[1]] = None
             if kind == "!":
-                salts[found[2]] = None
+                salts[match[2]] = None
         else:
             raise BrokenGuard(raw[:40])
     generation = first[1]
     if salts:
         voided = f"{generation},{','.join(salts)}".encode()
         generation = hashlib.blake2b(voided, digest_size=8).hexdigest()
-    early = tuple(token for token in closed if token not in opened)[-_KEPT:]
-    still = [found for token, found in opened.items() if token not in closed]
-    needed = len(lines[0]) + 1 + sum(len(found[0]) + 1 for found in still)
+    early = tuple(token for token in closed if token not in opened)[-_MAX_EARLY:]
+    still_open = [match for token, match in opened.items() if token not in closed]
+    needed = len(lines[0]) + 1 + sum(len(match[0]) + 1 for match in still_open)
     needed += sum(len(token) + 19 for token in early)
     return Guard(
         generation,
         int(first[2]) / 1000,
-        tuple(map(_marker, still)),
+        tuple(map(_marker, still_open)),
         digest(raw),
         len(raw),
         early,
@@ -213,8 +215,8 @@ def _parse(raw: bytes) -> Guard:
     )
 
 
-def _marker(found: re.Match[str]) -> Marker:
-    token, at, width, server, account, connection, pks = found.groups()
+def _marker(match: re.Match[str]) -> Marker:
+    token, at, width, server, account, connection, pks = match.groups()
     try:
         writer = Writer(_unquoted(server), _unquoted(account), int(connection))
     except UnicodeDecodeError as exc:
@@ -227,7 +229,7 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def compacted(guard: Guard) -> bytes:
-    """The same guard without what is closed, and with another salt."""
+    """The guard without its closed markers, and with another salt."""
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
     return b"".join([first, *map(opening, guard.open), *early])
@@ -235,22 +237,25 @@ def compacted(guard: Guard) -> bytes:
 
 def digest(*parts: bytes | str) -> str:
     """24 characters that stand for all of ``parts``."""
-    made = hashlib.blake2b(digest_size=12)
+    hashed = hashlib.blake2b(digest_size=12)
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
-        made.update(b"%d:" % len(raw))
-        made.update(raw)
-    return made.hexdigest()
+        hashed.update(b"%d:" % len(raw))
+        hashed.update(raw)
+    return hashed.hexdigest()
 
 
 def stamp(guards: Iterable[Guard]) -> str:
-    """What an object must carry: the generations of its guards, from the table's to the key's."""
+    """The stamp that a valid object carries: the generations of its guards, table's first."""
     return "".join([guard.generation for guard in guards])
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """What stands in the name of a list: the digest of its own guard, the last one, and the
-    generations of the wider ones."""
+    """The revision in the name of a valid list: a digest of its guards.
+
+    :param guards: the widest first. The last one, the list's own, counts with its digest, the
+        others with their generations.
+    """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))
 

@@ -1,4 +1,4 @@
-"""Making entries void for writes that are over already: SQL that the library did not see."""
+"""Voiding of entries after SQL that the library did not see."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 
 @dataclass(frozen=True)
-class Voided:
-    """Rows whose entries are to be void.
+class VoidRows:
+    """Rows whose entries become void.
 
-    :param scope: what they belong to, down to the isolate key if that is known.
+    :param scope: of the isolate key of the rows if it is known, else of their shard key or table.
     :param pks: tokens of their primary keys; None for all rows of the scope.
-    :param wide: the type has an isolate key, and which values of it are concerned is unknown.
+    :param wide: whether the model has an isolate key, and its value is unknown.
     """
 
     scope: Scope
@@ -26,43 +26,43 @@ class Voided:
     wide: bool = False
 
 
-def void(cache: CacheClient, rows: Iterable[Voided]) -> None:
-    """Make what the cache holds of ``rows`` void: one packet for each cache server.
+def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
+    """Void the entries of rows, in one round trip per cache server.
 
-    What was read from the database before this call, and is about to be stored, does not
-    count any more either. Call it after the write was committed.
+    Call it after the write was committed. A reader that queried the database before this call
+    cannot store its result any more.
 
-    :raises ServerDown: a server did not answer; the others were told.
+    :raises ServerDown: a server did not answer. The entries on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # Of each server, the guards, and whether what they stand for is void as a whole.
+    # By server: the names of guards, and whether all entries under the guard become void.
     guards: dict[CacheServer, dict[str, bool]] = {}
-    rows = list(rows)
-    for one in rows:
-        scope, names = one.scope, one.scope.guards
-        # That of the table, if the key is unknown.
+    targets = list(targets)
+    for rows in targets:
+        scope, names = rows.scope, rows.scope.guards
+        # The guard of the table, if the key is unknown.
         home = names[min(scope.home, len(names) - 1)]
-        whole = one.pks is None or one.wide
+        is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):
-            known = guards.setdefault(holder.server, {})
-            known[home] = known.get(home, False) or whole
+            server_guards = guards.setdefault(holder.server, {})
+            server_guards[home] = server_guards.get(home, False) or is_whole
             if scope.isolate is not None and holder.lists:
-                known.setdefault(names[-1], False)
-            if one.pks is not None and holder.objects:
-                names_of = map(scope.object_name, sorted(one.pks))
-                objects.setdefault(holder.server, []).extend(names_of)
-    down: ServerDown | None = None
-    for server, wanted in guards.items():
+                server_guards.setdefault(names[-1], False)
+            if rows.pks is not None and holder.objects:
+                object_names = map(scope.object_name, sorted(rows.pks))
+                objects.setdefault(holder.server, []).extend(object_names)
+    error: ServerDown | None = None
+    for server, server_guards in guards.items():
         token = new_token()
         try:
             server.finish(
                 objects.get(server, ()),
-                [(name, closing(token, void=whole)) for name, whole in wanted.items()],
+                [(name, closing(token, void=is_whole)) for name, is_whole in server_guards.items()],
             )
         except ServerDown as exc:
-            down = exc
-    for one in rows:
-        names = one.scope.guards
-        request_cache.forget(names[one.scope.home] if one.scope.home < len(names) else None)
-    if down is not None:
-        raise down
+            error = exc
+    for rows in targets:
+        names, home_index = rows.scope.guards, rows.scope.home
+        request_cache.forget(names[home_index] if home_index < len(names) else None)
+    if error is not None:
+        raise error

@@ -1,7 +1,7 @@
-"""Names of everything in the cache (Yupoo, Y13-Y16). Pure: no Django, no driver.
+"""Names of the entries in the cache (Yupoo, Y13-Y16). Pure: no Django, no driver.
 
 ======  ============================================  =======================
-what    of a sharded model                            of a global model
+entry   of a sharded model                            of a global model
 ======  ============================================  =======================
 object  ``Photo-{key}-{pk}``                          ``Photo-{pk}``
 list    ``Photo-list-{key}-{query}-{revision}``       ``Photo-list-{query}-{revision}``
@@ -10,8 +10,8 @@ guard   ``Photo-{key}-revision``
 guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision``
 ======  ============================================  =======================
 
-Each value in a name passes :func:`token`, so no value can make one name look like another,
-and each whole name :func:`fit`, so memcached takes it.
+A *token* stands for each value in a name (:func:`token`), so no value can make one name look
+like another. :func:`fit` shortens each name, so memcached accepts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-MAX_LENGTH = 250  # bytes, of memcached's names
+MAX_LENGTH = 250  # bytes; the limit of memcached
 _MAX_TOKEN = 64
 _RESERVED = frozenset({"revision", "list"})
 _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
@@ -36,8 +36,9 @@ def token(value: Any) -> str:
     """A value as a part of a name: printable ASCII without ``-``, at most 64 characters.
 
     Different values of one field (as its ``get_prep_value`` gives them) have different
-    tokens, and values that are equal to the database have the same; long ones are hashed.
-    Equal texts are the same texts here: a collation that says otherwise is not for keys.
+    tokens, and values that are equal to the database have the same token. Long values are
+    hashed. Texts are equal here if they are the same: do not use a collation for keys that
+    says otherwise.
     """
     if isinstance(value, int):  # True is 1, as in the database
         value = int(value)
@@ -70,7 +71,7 @@ def token(value: Any) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """The same for 1, 1.0 and 1E0; Python's own normalising would round."""
+    """One text for 1, 1.0 and 1E0. ``Decimal.normalize()`` would round."""
     if not value.is_finite():
         return str(value)
     sign, digits, exponent = value.as_tuple()
@@ -83,14 +84,17 @@ def _decimal(value: Decimal) -> str:
 
 
 def fit(name: str) -> str:
-    """``name``, or a digest in its place when it is too long for memcached."""
+    """``name``; its beginning with a digest if it is too long for memcached."""
     if len(name) <= MAX_LENGTH:
         return name
     return name[:100] + "~" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def node_index(place: str, count: int) -> int:
-    """Which of ``count`` cache servers holds everything of ``place``. Never another one."""
+    """The position among ``count`` cache servers of the one that holds all entries of ``place``.
+
+    It is fixed: no other server takes over while that one is down.
+    """
     if count == 1:
         return 0
     return int.from_bytes(hashlib.md5(place.encode(), usedforsecurity=False).digest()[:8]) % count
@@ -98,12 +102,12 @@ def node_index(place: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachedType:
-    """A cached model, as far as names and values in the cache depend on it.
+    """The part of a cached model that names and values in the cache depend on.
 
-    :param name: ``app_label.ModelName`` of the concrete model, after the prefix.
-    :param sharded: rows are in shards; else in the global database.
+    :param name: the prefix and ``app_label.ModelName`` of the concrete model.
+    :param sharded: whether rows are in shards; else they are in the global database.
     :param fingerprint: of its fields. It stands in object values and list names, never in
-        guards or object names: in a rolling deploy old and new code mark the same.
+        guards or object names: in a rolling deploy old and new code mark the same guards.
     """
 
     name: str
@@ -111,19 +115,22 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Prefixes may be anything, and Python takes letters of any script in a class name.
+        # A prefix can be any text, and class names can have letters of any script.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Rows that one guard stands for: of a table on a shard, of a key, of an isolate key.
+    """The rows of a table on a shard, of a shard key, or of an isolate key.
 
-    :param place: the shard's alias; the name of the type if it is global. It decides the
-        cache server.
+    One *guard* stands for them: an entry that changes with each write to these rows.
+
+    :param place: the shard's alias; the name of the type if it is global. It decides which
+        cache server has the entries.
     :param key: token of the shard key; None for the whole table, and for a global type.
-    :param isolate: token of the isolate key; None for all.
+    :param isolate: token of the isolate key, which divides the lists of a shard key; None for
+        all rows.
     """
 
     type: CachedType
@@ -140,21 +147,24 @@ class Scope:
         """Names of its guards, widest first; the last one is its own."""
         name = self.type.name
         if not self.type.sharded:
-            found = [f"{name}-revision"]
+            guards = [f"{name}-revision"]
             stem = name
         else:
-            found = [f"{name}-@{token(self.place)}-revision"]
+            guards = [f"{name}-@{token(self.place)}-revision"]
             stem = f"{name}-{self.key}"
             if self.key is not None:
-                found.append(f"{stem}-revision")
+                guards.append(f"{stem}-revision")
         if self.isolate is not None:
-            found.append(f"{stem}-{self.isolate}-revision")
-        return tuple(map(fit, found))
+            guards.append(f"{stem}-{self.isolate}-revision")
+        return tuple(map(fit, guards))
 
     @cached_property
     def home(self) -> int:
-        """Index in :attr:`guards` of the guard that stands for the objects: the key's. A scope
-        of a whole table on a shard has none."""
+        """Index in :attr:`guards` of the *home* guard, which stands for the objects.
+
+        It is that of the shard key, or of a global table. The scope of a whole table on a shard
+        has no such guard, so the index is out of range there.
+        """
         return 1 if self.type.sharded else 0
 
     @cached_property
@@ -166,10 +176,10 @@ class Scope:
         return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
-        """The name of the row whose primary key has the token ``pk``."""
+        """The name of the object whose primary key has the token ``pk``."""
         return fit(f"{self._stem}-{pk}")
 
     def list_name(self, query: str, revision: str) -> str:
-        """The name of a result. ``query`` is a digest that includes the type's fingerprint."""
+        """The name of a list or count. ``query`` is a digest that includes the fingerprint."""
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

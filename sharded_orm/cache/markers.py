@@ -1,9 +1,11 @@
-"""What a transaction tells the cache: markers before COMMIT, and their end after it.
+"""The markers of a transaction: opened in the cache before COMMIT, closed after it.
 
-Two round trips per transaction and cache server, whatever it wrote. A write that the cache
-cannot be told of is refused, or goes on (``ON_CACHE_FAILURE``). What cannot be undone in the
-cache any more, because a server fails between the two, is queued in the process; meanwhile
-readers bypass the cache for it.
+A *guard* is the cache entry that stands for the rows of a scope (a table on a shard, a shard key,
+an isolate key); an open *marker* in it says that a write to these rows is under way. Marking
+costs two round trips per transaction and cache server, whatever the transaction wrote. A write
+that cannot be marked is refused, or goes on (``ON_CACHE_FAILURE``). If a server fails between
+the two round trips, closing the markers is queued in the process; until then readers bypass the
+cache for these rows.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: Marks of one transaction before it is given up: each came later than COMMIT_WITHIN allows.
-_MARKS = 3
+#: Attempts to mark within COMMIT_WITHIN before the transaction is refused.
+_ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """What is asked of a database connection."""
+    """What this module needs of a database connection."""
 
     alias: str
 
@@ -41,26 +43,26 @@ class MarkedConnection(Protocol):
     def discard_session(self) -> None: ...
 
 
-class Touched:
-    """What was written under one shard key, or in one global table.
+class TouchedRows:
+    """The rows that were written under one shard key, or in one global table.
 
-    :param scope: all of that.
+    :param scope: of the shard key or table.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of rows whose objects may be cached, None for all of them.
+        #: Tokens of rows whose objects may be cached; None for all rows.
         self.pks: set[str] | None = set()
-        #: What was and is their isolate key.
+        #: Their isolate keys before and after the write, by token.
         self.isolates: dict[str, Scope] = {}
-        #: Rows of isolate keys that are not known.
+        #: Whether rows of unknown isolate keys were written.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
-        for narrow in isolates:
-            self.isolates[str(narrow.isolate)] = narrow
+        for scope in isolates:
+            self.isolates[str(scope.isolate)] = scope
         self.wide = self.wide or wide or len(self.isolates) > MAX_LISTED
         if pks is None:
             self.pks = None
@@ -69,20 +71,23 @@ class Touched:
             if len(self.pks) > MAX_LISTED:
                 self.pks = None
 
-    def notes(self) -> Iterator[GuardUpdate]:
-        """What each guard must be told."""
+    def updates(self) -> Iterator[GuardUpdate]:
+        """The guards to mark, each once."""
         pks = None if self.pks is None else frozenset(self.pks)
         # The last of a scope's guards is its own.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
         if not self.wide:
-            for narrow in self.isolates.values():
-                yield GuardUpdate(narrow, narrow.guards[-1], frozenset(), False, at_home=False)
+            for scope in self.isolates.values():
+                yield GuardUpdate(scope, scope.guards[-1], frozenset(), False, at_home=False)
 
 
 class GuardUpdate(NamedTuple):
-    """What one guard must be told.
+    """A write, as one guard must know it.
 
-    :param at_home: it is also a guard of objects, not of lists alone.
+    :param guard: the name of the guard.
+    :param pks: tokens of the rows whose objects may be cached; None for all.
+    :param wide: whether rows of every narrower scope may be affected.
+    :param at_home: whether the guard stands for objects, too, and not for lists alone.
     """
 
     scope: Scope
@@ -93,32 +98,35 @@ class GuardUpdate(NamedTuple):
 
 
 class PlacedMarker(NamedTuple):
-    """A marker of this transaction that is in a guard, or may be."""
+    """A marker of this transaction that is, or may be, in a guard.
 
-    note: GuardUpdate
+    :param holds_objects: whether the server may have the objects of the rows.
+    """
+
+    update: GuardUpdate
     server: CacheServer
     marker: Marker
     holds_objects: bool
 
 
 class TransactionMarkers:
-    """What one transaction wrote to cached models, and the markers of it.
+    """The rows of cached models that one transaction wrote, and its markers. Not thread-safe.
 
-    It is the ``transaction_writes`` of a connection: see
-    :class:`sharded_orm.backends.write_hooks.observer.TransactionListener` for when it is called. Not thread-safe.
+    It is the ``transaction_writes`` of a connection, which calls it as
+    :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` says.
     """
 
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # By type and place, then by the token of the key. None is the key of a whole table,
-        # beside which others of a sharded type need not be told.
-        self._touched: dict[tuple[CachedType, str], dict[str | None, Touched]] = {}
-        self._told: list[PlacedMarker] = []
-        # Servers that could not be told, and the transaction goes on all the same.
-        self._missed: set[CacheServer] = set()
+        # By type and place, then by the token of the shard key. None is the key of a whole
+        # table, and includes all other keys of a sharded type.
+        self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
+        self._placed: list[PlacedMarker] = []
+        # Servers that are down, while the transaction goes on all the same.
+        self._unmarked: set[CacheServer] = set()
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # When all that was touched was last marked, monotonic; None: it is not.
+        # When all touched rows were last marked, monotonic; None: some are not.
         self._marked_at: float | None = None
 
     def touch(
@@ -129,12 +137,13 @@ class TransactionMarkers:
         isolates: Iterable[Scope] = (),
         wide: bool = False,
     ) -> None:
-        """Rows were, or will be, written.
+        """Note rows that were, or will be, written. No round trip.
 
-        :param scope: their shard key; the whole table if that is unknown, and of a global type.
-        :param pks: tokens of those whose objects may be in the cache; None for all.
-        :param isolates: their isolate keys, before and after; ``scope`` may be one itself.
-        :param wide: those are not all that may be concerned.
+        :param scope: of their shard key; of the table if the key is unknown or the model global.
+        :param pks: tokens of the rows whose objects may be cached; None for all.
+        :param isolates: scopes of their isolate keys, before and after the write; ``scope`` may
+            be one itself.
+        :param wide: whether rows of other isolate keys may be affected, too.
         """
         self._marked_at = None
         type, place, key = scope.type, scope.place, scope.key
@@ -147,81 +156,84 @@ class TransactionMarkers:
             return
         if type.sharded and (key is None or (key not in keys and len(keys) >= MAX_LISTED)):
             keys.clear()
-            touched = keys[None] = Touched(scope if key is None else Scope(type, place))
-            touched.add(None, (), True)
+            rows = keys[None] = TouchedRows(scope if key is None else Scope(type, place))
+            rows.add(None, (), True)
             return
-        if (found := keys.get(key)) is None:
-            found = keys[key] = Touched(scope)
-        found.add(pks, isolates, wide)
+        if key not in keys:
+            keys[key] = TouchedRows(scope)
+        keys[key].add(pks, isolates, wide)
 
-    def _all(self) -> Iterator[Touched]:
+    def _all(self) -> Iterator[TouchedRows]:
         for keys in self._touched.values():
             yield from keys.values()
 
-    def _notes(self) -> Iterator[GuardUpdate]:
-        for touched in self._all():
-            yield from touched.notes()
+    def _updates(self) -> Iterator[GuardUpdate]:
+        for rows in self._all():
+            yield from rows.updates()
 
     def _types(self) -> set[str]:
         return {type.name for type, _ in self._touched}
 
     def _forget(self) -> None:
-        for touched in self._all():
-            request_cache.forget(_home(touched.scope))
+        for rows in self._all():
+            request_cache.forget(_home(rows.scope))
 
     @property
     def is_announced(self) -> bool:
-        return bool(self._told)
+        """Whether a marker may be in the cache."""
+        return bool(self._placed)
 
     def announce(self) -> None:
-        """Mark every guard in scope; no round trip if that was done just now.
+        """Mark the guards of all touched rows.
+
+        One round trip per cache server; none if they were marked within COMMIT_WITHIN.
 
         :raises CacheUnavailable: a cache server does not answer and the policy is to refuse, or
-            marking takes longer than COMMIT_WITHIN. What was marked stays so until :meth:`over`.
+            marking takes longer than COMMIT_WITHIN. Markers stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
-        for _ in range(_MARKS):
+        for _ in range(_ATTEMPTS):
             if self._marked_at is not None and time.monotonic() <= self._marked_at + within:
                 return
             self._mark()
-            if self._missed:
+            if self._unmarked:
                 return
         if self._marked_at is not None and time.monotonic() <= self._marked_at + within:
             return
-        self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_MARKS} times")
+        self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_ATTEMPTS} times")
 
     def _mark(self) -> None:
         started, now = time.monotonic(), time.time()
         writer = Writer(*self._connection.session_id())
         token = new_token()
         records: dict[CacheServer, Records] = {}
-        for note in self._notes():
-            marker = Marker(token, now, note.wide, writer, note.pks)
+        for update in self._updates():
+            marker = Marker(token, now, update.wide, writer, update.pks)
             line = opening(marker)
-            for server, holds_objects in self._servers(note):
-                records.setdefault(server, []).append((note.guard, line))
-                # Before it is sent: it may arrive whatever becomes of this process.
-                self._told.append(PlacedMarker(note, server, marker, holds_objects))
-        first, ttl = header(now), self._cache.guard_ttl
+            for server, holds_objects in self._servers(update):
+                records.setdefault(server, []).append((update.guard, line))
+                # Noted before it is sent: even a failed call may place it.
+                self._placed.append(PlacedMarker(update, server, marker, holds_objects))
+        first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
             try:
                 unfinished.flush(server)
-                sizes = server.mark(lines, first, ttl)
+                sizes = server.mark(lines, first_line, ttl)
             except ServerDown as exc:
                 self._failed(server, exc)
                 continue
             self._sizes[server] = {name: size for (name, _), size in zip(lines, sizes, strict=True)}
         self._marked_at = started
 
-    def _servers(self, note: GuardUpdate) -> Iterator[tuple[CacheServer, bool]]:
-        for holder in self._cache.holders(note.scope.place):
-            if note.at_home or holder.lists:
-                yield holder.server, holder.objects and note.at_home
+    def _servers(self, update: GuardUpdate) -> Iterator[tuple[CacheServer, bool]]:
+        for holder in self._cache.holders(update.scope.place):
+            if update.at_home or holder.lists:
+                yield holder.server, holder.objects and update.at_home
 
     def _failed(self, server: CacheServer, exc: ServerDown) -> None:
         if self._cache.options.on_failure == "refuse":
             self._refuse(f"cache server {server.name} does not answer ({exc})", exc)
-        self._missed.add(server)
+        self._unmarked.add(server)
         for name in self._types():
             self._cache.statistics.add(name, proceeded=1)
         logger.warning(
@@ -243,50 +255,57 @@ class TransactionMarkers:
     def over(self) -> None:
         """Delete the objects and close the markers.
 
-        If a cache server does not answer, its part is queued and the database session is
-        discarded: then readers see that the transaction is over.
+        One round trip per cache server. If a server does not answer, closing is queued and the
+        database session is discarded, so that readers see that the transaction is over.
         """
-        told, self._told = self._told, []
+        markers, self._placed = self._placed, []
         try:
-            if told:
-                self._finish(told)
+            if markers:
+                self._finish(markers)
         finally:
-            # What was read in between is of before.
+            # Reads since the write may have kept the rows of before.
             self._forget()
 
-    def _finish(self, told: list[PlacedMarker]) -> None:
+    def _finish(self, markers: list[PlacedMarker]) -> None:
         late = self._marked_at is None or (
             time.monotonic() > self._marked_at + self._cache.options.commit_within
         )
-        work = self._ends(told, late=late)
+        closings = self._closings(markers, late=late)
         done: set[CacheServer] = set()
         try:
-            for server, part in work.items():
-                if self._close(part):
+            for server, markers_end in closings.items():
+                if self._close(markers_end):
                     done.add(server)
         finally:
-            left = [part for server, part in work.items() if server not in done]
-            if left:
-                for part in left:
-                    unfinished.add(part)
+            pending = [end for server, end in closings.items() if server not in done]
+            if pending:
+                for markers_end in pending:
+                    unfinished.add(markers_end)
                 self._connection.discard_session()
 
-    def _ends(self, told: list[PlacedMarker], *, late: bool) -> dict[CacheServer, Unfinished]:
-        work: dict[CacheServer, Unfinished] = {}
-        for note, server, marker, holds_objects in told:
-            if (part := work.get(server)) is None:
-                part = work[server] = Unfinished(server)
-            if holds_objects and note.pks:
-                part.objects.update(map(note.scope.object_name, note.pks))
-            void = late or server in self._missed or marker.voids
-            part.records.append((note.guard, closing(marker.token, void=void)))
-        return work
+    def _closings(
+        self, markers: list[PlacedMarker], *, late: bool
+    ) -> dict[CacheServer, Unfinished]:
+        """The ends of the markers, by server.
 
-    def _close(self, part: Unfinished) -> bool:
-        server = part.server
+        :param late: whether the COMMIT may have come after COMMIT_WITHIN.
+        """
+        closings: dict[CacheServer, Unfinished] = {}
+        for update, server, marker, holds_objects in markers:
+            if (end := closings.get(server)) is None:
+                end = closings[server] = Unfinished(server)
+            if holds_objects and update.pks:
+                end.objects.update(map(update.scope.object_name, update.pks))
+            void = late or server in self._unmarked or marker.voids
+            end.records.append((update.guard, closing(marker.token, void=void)))
+        return closings
+
+    def _close(self, end: Unfinished) -> bool:
+        """Whether the server was told."""
+        server = end.server
         try:
             unfinished.flush(server)
-            server.finish(list(part.objects), part.records)
+            server.finish(list(end.objects), end.records)
         except ServerDown as exc:
             logger.warning(
                 "Cache server %s does not answer (%s) after the end of a transaction on %r: what"
@@ -305,23 +324,22 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open: only the database can tell, and readers will ask it."""
-        told, self._told = self._told, []
-        # Where there are no markers, there is nobody to ask.
-        for part in self._ends(
-            [one for one in told if one.server in self._missed], late=True
-        ).values():
-            unfinished.add(part)
+        """Leave the markers open: readers ask the database what became of the transaction."""
+        markers, self._placed = self._placed, []
+        # A server without markers has nothing that lets readers ask.
+        unmarked = [marker for marker in markers if marker.server in self._unmarked]
+        for end in self._closings(unmarked, late=True).values():
+            unfinished.add(end)
         self._forget()
 
 
 def _home(scope: Scope) -> str | None:
-    """The guard under which the first level keeps rows of ``scope``; None: of several."""
+    """The guard by which the request's cache keeps rows of ``scope``; None for several guards."""
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None
 
 
 class Unfinished:
-    """What a cache server is still to be told: objects to delete, then lines of guards."""
+    """The end of markers on one server: objects to delete, then lines to append to guards."""
 
     __slots__ = ("objects", "records", "server")
 
@@ -332,10 +350,11 @@ class Unfinished:
 
 
 class Queue:
-    """What cache servers could not be told, to be told before anything else.
+    """Ends of markers that cache servers must get before anything else.
 
-    Of this process; thread-safe; bounded. What does not fit is dropped: its markers stay open,
-    and readers repair them. A forked child begins with nothing: its parent has it.
+    One per process; thread-safe; bounded. If it is full, the oldest end is dropped: its markers
+    stay open until readers repair them. A forked child starts with an empty queue, as its
+    parent keeps the entries.
     """
 
     MAXIMUM = 1000  # transactions per server
@@ -347,52 +366,51 @@ class Queue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether there is anything: readers look at this before each exchange.
+        #: Whether the queue has entries: readers look here before each exchange.
         self.waiting = False
         # By name: when settings change, a server gets a new object.
-        self._parts: dict[str, deque[Unfinished]] = {}
+        self._ends: dict[str, deque[Unfinished]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts.values()))
+        return sum(map(len, self._ends.values()))
 
-    def add(self, part: Unfinished) -> None:
-        """Put in what is to be told to ``part.server``."""
+    def add(self, end: Unfinished) -> None:
         with self._lock:
-            parts = self._parts.setdefault(part.server.name, deque(maxlen=self.MAXIMUM))
-            if len(parts) == self.MAXIMUM:
+            ends = self._ends.setdefault(end.server.name, deque(maxlen=self.MAXIMUM))
+            if len(ends) == self.MAXIMUM:
                 logger.warning("More than %d ends of writes wait for cache server %s; the oldest"
-                               " is left to its readers.", self.MAXIMUM, part.server.name)  # fmt: skip
-            parts.append(part)
+                               " is left to its readers.", self.MAXIMUM, end.server.name)  # fmt: skip
+            ends.append(end)
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Tell ``server`` what waits for it; no round trip if nothing does.
+        """Send ``server`` the ends that wait for it. No round trip if there are none.
 
-        :raises ServerDown: it does not answer; what was not told waits on.
+        :raises ServerDown: the server does not answer; the ends stay in the queue.
         """
         while self.waiting:
             with self._lock:
-                parts = self._parts.get(server.name)
-                if not parts:
-                    self._parts.pop(server.name, None)
-                    self.waiting = bool(self._parts)
+                ends = self._ends.get(server.name)
+                if not ends:
+                    self._ends.pop(server.name, None)
+                    self.waiting = bool(self._ends)
                     return
-                some = [parts.popleft() for _ in range(min(len(parts), self._AT_ONCE))]
+                batch = [ends.popleft() for _ in range(min(len(ends), self._AT_ONCE))]
             objects: dict[str, None] = {}
             records: Records = []
-            for part in some:
-                objects.update(dict.fromkeys(part.objects))
-                records += part.records
+            for end in batch:
+                objects.update(dict.fromkeys(end.objects))
+                records += end.records
             try:
                 server.finish(list(objects), records)
             except BaseException:
                 with self._lock:
-                    self._parts.setdefault(server.name, deque(maxlen=self.MAXIMUM)).extendleft(
-                        reversed(some)
+                    self._ends.setdefault(server.name, deque(maxlen=self.MAXIMUM)).extendleft(
+                        reversed(batch)
                     )
                     self.waiting = True
                 raise
 
 
-#: What cache servers are still to be told by this process.
+#: The queue of this process.
 unfinished = Queue()

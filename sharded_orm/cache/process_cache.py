@@ -1,7 +1,7 @@
-"""What a process remembers of what it has read from the cache. Never believed by itself.
+"""The memory of a process for entries that it has read from the cache.
 
-Lists and revisions save a round trip, :class:`Decoded` saves the work of reading entries. A
-guard that is read now tells whether what is remembered is still right.
+It is never believed alone: a guard that is read now says whether it is still right. Lists and
+revisions save a round trip, and :class:`Decoded` saves the work of decoding entries.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Listed:
 
 
 class ProcessCache:
-    """What a process remembers of lists and guards it has seen. Thread-safe.
+    """The last lists and revisions that a process has seen. Thread-safe.
 
-    It is never believed by itself: a guard that is read now tells whether it is still
-    right. The oldest entries are dropped beyond ``limit``.
+    :param limit: the number of lists, and of revisions; the oldest are dropped beyond it.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -60,21 +59,22 @@ class ProcessCache:
                 _put(self._revisions, guard, revision, self._limit)
 
 
-def _put(kept: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
-    kept.pop(key, None)
-    if len(kept) >= limit:
-        del kept[next(iter(kept))]
-    kept[key] = value
+def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    memory.pop(key, None)
+    if len(memory) >= limit:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 class Decoded:
-    """What entries that were read before have turned out to be, by their bytes. Thread-safe.
+    """The decoded rows of entries that were read before, by their bytes. Thread-safe.
 
-    Reading an entry takes longer than asking for it. Equal bytes under the same name and
-    stamp are the same row, so nothing here can be out of date.
+    Decoding an entry takes longer than fetching it. Equal bytes under the same name and stamp
+    are the same row, so no row here can be out of date.
     """
 
-    #: Bytes of entries that a process remembers, of all kinds; beyond it begins anew.
+    #: Bytes of entries that a process remembers in all objects of this class; beyond the limit
+    #: it forgets them all.
     LIMIT = 4 << 20
     #: Longer entries are not remembered.
     LONGEST = 1 << 14
@@ -92,7 +92,7 @@ class Decoded:
         # Threads may count at the same time and lose a little; the limit is a rough one.
         Decoded._total += len(raw)
         if Decoded._total > self.LIMIT:
-            for each in list(self._all):
-                each.known = {}
+            for decoded in list(self._all):
+                decoded.known = {}
             Decoded._total = len(raw)
         self.known[raw] = (stamp, name, row)

@@ -1,13 +1,13 @@
-"""What readers do for guards that were left behind: repair them, and compact them.
+"""Guards are repaired after a writer died, and compacted when they are long.
 
-A marker whose writer was killed stays open, and all that it covers is read from the database.
-A reader that meets an old one asks the database whether the writer's session is still there.
-If not, its transaction is over, one way or the other, and the reader closes the marker as the
-writer would have done.
+The marker of a killed writer stays open, and rows that it covers are read from the database. A
+reader that finds an old marker asks the database whether the writer's session still exists. If
+not, its transaction was committed or rolled back, and the reader closes the marker as the writer
+would have done.
 
-One token may stand in several guards, of one or of two cache servers. Each is repaired by
-whoever meets it there, in any order: an object is only valid under the guards of its own
-server, and there the deletion goes before the closing, in one packet.
+The marker of one transaction may stand in several guards, on one or two cache servers. Each is
+repaired by the reader that finds it there, in any order: an object is only valid under the
+guards of its own server, and there the deletion precedes the closing in one packet.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer
 
-#: Younger markers are left to their writers, seconds.
+#: Seconds for which a marker is left to its writer.
 REPAIR_AFTER = 1.0
-#: So often a process asks about one marker, and closes it in one guard, seconds.
+#: Seconds until a process asks about the same marker, or closes it in the same guard, again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -43,29 +43,35 @@ class Sessions(Protocol):
     """The sessions of the database that holds a scope."""
 
     def judges(self, writer: Writer) -> bool:
-        """Whether :meth:`gone` can tell about this writer: it names a session of the server
-        that would be asked, and the account that asks sees it. True, too, while the server
-        does not answer: then nobody is declared dead."""
+        """Whether :meth:`gone` can judge this writer.
+
+        It can if the writer has a session on the server that is asked, and the account that asks
+        can see it. Also True while the server does not answer: then no writer is declared dead.
+        """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
-        """Those whose session does not exist any more, so that what it began can neither
-        commit nor run on. Empty if the database does not answer; it raises nothing."""
+        """The writers whose session has ended, so that its transaction can no longer commit.
+
+        Empty if the database does not answer. Raises nothing.
+        """
 
 
 @dataclass(slots=True)
-class _Known:
+class _MarkerState:
     """What this process knows of a marker; times are monotonic."""
 
-    seen: float
-    asked: float | None = None
-    over: bool = False
+    seen_at: float
+    asked_at: float | None = None
+    is_dead: bool = False
 
 
 class Repairer:
     """Finds and closes the markers of dead writers. Thread-safe; its memory is bounded.
 
-    :param quarantine: age from which on a marker counts as dead whose writer cannot be judged,
-        seconds. A writer marks again before a COMMIT that comes so late.
+    :param quarantine: age in seconds from which a marker counts as dead if its writer cannot be
+        judged. A writer marks again before such a late COMMIT.
+    :param after: age in seconds until which a marker is left to its writer.
+    :param monotonic: a clock.
     """
 
     def __init__(
@@ -79,8 +85,8 @@ class Repairer:
         self._after = after
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._closed: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._states: OrderedDict[str, _MarkerState] = OrderedDict()
+        self._closed_at: OrderedDict[tuple[str, str, str], float] = OrderedDict()
 
     def repair(
         self,
@@ -91,16 +97,16 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers of ``guard`` whose writers are dead.
+        """Close the markers of ``guard`` whose writers are dead, and delete their objects.
 
-        Objects that they name are deleted wherever the home guard is repaired, on a server of
-        lists, too: it may be that of the objects, and deleting what is not there costs nothing.
+        Objects are deleted on a server of lists, too: it may also hold the objects, and to
+        delete a missing entry costs nothing.
 
-        :param index: which of ``scope.guards`` it is.
+        :param index: the position of the guard in ``scope.guards``.
         :param now: seconds since 1970.
-        :returns: the number of closed markers. The caller still reads the database: the guard
-            that it holds is of before.
-        :raises ServerDown: by the cache server.
+        :returns: the number of closed markers. The caller must still read the database, as it
+            holds the guard of before.
+        :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:
             return 0
@@ -124,72 +130,73 @@ class Repairer:
         due: list[tuple[Marker, float]] = []
         with self._lock:
             for marker in guard.open:
-                known = self._known.get(marker.token)
-                if known is None:
-                    known = self._known[marker.token] = _Known(tick)
-                    if len(self._known) > _REMEMBERED:
-                        self._known.popitem(last=False)
-                if known.over:
+                state = self._states.get(marker.token)
+                if state is None:
+                    state = self._states[marker.token] = _MarkerState(tick)
+                    if len(self._states) > _REMEMBERED:
+                        self._states.popitem(last=False)
+                if state.is_dead:
                     dead.append(marker)
                     continue
-                # A clock that is ahead must not make a marker immortal.
-                age = max(now - marker.at, tick - known.seen)
+                # A writer's clock that is ahead must not make its marker immortal.
+                age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue
-                if known.asked is None or tick - known.asked >= _AGAIN_AFTER:
-                    known.asked = tick
+                if state.asked_at is None or tick - state.asked_at >= _AGAIN_AFTER:
+                    state.asked_at = tick
                     due.append((marker, age))
         if not due:
             return dead
         judged = {marker.writer for marker, _ in due if sessions.judges(marker.writer)}
         gone = sessions.gone(list(judged)) if judged else set()
-        over = [
+        new_dead = [
             marker
             for marker, age in due
             if (marker.writer in gone if marker.writer in judged else age > self._quarantine)
         ]
         with self._lock:
-            for marker in over:
-                # It never comes back to life, so other guards of this marker need not ask.
-                if (known := self._known.get(marker.token)) is not None:
-                    known.over = True
-        return dead + over
+            for marker in new_dead:
+                # For this marker in other guards, nobody needs to ask again.
+                if (state := self._states.get(marker.token)) is not None:
+                    state.is_dead = True
+        return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Without those that this process has just closed in this guard."""
+        """The dead markers without those that this process has just closed in this guard."""
         tick = self._monotonic()
-        left: list[Marker] = []
+        unclosed: list[Marker] = []
         with self._lock:
             for marker in dead:
                 key = (server, guard, marker.token)
-                at = self._closed.get(key)
-                if at is not None and tick - at < _AGAIN_AFTER:
+                closed_at = self._closed_at.get(key)
+                if closed_at is not None and tick - closed_at < _AGAIN_AFTER:
                     continue
-                self._closed[key] = tick
-                self._closed.move_to_end(key)
-                if len(self._closed) > _REMEMBERED:
-                    self._closed.popitem(last=False)
-                left.append(marker)
-        return left
+                self._closed_at[key] = tick
+                self._closed_at.move_to_end(key)
+                if len(self._closed_at) > _REMEMBERED:
+                    self._closed_at.popitem(last=False)
+                unclosed.append(marker)
+        return unclosed
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Put a shorter guard in the place of ``raw`` if that is worth it and nobody was faster.
+    """Replace the guard ``raw`` by a shorter one, if that is worth it and it was not changed.
 
-    Markers and generation stay; lists of the scope are not found again, so it is best done
-    where a write has just ended them anyway.
+    Open markers and the generation stay. Lists of the scope become void, so the best moment is
+    right after a write, which voids them anyway.
 
-    :raises ServerDown: by the cache server. A guard that stays long does no harm.
+    :returns: whether the guard was replaced.
+    :raises ServerDown: the cache server does not answer. A long guard does no harm.
     """
     try:
         guard = parse(raw)
     except BrokenGuard:
-        return False  # readers replace it
+        return False  # readers will replace it
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """The same after a write: ``sizes`` are those that :meth:`CacheServer.mark` gave for guards."""
+    """Compact the guards of a write. ``sizes`` are those that :meth:`CacheServer.mark` returned."""
     names = [name for name, size in sizes.items() if size > COMPACT_FROM]
     if not names:
         return

@@ -1,9 +1,9 @@
-"""The first level: what one request or task has read already (Yupoo, Y13).
+"""The first level of the cache: the rows that one request or task has read (Yupoo, Y13).
 
 It lives from ``request_started`` to ``request_finished``, or for a ``with cache_scope():``
-block of a command or a task, and outside of these there is none. What is asked twice is
-answered without a round trip; it is as old as the first answer. A request sees its own
-writes: whoever writes calls :func:`forget`.
+block of a command or a task; there is none outside of these. The second time, a read is answered
+without a round trip, with the rows of the first time. A request sees its own writes: every
+write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 
-#: Rows and lists; a level that is full begins anew.
+#: The number of rows and lists at which a level is cleared.
 MAX_ENTRIES = 10_000
 
 
 class RequestCache:
-    """What one request or block has read. Its threads and tasks share it.
+    """The rows that one request or block has read. Its threads and tasks share it.
 
-    Entries are kept by the name of their home guard, so that all that a write may concern
-    is dropped together. Whoever reads takes the dict of a guard *before* it reads, and puts
-    what it found there: if a write has dropped the dict meanwhile, nobody looks at it again.
+    Entries are kept by the name of their *home guard*, the guard of their shard key or global
+    table, so that a write drops all entries that it may affect. A reader takes the dict of a guard
+    *before* it reads, and puts the rows there: if a write has dropped the dict meanwhile, no
+    reader uses it again.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
@@ -35,20 +36,20 @@ class RequestCache:
         self._entries = 0
         self.is_closed = False
         self.is_request = is_request
-        #: The block in which this one was begun.
+        #: The level of the block around this one.
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:
         """The entries of the rows that ``guard`` stands for, by name."""
-        found = self._homes.get(guard)
-        if found is None:
-            # Counted, as it may stay empty.
+        entries = self._homes.get(guard)
+        if entries is None:
+            # The dict counts as an entry, as it may stay empty.
             self.count(1)
-            found = self._homes.setdefault(guard, {})
-        return found
+            entries = self._homes.setdefault(guard, {})
+        return entries
 
     def count(self, entries: int) -> None:
-        """Tell that so many entries were put somewhere."""
+        """Note that a caller has added this number of entries. A full level is cleared."""
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             self.clear()
@@ -60,24 +61,24 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # A new dict: what others have taken from the old one is not looked at again.
+        # A new dict: readers may hold parts of the old one.
         self._homes = {}
         self._entries = 0
 
     def close(self) -> None:
-        """A task that outlives the request finds it off."""
+        """Clear the level and turn it off for tasks that outlive the request."""
         self.is_closed = True
         self.clear()
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
 # Under ASGI Django sends its signals in tasks of their own, whose context variables end with
-# them. What a whole request shares is this object of asgiref.
+# them. This object of asgiref is shared by a whole request.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
 def current() -> RequestCache | None:
-    """The level of this request or block; None outside."""
+    """The level of this request or block; None outside of both."""
     level = _current.get()
     if level is None:
         context = SyncToAsync.thread_sensitive_context.get(None)
@@ -91,9 +92,10 @@ def current() -> RequestCache | None:
 
 @contextmanager
 def cache_scope() -> Iterator[None]:
-    """A first level for the block: for commands, tasks of a queue, tests.
+    """A first level of the cache for the block: for commands, tasks of a queue, tests.
 
-    What is read twice inside is asked once. A block inside another one begins anew.
+    A second read of the same rows inside needs no round trip. A block inside another one starts
+    empty.
     """
     level = RequestCache(_current.get())
     token = _current.set(level)
@@ -105,7 +107,7 @@ def cache_scope() -> Iterator[None]:
 
 
 def begin_request(**kwargs: Any) -> None:
-    """Receiver of ``request_started``: always begins anew, whatever an earlier one left."""
+    """Receiver of ``request_started``: starts an empty level, even if an earlier one was left."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         _of_request[context] = RequestCache(is_request=True)
@@ -118,7 +120,7 @@ def begin_request(**kwargs: Any) -> None:
 
 
 def end_request(**kwargs: Any) -> None:
-    """Receiver of ``request_finished``."""
+    """Receiver of ``request_finished``: closes the level of the request."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     level = _of_request.pop(context, None) if context is not None else None
     if level is not None:
@@ -131,9 +133,9 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop what this request has read of the rows that ``home_guard`` stands for; None: all.
+    """Drop the entries of the rows that ``home_guard`` stands for; None: all entries.
 
-    For whoever writes: at each write, and when its transaction has ended.
+    Called at each write, and when its transaction has ended.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -141,7 +143,7 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # What is written in a block is written in the one around it, too.
+    # A write in a block is also one in the block around it.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -152,7 +154,7 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """All reads in the block ask the database, and fill nothing."""
+    """All reads in the block query the database and do not fill the cache."""
     token = _uncached.set(True)
     try:
         yield

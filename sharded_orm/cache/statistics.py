@@ -1,4 +1,4 @@
-"""What the cache did, counted: per model, in this process and over all of them."""
+"""Counts of hits, misses and other events of the cache: per model, per process and overall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: What is counted, with what it means.
+#: The counts by name, with their meaning.
 FIELDS: Mapping[str, str] = {
     "object_hits": "objects that the cache server had",
     "object_misses": "objects that it had not",
@@ -33,20 +33,20 @@ FIELDS: Mapping[str, str] = {
     "repairs": "markers of dead writers that were closed",
 }
 
-#: Label of each model -> what was counted, by name.
+#: Label of each model -> counts by name.
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
-# Of the blocks of counting() that this context is in.
+# The counts of the counting() blocks around this context.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """What the cache does for the block: label of each model -> counts, by name of :data:`FIELDS`.
+    """Count for the block: label of each model -> counts, by name of :data:`FIELDS`.
 
-    For a panel of a debugging page, or a test. Counted is what the code of the block reads and
-    writes, and what it starts in copies of its context; blocks may be nested.
+    For a panel of a debugging page, or a test. Reads and writes of the block's code count, and
+    those of tasks that run in copies of its context. Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))
@@ -57,20 +57,20 @@ def counting() -> Iterator[Counts]:
 
 
 class CacheStatistics:
-    """Counters of this process, sent on from time to time. Thread-safe; survives a fork.
+    """Counters of this process, sent from time to time. Thread-safe; survives a fork.
 
-    Sent means: added to counters on the cache servers, which are the same for all
-    processes, announced by :data:`~sharded_orm.signals.cache_counted`, and logged at
-    level DEBUG. What a server that is down cannot take is kept for the next time.
+    To send them is to add them to counters on the cache servers, which all processes share, to
+    announce them by :data:`~sharded_orm.signals.cache_counted`, and to log them at level DEBUG.
+    Counts for a server that is down are kept for the next time.
 
-    :param prefix: what the names of all types begin with.
-    :param server: gives the server of a place.
-    :param clock: seconds, for tests.
+    :param prefix: the beginning of the names of all types.
+    :param server: returns the server of a place.
+    :param clock: a monotonic clock, in seconds.
     """
 
-    #: Seconds between two sendings outside of requests; None: only when asked.
+    #: Seconds between two sends outside of requests; None: only :meth:`flush` sends.
     interval: float | None = 10.0
-    #: Seconds between two sendings at the ends of requests.
+    #: Seconds between two sends at the ends of requests.
     request_interval = 1.0
 
     def __init__(
@@ -89,15 +89,17 @@ class CacheStatistics:
         # Invariant: the three mappings change under the lock only.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
-        #: Not announced yet; announced, but not taken by a server yet.
+        # Not announced yet.
         self._pending: dict[str, dict[str, int]] = {}
+        # Announced, but not sent to a server yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
     def add(self, type_name: str, **deltas: int) -> None:
-        """Count. Now and then it also sends, which may take as long as a cache server may.
+        """Add to counters. Every :attr:`interval` it also sends, which may take the timeouts of
+        cache servers.
 
-        :param deltas: names of :data:`FIELDS`.
+        :param deltas: increments by name of :data:`FIELDS`.
         """
         with self._lock:
             _add(self._pending.setdefault(type_name, {}), deltas)
@@ -109,27 +111,27 @@ class CacheStatistics:
     def counted(self, type_name: str) -> dict[str, int]:
         """All counts of ``type_name`` in this process since its start."""
         with self._lock:
-            sources = [each.get(type_name, {}) for each in (self._total, self._pending)]
+            sources = [counts.get(type_name, {}) for counts in (self._total, self._pending)]
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Send, unless that was done a moment ago. For the end of a request."""
+        """Send, unless :attr:`request_interval` is not over. For the end of a request."""
         if self._clock() - self._sent_at >= self.request_interval:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was counted. Does not raise; one round trip per model that has counts."""
+        """Send the counts. Does not raise; one round trip per model that has counts."""
         with self._lock:
             self._sent_at = self._clock()
-            taken, self._pending = self._pending, {}
+            pending, self._pending = self._pending, {}
             unsent, self._unsent = self._unsent, {}
-            for name, counts in taken.items():
+            for name, counts in pending.items():
                 _add(self._total.setdefault(name, {}), counts)
                 _add(unsent.setdefault(name, {}), counts)
-        if taken:
-            labels = {name.removeprefix(self._prefix): dict(c) for name, c in taken.items()}
+        if pending:
+            labels = {name.removeprefix(self._prefix): dict(c) for name, c in pending.items()}
             if cache_counted.has_listeners():
-                # Robust: a receiver must not break the read that happened to count.
+                # An error of a receiver must not break the read that counts.
                 cache_counted.send_robust(sender=CacheStatistics, counts=labels)
             if logger.isEnabledFor(logging.DEBUG):
                 for label, counts in labels.items():
@@ -144,21 +146,21 @@ class CacheStatistics:
                 {counter(name, field): count for field, count in counts.items() if count}
             )
         except ServerDown:
-            # It may have been counted after all; a count that is too high is better than
-            # an outage that leaves no trace.
+            # The server may have counted. A count that is too high is better than an outage
+            # without a trace.
             with self._lock:
                 _add(self._unsent.setdefault(name, {}), counts)
 
     def overall(self, type_name: str) -> dict[str, int]:
-        """Counts of all processes since the last reset, as far as they were sent.
+        """Counts of all processes since the last reset, as far as they were sent. One round trip.
 
-        :raises ServerDown: the server that holds the counters of this model is down.
+        :raises ServerDown: the server with the counters of this model is down.
         """
         names = [counter(type_name, field) for field in FIELDS]
         return dict(zip(FIELDS, self._server(type_name).counters(names), strict=True))
 
     def reset(self, type_names: Iterable[str]) -> None:
-        """Let the counters of all processes begin at 0 again.
+        """Set the counters of all processes to 0. One round trip per model.
 
         :raises ServerDown: a server is down.
         """
@@ -177,10 +179,9 @@ def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held the lock, and what the parent has counted
-    # it sends itself.
-    for each in list(_all):
-        each._renew()
+    # Another thread of the parent may have held the lock, and the parent sends its counts itself.
+    for statistics in list(_all):
+        statistics._renew()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,17 +1,16 @@
-"""What stands under the names of objects, lists and counts. Pure: no Django, no driver.
+"""The values of objects, lists and counts in the cache. Pure: no Django, no driver.
 
 Yupoo (Y13) keeps pickled model instances. A value here is one line of text and then the
-fields as the database driver gave them, in JSON, so reading one runs no code, whatever
-stands there::
+fields as the database driver gave them, in JSON, so reading a value never runs its code::
 
     o1 {fingerprint} {stamp} {name} {fields}{checksum}
     l1 {fingerprint} - {name} {fields}{checksum}
 
 ``name`` is the name of the entry, so that a copy under another name does not count. The
-fields are the inside of a JSON array, and no bracket is ever in it (one in a text is escaped):
-so many values are read by one call of the JSON parser, and none of them can pass as a part of
-its neighbour. The last element has one letter for each field (:data:`_CARRIED`); what has the
-letter ``.`` is plain JSON. The checksum, four bytes, finds accidents; it is no signature.
+fields are the inside of a JSON array without any bracket (brackets in texts are escaped). So one
+call of the JSON parser reads many values, and no value can pass as a part of its neighbour. The
+last element has one letter for each field (:data:`_CARRIED`); ``.`` stands for plain JSON. The
+checksum of four bytes finds accidents; it is no signature.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-#: One of Django's converters may read what is stored in another way one day: part of the
-#: fingerprint of a model.
+#: A part of the fingerprint of each model, to be raised when stored rows are read differently:
+#: by this module, or by one of Django's converters.
 FORMAT: Final = 1
 
-#: As a driver gives it, in the order of the model's concrete fields.
+#: A row as a driver gives it, in the order of the model's concrete fields.
 Row = Sequence[Any]
 
 _OBJECT, _LIST = "o1", "l1"
-#: Another version of this format, or this one.
+#: The beginning of a value of this format, or of another version of it.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
 _MICROSECOND = timedelta(microseconds=1)
-#: A number of more digits than any column has is an attempt to keep a processor busy.
+#: No column has more digits: a longer number only keeps a processor busy.
 _MOST_DIGITS = 1000
 
 
 class Unusable(Enum):
-    """Why an entry does not count."""
+    """Why an entry cannot be used."""
 
-    #: There is none; or it is of an earlier generation, or of another version of the model.
+    #: It is missing, of an earlier generation, or of another version of the model.
     MISS = "miss"
-    #: It is not what the library stores under this name.
+    #: The library does not store such a value under this name.
     BROKEN = "broken"
 
 
@@ -56,8 +55,8 @@ MISS: Final = Unusable.MISS
 BROKEN: Final = Unusable.BROKEN
 
 
-class _Foreign(Exception):
-    """A value that cannot be carried, or not without a loss."""
+class _NotExact(Exception):
+    """A value that would not come back as it was."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -66,7 +65,7 @@ def _zone_is_exact(value: datetime | time) -> bool:
 
 def _pack_time(value: datetime | time) -> str:
     if not _zone_is_exact(value):
-        raise _Foreign
+        raise _NotExact
     return value.isoformat()
 
 
@@ -97,8 +96,8 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: What has a letter of its own: how it becomes JSON. The type is exact: an instance of a
-#: subclass is not what would come back.
+#: By type: the letter, and the function that makes it JSON. The type is exact, as an instance
+#: of a subclass would come back as one of the type.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -127,21 +126,22 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Control characters in a text are refused (strict), so no text goes on behind an entry's end.
+# Strict refuses control characters in a text, so no text goes on behind an entry's end.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
-#: What reading hostile text raises: ValueError (syntax, numbers of thousands of digits,
-#: UTF-8), RecursionError (nesting), and the rest by the constructors in ``_BACK``.
+#: Errors of reading hostile text: ValueError (syntax, numbers of thousands of digits, UTF-8),
+#: RecursionError (nesting), and those of the constructors in ``_BACK``.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 
 def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | None:
     """The value of an object.
 
-    :param name: under which it will stand.
+    :param name: the name of its entry.
     :param fingerprint: of the model's fields, hexadecimal.
     :param stamp: :func:`~sharded_orm.cache.guards.stamp` of its guards.
     :param row: its fields, before Django's converters.
-    :returns: None if a field has a value that cannot be carried: then it is not cached.
+    :returns: None if the format does not know the type of a field's value: such an object is
+        not cached.
     """
     return _pack(_prefix(_OBJECT, fingerprint, stamp, name), row)
 
@@ -153,51 +153,51 @@ def unpack_objects(
     stamp: str,
     width: int,
 ) -> list[list[Any] | Unusable]:
-    """The rows of objects, in order.
+    """The rows of objects, in order; why there is none for each that cannot be used.
 
-    :param raws: what stands under ``names``; None for nothing.
+    :param raws: the values of the entries ``names``; None for a missing entry.
     :param width: the number of the model's fields.
     """
     start = f"{_OBJECT} {fingerprint} {stamp} "
-    found: list[list[Any] | Unusable] = []
+    rows: list[list[Any] | Unusable] = []
     bodies: list[bytes] = []
-    places: list[int] = []
-    for place, (raw, name) in enumerate(zip(raws, names, strict=True)):
+    positions: list[int] = []
+    for position, (raw, name) in enumerate(zip(raws, names, strict=True)):
         if not raw:
-            found.append(MISS)
+            rows.append(MISS)
             continue
         prefix = f"{start}{name} ".encode()
         if not raw.startswith(prefix):
-            found.append(_other(raw, start))
+            rows.append(_why_unusable(raw, start))
             continue
         if crc32(raw) == _WHOLE:
-            places.append(place)
+            positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        found.append(BROKEN)  # until it is read
+        rows.append(BROKEN)  # until it is parsed
     if bodies:
-        for place, row in zip(places, _rows(bodies), strict=True):
+        for position, row in zip(positions, _rows(bodies), strict=True):
             if row is not None and len(row) == width:
-                found[place] = row
-    return found
+                rows[position] = row
+    return rows
 
 
 def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | None:
     """The value of a list of primary keys, or of a count (a list of one number).
 
-    :param name: under which it will stand; it holds the revision.
-    :param values: raw, as the driver gave them.
-    :returns: None if one of them cannot be carried.
+    :param name: the name of its entry, which holds the revision.
+    :param values: as the driver gave them.
+    :returns: None if the format does not know the type of one of them.
     """
     return _pack(_prefix(_LIST, fingerprint, "-", name), tuple(values))
 
 
 def unpack_list(raw: bytes | None, name: str, fingerprint: str) -> list[Any] | Unusable:
-    """What :func:`pack_list` was given."""
+    """The values that :func:`pack_list` was given; why there are none if it cannot be used."""
     if not raw:
         return MISS
     prefix = _prefix(_LIST, fingerprint, "-", name)
     if not raw.startswith(prefix):
-        return _other(raw, f"{_LIST} {fingerprint} - ")
+        return _why_unusable(raw, f"{_LIST} {fingerprint} - ")
     if crc32(raw) != _WHOLE:
         return BROKEN
     row = _rows([raw[len(prefix) : -4]])[0]
@@ -208,8 +208,8 @@ def _prefix(kind: str, fingerprint: str, stamp: str, name: str) -> bytes:
     return f"{kind} {fingerprint} {stamp} {name} ".encode()
 
 
-def _other(raw: bytes, start: str) -> Unusable:
-    """What an entry is that does not begin as expected."""
+def _why_unusable(raw: bytes, start: str) -> Unusable:
+    """Why an entry cannot be used that does not begin with its prefix."""
     if raw.startswith(start.encode()):
         return BROKEN  # of this generation and version, but of another name: a copy
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
@@ -227,7 +227,7 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
                 return None
             try:
                 marks[index], fields[index] = carried[0], carried[1](value)
-            except _Foreign:
+            except _NotExact:
                 return None
         letters = "".join(marks)
     fields.append(letters)
@@ -236,27 +236,26 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     except ValueError:  # an integer of thousands of digits
         return None
     if "[" in text or "]" in text:
-        # They can only be inside of texts, and never behind an open backslash: dumping has
-        # doubled every backslash of a text.
+        # They are inside of texts, and never escaped: dumping has doubled every backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
-    whole = prefix + text.encode("utf-8", "surrogatepass")
-    return whole + crc32(whole).to_bytes(4, "little")
+    value = prefix + text.encode("utf-8", "surrogatepass")
+    return value + crc32(value).to_bytes(4, "little")
 
 
 def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
-    """Rows of entries whose checksum is right; None for what is no row after all."""
+    """The rows of values with a valid checksum; None for each that is no row after all."""
     count = len(bodies)
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # Every bracket is ours, and no text in it spans a line: so each entry is one element.
+        # Every bracket is ours, and no text spans a line: so each value is one element.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")
     except _DAMAGE:
         if count == 1:
             return [None]
-        # At least one is damaged; the others count.
+        # At least one is damaged; the others can be used.
         return [_rows([body])[0] for body in bodies]
     for index, row in enumerate(rows):
         letters = row.pop() if row else None

@@ -13,15 +13,16 @@ from sharded_orm.models.sharding.options import target_field
 def typed_key(field: Any, text: str, alias: str) -> Any:
     """Convert ``text`` to a value of ``field`` that a row on ``alias`` can have. Asks no database.
 
-    Without this check, a strategy would compute a shard even for a number that no column can hold, or
-    for a text that is too long for its field.
+    Without this check, a strategy would compute a shard even for a number that no column can hold,
+    or for a text that is too long for its field.
 
-    :param alias: the database whose range of integers counts; Django's validators use the default's.
+    :param alias: the database whose range of integers counts; Django's validators use the
+        default's.
     :raises ValidationError: no row can have the value; the message says why.
     """
     try:
         value = field.to_python(text)
-    except (TypeError, ValueError, ArithmeticError) as exc:  # Such as invalid base64.
+    except (TypeError, ValueError, ArithmeticError) as exc:  # Invalid base64, for example.
         raise ValidationError(f"it is no value of a {type(field).__name__} ({exc}).") from exc
     holder = target_field(field)
     holder.run_validators(value)

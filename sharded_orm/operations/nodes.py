@@ -1,4 +1,7 @@
-"""Asking several nodes in parallel: a node that is down delays no other."""
+"""Asking several nodes, which are the database servers in ``NODES``, in parallel.
+
+A node that is down delays no other node.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     Belongs to the thread that creates it. Connects at first use.
     """
-    # The schema does not exist: SQLite takes the folder from its name.
+    # No schema has an empty name. SQLite still finds the folder of its files by it.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -71,8 +74,8 @@ def ask_nodes(
     """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time.
 
     Each call runs in a thread of its own, whose connections are closed at its end. The call runs
-    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is abandoned.
-    A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
+    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is
+    abandoned. A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
 
     :param nodes: names of nodes, or of services.
     :param patience: seconds until the first answer.

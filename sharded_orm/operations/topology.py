@@ -47,11 +47,11 @@ def current() -> Document:
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     """Edit the current document and publish the result; this process uses it on return.
 
-    The result is checked, as every process checks it, before it is published. Nothing is published if
-    ``edit`` changes nothing.
+    The result is checked, as every process checks it, before it is published. Nothing is published
+    if ``edit`` changes nothing.
 
-    :param edit: returns the changed document, with any version. Called again whenever another process
-        has published in between.
+    :param edit: returns the changed document, with any version. Called again whenever another
+        process has published in between.
     :param comment: a text for the history.
     :return: the document as it was published.
     :raises InvalidTopology: the result is wrong, or must not follow the topology in use.
@@ -66,8 +66,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         edited = edit(before)
         if edited.same_content(before):
             return before
-        # Refuses a document older than the topology in use, such as that of a source restored from a
-        # backup: a small change must not give it a new version.
+        # Refuses a document older than the topology in use, such as that of a source restored from
+        # a backup: a small change must not give it a new version.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -95,9 +95,9 @@ class Pushed:
 def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``; this process uses it on return.
 
-    The document's version is the one from which it was made. If nothing was published since, it becomes
-    the next version; a higher version is kept. Nothing is published if the source has the same content
-    already, and this process uses it.
+    The document's version is the one from which it was made. If nothing was published since, it
+    becomes the next version; a higher version is kept. Nothing is published if the source has the
+    same content already, and this process uses it.
 
     :raises TopologyConflict: the source holds a later version.
     :raises: the errors of :func:`change`.
@@ -119,8 +119,8 @@ def push(document: Document, comment: str = "") -> Pushed:
 def rollback(version: int, comment: str = "", *, expected: int | None = None) -> Document:
     """Publish the content of an earlier version again, as the next version.
 
-    :param expected: the version that the source must still hold, because the caller has decided by it;
-        0 if the source was empty.
+    :param expected: the version that the source must still hold, because the caller has decided by
+        it; 0 if the source was empty.
     :raises LookupError: the source does not keep that version.
     :raises TopologyConflict: the source holds another version than ``expected``.
     :raises: the errors of :func:`push`: shards that were added since cannot be removed.

@@ -191,12 +191,16 @@ class WhereReader:
         if isinstance(lookup, IsNull):
             # Django turns "= NULL" into IS NULL. A shard key is never NULL, but another foreign
             # key that names the shard may be.
-            own = (
+            is_never_null = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
                 and not lookup.lhs.target.null
             )
-            return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
+            return (
+                Bound(frozenset(), "a shard key is never NULL")
+                if is_never_null and lookup.rhs
+                else None
+            )
         for column, values in compared_columns(lookup):
             if self.is_key(column):
                 keys = plain_values(values, column.target)
@@ -236,17 +240,17 @@ class WhereReader:
         key = self._key_of(model)
         if key is None or key.group != self._group or lhs.target.column not in key.columns:
             return False
-        carried = key.columns[lhs.target.column]
-        return carried is None or carried == self._embedded
+        bits = key.columns[lhs.target.column]
+        return bits is None or bits == self._embedded
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """What an equality or ``__in`` compares with values, and the values as they were given.
+    """The left side of an equality or ``__in``, with the values that it is compared with.
 
-    That is its left side, or each part of a composite primary key. Empty if it compares with
-    a query.
+    For a composite primary key, each of its columns with its values. Empty if ``__in`` or a
+    composite key is compared with a query.
 
-    :param lookup: see :func:`is_equality`.
+    :param lookup: a lookup for which :func:`is_equality` is true.
     """
     lhs, is_list = lookup.lhs, isinstance(lookup, In)
     is_composite = isinstance(lhs, ColPairs)
@@ -265,15 +269,15 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """The values as ``field`` prepares them, each once; None if one of them is no plain value.
+    """The distinct values; None if one is an expression, or not of the type that ``field`` stores.
 
-    NULL is left out: no row is equal to it.
+    None among the values is left out, because no row is equal to NULL.
     """
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django prepares plain values only. The database would convert this one, and not
-            # as Python does: to MariaDB, "5abc" is equal to the number 5.
+            # Django prepares plain values only. The database would convert a Value(), and not as
+            # Python does: for MariaDB, "5abc" is equal to the number 5.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

@@ -61,9 +61,9 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     query.get_compiler = ready  # type: ignore[assignment, method-assign]  # for this one query
     try:
         query.get_aggregation(_Alias(), dict(aggregates))
-    except _Resolved as found:
+    except _Resolved as resolved:
         del query.get_compiler
-        return Summary(query, found.elide_empty)
+        return Summary(query, resolved.elide_empty)
     return Summary(query, True)  # There are no aggregates.
 
 
@@ -166,8 +166,8 @@ def _distinct_value(
         raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
 
     def values(query: Query) -> Query:
-        own = _without_default(query.annotations[alias])
-        *sources, condition = own.get_source_expressions()
+        shard_aggregate = _without_default(query.annotations[alias])
+        *sources, condition = shard_aggregate.get_source_expressions()
         if len(sources) != 1:
             raise refuse("a distinct aggregate of several expressions", "use one")
         query = query.clone()

@@ -127,19 +127,19 @@ class Text:
         return self.weight == other.weight
 
     def __lt__(self, other: Text) -> bool:
-        mine, theirs = self.weight, other.weight
+        weight, other_weight = self.weight, other.weight
         if (
-            len(mine) > _SURELY_SORTED
-            and len(theirs) > _SURELY_SORTED
-            and mine[:_SURELY_SORTED] == theirs[:_SURELY_SORTED]
-            and mine != theirs
+            len(weight) > _SURELY_SORTED
+            and len(other_weight) > _SURELY_SORTED
+            and weight[:_SURELY_SORTED] == other_weight[:_SURELY_SORTED]
+            and weight != other_weight
         ):
             raise refuse(
                 "an order by texts that differ only after their first 128 characters,"
                 " which the server's sort cuts off",
                 "order by Left(field, 100), or by another column",
             )
-        return mine < theirs
+        return weight < other_weight
 
 
 class PaddedText(Text):
@@ -158,13 +158,13 @@ class PaddedText(Text):
     __hash__ = Text.__hash__
 
     def __lt__(self, other: Text) -> bool:
-        mine, theirs = self.weight, other.weight
-        missing = len(theirs) - len(mine)
+        weight, other_weight = self.weight, other.weight
+        missing = len(other_weight) - len(weight)
         if missing > 0:
-            mine += self.pad * (missing // len(self.pad) + 1)
+            weight += self.pad * (missing // len(self.pad) + 1)
         elif missing < 0:
-            theirs += self.pad * (-missing // len(self.pad) + 1)
-        return Text.__lt__(Text(mine), Text(theirs))
+            other_weight += self.pad * (-missing // len(self.pad) + 1)
+        return Text.__lt__(Text(weight), Text(other_weight))
 
 
 class _Reversed:

@@ -67,7 +67,7 @@ def partial_of(
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # There, Django casts the average of durations to an integer.
+    # On such a database, Django casts the average of durations to an integer.
     duration = features.averages_durations_to_integers and isinstance(
         aggregate.output_field, DurationField
     )

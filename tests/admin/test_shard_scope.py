@@ -1,4 +1,4 @@
-"""Where a request looks, once it is about a row."""
+"""The scope of a request that is about a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharded_orm.admin.shard_scope import ShardScope, scope_of, set_scope
 from tests.photos.models import Album, Board, Note, Photo
 
 
-def test_each_group_has_a_place_of_its_own() -> None:
+def test_each_group_has_a_scope_of_its_own() -> None:
     request = RequestFactory().get("/")
     here, there = runtime.shard("photos", 3), runtime.shard("pins", 2)
     assert scope_of(request, options_of(Album)).everywhere
@@ -18,7 +18,7 @@ def test_each_group_has_a_place_of_its_own() -> None:
     set_scope(request, ShardScope(options_of(Board), shard=there, home=there))
     assert scope_of(request, options_of(Note)).home == there
     assert scope_of(request, options_of(Album)).home == here
-    # A later one of the same group is that of all its models.
+    # A later scope of the group holds for all its models.
     other = runtime.shard("photos", 4)
     set_scope(request, ShardScope(options_of(Album), shard=other, home=other))
     assert scope_of(request, options_of(Photo)).home == other

@@ -54,9 +54,9 @@ class GroupAliasMixin(GroupTransactions):
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
         self._seen_generation = settings_dict.get("GENERATION", relocation.generation)
-        self._create_server()
+        self._build_server()
 
-    def _create_server(self) -> None:
+    def _build_server(self) -> None:
         engine = engine_of(self.settings_dict)
         self._server: BaseDatabaseWrapper = engine(
             engine.server_settings(self.settings_dict), self.alias
@@ -81,7 +81,7 @@ class GroupAliasMixin(GroupTransactions):
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
             BaseDatabaseWrapper.close(self._server)
             self.settings_dict = settings
-            self._create_server()
+            self._build_server()
         self._seen_generation = generation
 
     # ##### Connecting: no session belongs to a group #####

@@ -51,7 +51,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         # The atomic blocks of this shard that mirror the open levels of the group's transaction:
         # for a prefix of group_wrapper.levels, outermost first.
         self._mirrored: list[Atomic] = []
-        # Such a block is being entered or left: Django's Atomic then uses the state below, which
+        # A mirrored block is being entered or left: Django's Atomic then uses the state below, which
         # must not join the group's transaction once more.
         self._syncing = False
         self._touched: set[str] | None = None

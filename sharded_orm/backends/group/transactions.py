@@ -190,7 +190,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         participants = list(self.participants.values())
         try:
             for wrapper in participants:
-                # On all shards before one commits: if the cache cannot be told, none does.
+                # On all shards before one commits: if the cache does not answer, none commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
             for wrapper in participants:

@@ -438,8 +438,8 @@ class VirtualConnection(DriverFace):
             try:
                 session.run(*self.transaction.ending(how))
             except BaseException as exc:
-                # A failed COMMIT leaves the transaction to a rollback; anything less
-                # clear than a server's error makes the session unusable.
+                # After an error of the server, COMMIT leaves the transaction to a rollback. Any other
+                # error makes the session unusable.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

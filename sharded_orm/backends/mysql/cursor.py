@@ -29,8 +29,8 @@ from sharded_orm.backends.mysql.statement_kind import (
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# Seconds. A read that ran for longer before its session was lost is not repeated: somebody may
-# have killed it for being slow.
+# Seconds. A read that ran for longer before its session was lost is not repeated: it may have been
+# killed for being slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
@@ -115,7 +115,7 @@ class LeaseMixin(BaseCursor):
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
         session.last_user = connection
         connection.last_session = session
-        retry = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+        retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
         while True:
             try:
                 statement = session.bind(query, args)
@@ -139,9 +139,13 @@ class LeaseMixin(BaseCursor):
                     pool.release(session)
                     raise
                 pool.discard(session)
-                if not retry or time.monotonic() > retry or not isinstance(exc, MySQLError):
+                if (
+                    not retry_until
+                    or time.monotonic() > retry_until
+                    or not isinstance(exc, MySQLError)
+                ):
                     raise
-                retry = 0.0
+                retry_until = 0.0
                 pool.stats.retries += 1
                 session = pool.lease()
                 session.last_user = connection
@@ -251,7 +255,7 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Return the result of a savepoint statement that is not sent yet."""
+        """Return the result of a statement that need not be sent now."""
         self.description = None
         self._rows = ()
         self.rownumber = 0

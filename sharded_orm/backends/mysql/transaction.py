@@ -24,7 +24,7 @@ class ServerTransaction:
         self.is_open = False
         #: The session is in autocommit=0 on our behalf: it always has a transaction.
         self.strict = False
-        #: An error or an implicit commit may have removed savepoints, or ended the transaction.
+        #: An error or an implicit commit may have ended the transaction, or removed savepoints.
         self.unsure = False
         #: Savepoint statements that the next statement takes along.
         self.pending: list[bytes] = []

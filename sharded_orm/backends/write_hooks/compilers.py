@@ -24,31 +24,30 @@ from sharded_orm.backends.write_hooks import observer
 
 
 class ReadMixin(SQLCompiler):
-    """Put before every compiler: a SELECT may be part of any statement.
+    """First base of every compiler, as a SELECT may be part of any statement.
 
-    Tells which tables it reads, before anything is sent: on a shard their keys have to compare as
-    the router compares them.
+    Before a statement is sent to a shard, the tables that it reads are checked: their keys have to
+    compare as the router compares them.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, those of
-        # select_related and of the order among them.
-        found = super().get_from_clause()
+        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, also
+        # those of select_related and of the order.
+        clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             tables = [table.table_name for table in self.query.alias_map.values()]
-            if (noted := getattr(connection, "tables_read", None)) is not None:
-                noted.update(tables)
+            if (tables_read := getattr(connection, "tables_read", None)) is not None:
+                tables_read.update(tables)
             else:
                 text_keys.check(connection, (shard,), tables)
-        return found
+        return clause
 
 
 class WriteMixin(ReadMixin):
-    """Put before a compiler of writes. Tells the observer, and notes that there was a write.
+    """First base of a compiler of writes. Reports the write to the observer and the connection.
 
-    A write that the observer wants to know of runs in a transaction, which is its own in
-    autocommit.
+    A write to a cached model runs in a transaction; in autocommit, in one of its own.
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +55,7 @@ class WriteMixin(ReadMixin):
         # SQLUpdateCompiler, whose arguments are not the same.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Before what the observer asks for.
+            # Before the queries of the observer.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
@@ -77,6 +76,6 @@ class WriteMixin(ReadMixin):
 
 @cache
 def with_hooks(compiler: type) -> type[SQLCompiler]:
-    """A compiler class of Django's with the hooks of its kind of statement."""
+    """Return the subclass of one of Django's compilers that has the hooks of its statements."""
     writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
     return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

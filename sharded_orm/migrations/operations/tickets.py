@@ -16,10 +16,10 @@ from sharded_orm.operations.tickets.creation import is_test_database
 class CreateSequence(Operation):
     """Create a sequence on each ticket server when that alias is migrated (F4).
 
-    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone. Like
-    ``manage.py tickets create``, the operation begins the sequence above every existing id and above
-    every id that the other servers have handed out; so these must answer. An existing sequence stays as
-    it is.
+    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone.
+    Like ``manage.py tickets create``, the operation begins the sequence above every existing id and
+    above every id that the other servers have handed out; so these must answer. An existing
+    sequence stays as it is.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
@@ -40,8 +40,8 @@ class CreateSequence(Operation):
         self.form = form
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        given = {"name": self.name, "start": self.start, "form": self.form}
-        return type(self).__name__, [], {k: v for k, v in given.items() if v is not None}
+        arguments = {"name": self.name, "start": self.start, "form": self.form}
+        return type(self).__name__, [], {k: v for k, v in arguments.items() if v is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """No model changes."""
@@ -74,7 +74,7 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """:raises NotSupportedError: the transaction locks out the connection that makes the sequence."""
+    """:raises NotSupportedError: the transaction locks out the sequence's own connection."""
     mode = getattr(connection, "transaction_mode", None)  # of SQLite's connections only
     if mode in (None, "DEFERRED"):
         return

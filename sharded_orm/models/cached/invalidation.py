@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.cache.invalidation import Voided, void
+from sharded_orm.cache.invalidation import VoidRows, void
 from sharded_orm.cache.statistics import FIELDS
 from sharded_orm.cache.stores.base import ServerDown
 from sharded_orm.exceptions import CacheUnavailable
@@ -67,7 +67,7 @@ class ModelCache:
         if found is None:
             return
         values = _values(found, where)
-        now: list[Voided] = []
+        now: list[VoidRows] = []
         for alias, rows in _rows(found, values, using):
             connection = _in_transaction(found, alias, only=len(values) > 0)
             writes = transaction_markers(connection) if connection is not None else None
@@ -110,7 +110,7 @@ def void_tables(models: Iterable[CachedModel], alias: str) -> None:
     _void(_whole(found, alias) for found in models)
 
 
-def _void(rows: Iterable[Voided]) -> None:
+def _void(rows: Iterable[VoidRows]) -> None:
     cache, rows = runtime.cache(), list(rows)
     if cache is None or not rows:
         return
@@ -187,7 +187,7 @@ def _values(found: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
 
 def _rows(
     found: CachedModel, values: dict[str, Any], using: str | None
-) -> Iterator[tuple[str, Voided]]:
+) -> Iterator[tuple[str, VoidRows]]:
     """What to make void, with the alias that holds it."""
     if using is not None and not _has_rows(found, using):
         why = ""
@@ -227,7 +227,7 @@ def _rows(
         else:
             pks = frozenset({pk})
     wide = found.isolate is not None and isolate is None
-    yield alias, Voided(found.scope(found.place(alias), key, isolate), pks, wide)
+    yield alias, VoidRows(found.scope(found.place(alias), key, isolate), pks, wide)
 
 
 def _has_rows(found: CachedModel, alias: str) -> bool:
@@ -235,8 +235,8 @@ def _has_rows(found: CachedModel, alias: str) -> bool:
     return known and found.home_alias_ok(alias)
 
 
-def _whole(found: CachedModel, alias: str) -> Voided:
-    return Voided(found.scope(found.place(alias), None), wide=True)
+def _whole(found: CachedModel, alias: str) -> VoidRows:
+    return VoidRows(found.scope(found.place(alias), None), wide=True)
 
 
 def _in_transaction(found: CachedModel, alias: str, *, only: bool) -> Any:

@@ -59,7 +59,7 @@ class CacheObserver:
         return execute()
 
     @contextmanager
-    def emptied(self, connection: Any) -> Iterator[None]:
+    def table_flush(self, connection: Any) -> Iterator[None]:
         """Mark all rows of cached models on ``connection`` while a flush deletes them."""
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.home_alias_ok(connection.alias)] if cache else []

@@ -49,8 +49,8 @@ class _PerShard:
         raise NotImplementedError
 
     def _stays_on_shard(self) -> bool:
-        one, other = self._sides()
-        return group_of(one) == group_of(other)
+        model, related_model = self._sides()
+        return group_of(model) == group_of(related_model)
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
@@ -62,18 +62,18 @@ class _PerShard:
         if len(groups) < 2:
             return fetch(instances, querysets)
         parts = [fetch(group, querysets) for group in groups]
-        _, rel_attr, instance_attr, *rest = parts[0]
+        _, rel_attr, instance_attr, *cache_arguments = parts[0]
         rows = list(chain.from_iterable(part[0] for part in parts))
         return (
             rows,
             lambda row: (row._state.db, rel_attr(row)),
             lambda instance: (alias_of(instance), instance_attr(instance)),
-            *rest,
+            *cache_arguments,
         )
 
     def _refuse_several_rows(self, part: Any) -> Any:
         """Refuse several rows for a single relation: values are unique on each shard only."""
-        rows, rel_attr, instance_attr, single, *rest = part
+        rows, rel_attr, instance_attr, single, *cache_arguments = part
         model = self._sides()[1]
         if not single or group_of(model) is None:
             return part
@@ -85,7 +85,7 @@ class _PerShard:
                     f"{number} rows of {model.__name__} on {aliases!r} have the value {value!r}, and one"
                     " is looked for. Prefetch with a queryset that names the shard or the key."
                 )
-        return rows, rel_attr, instance_attr, single, *rest
+        return rows, rel_attr, instance_attr, single, *cache_arguments
 
 
 class _ByConditions(_PerShard):

@@ -190,7 +190,7 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
         elif self.field is not self._options.key:
-            with self._atomic(several=len(by_alias) > 1):
+            with self._atomic(several_statements=len(by_alias) > 1):
                 for alias, pks in by_alias.items():
                     rows = self.model._base_manager.using(alias).filter(pk__in=pks)
                     rows.update(**{self.field.name: self.instance})
@@ -256,9 +256,9 @@ class FromOutside(RelatedRows):
             by_alias.setdefault(alias, []).append(obj.pk)
         return by_alias
 
-    def _atomic(self, *, several: bool = True) -> AbstractContextManager[Any]:
+    def _atomic(self, *, several_statements: bool = True) -> AbstractContextManager[Any]:
         # A single statement needs no block.
-        if not several:
+        if not several_statements:
             return nullcontext()
         return transaction.atomic(using=self._options.group, savepoint=False)
 
@@ -294,7 +294,7 @@ class NullableFromOutside(FromOutside):
             if obj.pk is not None:
                 by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
         self._begin_change()
-        with self._atomic(several=len(by_alias) > 1 or not bulk):
+        with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
                 rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
                 if bulk:

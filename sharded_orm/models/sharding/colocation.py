@@ -105,8 +105,8 @@ class Colocation:
             return
         # No database enforces a GenericRelation or a ForeignObject.
         if any(
-            _colocation_keys(one, self._group) & _colocation_keys(other, self._group)
-            for one, other in join.join_fields or ()
+            _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
+            for left, right in join.join_fields or ()
         ):
             return
         raise CrossShardRelation(
@@ -249,13 +249,13 @@ class Colocation:
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
-    def _are_colocated(self, ones: Sequence[Col], others: Sequence[Col]) -> bool:
+    def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
         """Whether rows with equal values in these columns are on one shard."""
         assert self._options is not None
         group = self._options.group
         return any(
-            _colocation_keys(one.target, group) & _colocation_keys(other.target, group)
-            for one, other in zip(ones, others, strict=True)
+            _colocation_keys(column.target, group) & _colocation_keys(other.target, group)
+            for column, other in zip(columns, others, strict=True)
         )
 
 

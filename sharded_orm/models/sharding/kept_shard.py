@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.topology.model import Shard
 
 
 class KeptShard:
-    """The last shard that was found for one row, kept within a ``with`` block.
+    """The last shard that was found for one row, kept until :meth:`close`.
 
     The router, ``save_base()`` and the insert each ask for the shard of a row. A kept shard holds
     for one value and one topology: a receiver of ``pre_save`` may change the key, and the
@@ -18,20 +19,16 @@ class KeptShard:
     """
 
     def __init__(self) -> None:
-        self._is_open = False
+        self._is_open = True
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
 
-    def __enter__(self) -> Self:
-        self._is_open = True
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
+        """Keep nothing from now on, nor in copies of the row that share this object."""
         self._is_open = False
-        self._question = self._shard = None
 
-    def __reduce__(self) -> tuple[type[KeptShard], tuple[()]]:
-        return KeptShard, ()  # Copies and pickles keep no shard.
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # Deep copies and pickles of the row keep no shard.
 
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
@@ -46,10 +43,16 @@ class KeptShard:
         return self._shard
 
 
-def keep_shard(instance: Any) -> KeptShard:
-    """Return a context manager that keeps the shard of ``instance``."""
-    kept = instance._state.kept_shard = KeptShard()
-    return kept
+@contextmanager
+def keep_shard(instance: Any) -> Iterator[None]:
+    """Keep the shard of ``instance`` within the block."""
+    state = instance._state
+    kept = state.kept_shard = KeptShard()
+    try:
+        yield
+    finally:
+        kept.close()
+        state.__dict__.pop("kept_shard", None)
 
 
 def find_shard(

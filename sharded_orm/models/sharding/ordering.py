@@ -26,13 +26,13 @@ def is_plain(query: Query) -> bool:
         names = query.model._meta.ordering
         if not names:
             return True
-    own, annotations = own_names(query.model), query.annotations
+    own_columns, annotations = own_names(query.model), query.annotations
     for name in names:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
         # Annotations are already resolved.
-        if column not in own and column not in annotations and name != "?":
+        if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
 

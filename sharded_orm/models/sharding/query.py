@@ -38,11 +38,11 @@ class ShardedQuery(Query):
         # Overrides Query.resolve_expression, which Django calls for every subquery. The query of
         # a plain model has no other check, and its database may still have an old table of this
         # name.
-        outer, own = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
-        if outer is not None and own is not None and shard_options(outer) is None:
+        outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
+        if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(
-                f"The query on {outer.__name__} (global) has a subquery on {own.model.__name__}, which is"
-                f" in group {own.group!r}. One statement cannot reach both. Evaluate it first and pass"
+                f"The query on {outer.__name__} (global) has a subquery on {options.model.__name__}, which is"
+                f" in group {options.group!r}. One statement cannot reach both. Evaluate it first and pass"
                 " its values as a list."
             )
         return super().resolve_expression(query, *args, **kwargs)
@@ -83,14 +83,14 @@ def _own_columns(model: Any) -> dict[str, Any]:
     if model is None:
         return {}
     meta = model._meta
-    own = {
+    fields = {
         field.name: field
         for field in meta.concrete_fields
         if not field.is_relation and field.model._meta.concrete_model is meta.concrete_model
     }
-    if meta.pk.name in own:
-        own["pk"] = meta.pk
-    return own
+    if meta.pk.name in fields:
+        fields["pk"] = meta.pk
+    return fields
 
 
 def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:

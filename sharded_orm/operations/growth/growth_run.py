@@ -28,7 +28,11 @@ Tell = Callable[[str], None]
 
 @dataclass
 class GrowthReport:
-    """The outcome of a growth. ``open`` is None where a range is never open or closed."""
+    """The outcome of a growth.
+
+    :param named: whether the topology has the range.
+    :param open: whether the range takes new keys; None if its group never opens or closes ranges.
+    """
 
     range: NewRange
     created: bool = False
@@ -103,7 +107,7 @@ class GrowthRun:
         content = document.content()
         entry = content["groups"].setdefault(new.group, {})
         ranges = entry.setdefault("RANGES", [])
-        count = 1 + max((each["range"][1] for each in ranges), default=-1)
+        count = 1 + max((item["range"][1] for item in ranges), default=-1)
         if count != new.first:
             raise GrowthRefused(
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"

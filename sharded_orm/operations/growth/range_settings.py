@@ -45,7 +45,9 @@ def _set(name: str, first: int, last: int, setting: str, value: Any) -> Document
             if tuple(entry["range"]) == (first, last):
                 entry[setting] = value
                 return Document.from_content(content)
-        known = ", ".join("{}-{}".format(*entry["range"]) for entry in ranges)
-        raise GrowthRefused(f"Group {name!r} has no range {first}-{last}; its ranges are {known}.")
+        listing = ", ".join("{}-{}".format(*entry["range"]) for entry in ranges)
+        raise GrowthRefused(
+            f"Group {name!r} has no range {first}-{last}; its ranges are {listing}."
+        )
 
     return topology.change(edit, f"{setting} of {name} {first}-{last}: {value}")

@@ -15,7 +15,7 @@ class What(Enum):
     STATEMENT = "statement"
     """``count`` statements of ``script``, from ``index`` on; see :meth:`RecordedScript.stretch`."""
     PER_SHARD = "own"
-    """An operation that runs on each shard. If the operation is raw SQL: its statement ``index``."""
+    """An operation that runs on each shard; for raw SQL, its statement ``index``."""
     BUILD = "build"
     """The tables of an empty shard are created as ``script`` promises them."""
     UNIT = "unit"
@@ -40,8 +40,8 @@ class Checkpoint:
     :param serial: the number of markers so far.
     :param operation: the index of the operation in its migration. For a statement, the index of the
         operation at which its script ends.
-    :param outline: :meth:`Unit.outline` of the operations up to ``operation``; includes an operation
-        that runs on each shard.
+    :param outline: :meth:`Unit.outline` of the operations up to ``operation``; includes an
+        operation that runs on each shard.
     :param before: the fingerprint of the schema before a statement of raw SQL.
     :param marker: the name of the row in ``django_migrations`` that the same transaction writes.
     :param reverts: whether a rollback takes the whole step back, as far as is known.

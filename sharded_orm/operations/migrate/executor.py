@@ -1,4 +1,9 @@
-"""Executing a migration plan on one shard, from the checkpoint that the shard has reached."""
+"""Executing a migration plan on one shard, from the checkpoint that the shard has reached.
+
+A *unit* of the plan is one migration in one direction. A *mixed* unit has operations that run on
+each shard; all other operations are statements of a recorded script. A *stretch* is a sequence of
+statements that one checkpoint covers.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +82,7 @@ class ScriptExecutor:
             for _, statements in script.by_migration():
                 unit = self._unit_of(statements[0][1])
                 with self._schema_editor(unit):
-                    self._statements(script, key, run, statements, before)
+                    self._run_statements(script, key, run, statements, before)
             if self._is_atomic(unit):
                 self._compare(script, key, run, before=before)
         self._schema = script.promise
@@ -98,7 +103,7 @@ class ScriptExecutor:
                 key, script = self._script(number, operation)
                 before = self._schema
                 statements = enumerate(script.statements)
-                self._statements(script, key, self._session.step.run.id, statements, before)
+                self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
                     return  # Its tables existed, so it was only recorded (--fake-initial).
                 self._compare(script, key, self._session.step.run.id, unit, before)
@@ -173,7 +178,7 @@ class ScriptExecutor:
     def _schema_editor(self, unit: Unit) -> _UnitEditor:
         return _UnitEditor(self, unit)
 
-    def _statements(
+    def _run_statements(
         self,
         script: RecordedScript,
         key: str,
@@ -186,7 +191,7 @@ class ScriptExecutor:
         stretch = range(0)
         for index, statement in numbered:
             if self._editor.atomic_migration:
-                self._run(statement, "")
+                self._run_statement(statement, "")
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
@@ -197,7 +202,7 @@ class ScriptExecutor:
                 self._begin_stretch(script, key, run, stretch)
             assert session.checkpoint is not None
             with session.attempt(statement.label):
-                self._run(statement, session.checkpoint.marker)
+                self._run_statement(statement, session.checkpoint.marker)
 
     def _begin_stretch(self, script: RecordedScript, key: str, run: int, stretch: range) -> None:
         session = self._session
@@ -222,7 +227,7 @@ class ScriptExecutor:
             first.label,
         )
 
-    def _run(self, statement: RecordedStatement, marker: str) -> None:
+    def _run_statement(self, statement: RecordedStatement, marker: str) -> None:
         session = self._session
         if statement.records:
             session.records.record(statement.records, backwards=self._plan.backwards)
@@ -340,7 +345,7 @@ class ScriptExecutor:
             if last.records and last.outline != unit.outline(len(unit.operations)):
                 return units, 0
             with self._schema_editor(unit):
-                self._statements(script, checkpoint.script, checkpoint.run, remaining)
+                self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
             return 0, 0  # Only later migrations were left.
@@ -356,8 +361,8 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """The unit that the shard is in the middle of.
 
-        None if no part of it took effect, and the plan begins with another unit or the migration has
-        changed.
+        None if no part of it took effect, and the plan begins with another unit or the migration
+        has changed.
 
         :raises OperationError: the shard cannot go on with the plan.
         """

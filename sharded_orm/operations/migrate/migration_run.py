@@ -86,7 +86,7 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """What an operator asks for; the same for all groups."""
+    """The request of an operator; the same for all groups."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
@@ -239,7 +239,7 @@ class _Worker:
             step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Whatever a migration raises is the failure of this shard alone.
+            # Any exception of a migration is the failure of this shard alone.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
             step.mark_failed(exc)
             return self._failed(step)

@@ -48,8 +48,8 @@ class Migrator:
 
         :param stopping: called between two statements; whether to stop there.
         :raises OperationStopped: ``stopping`` returned True; another call goes on.
-        :raises OperationUnclear: a step was interrupted, and nothing shows whether it took effect. A
-            person answers by :meth:`settle`.
+        :raises OperationUnclear: a step was interrupted, and nothing shows whether it took effect.
+            A person answers by :meth:`settle`.
         :raises RehearsalFailed: a migration fails on a copy without rows.
         :raises SchemaDiffers: the shard does not look as its migrations promise.
         :raises LeaseLost: another process has the run.

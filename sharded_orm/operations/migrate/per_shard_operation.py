@@ -110,7 +110,7 @@ class PerShardOperation:
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
                 if in_transaction:
                     session.records.mark(marker)
-                with self._observed():
+                with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
                     self._forget_revertibility()  # Before the marker is committed.
@@ -119,7 +119,7 @@ class PerShardOperation:
             self._editor.deferred_sql = []
 
     @contextmanager
-    def _observed(self) -> Iterator[None]:
+    def _observe_statements(self) -> Iterator[None]:
         """Tell the journal before each statement that implicitly commits."""
         if self._editor.connection.features.can_rollback_ddl:
             yield

@@ -1,7 +1,7 @@
 """The plan for shards that have applied the same migrations: its units and operations.
 
-A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would make
-it. All shards with that set share the plan, and so do the threads that migrate them.
+A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would
+make it. All shards with that set share the plan, and so do the threads that migrate them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may do
-# anything, and so does not count.
+# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may
+# do anything, and so does not count.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
@@ -92,7 +92,8 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """A digest of the first ``count`` operations, which shows whether the migration has changed.
+        """A digest of the first ``count`` operations, which shows whether the migration has
+        changed.
 
         For an operation that runs on each shard, only its name and description count.
         """
@@ -214,22 +215,22 @@ class MigrationPlan:
     def per_shard_piece(self, unit: int, operation: int) -> Piece:
         """An operation that runs on each shard, with models rendered once for all shards."""
         with self._lock:
-            wanted = self._per_shard_pieces.get((unit, operation))
-            if wanted is None:
-                pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
+            shared_piece = self._per_shard_pieces.get((unit, operation))
+            if shared_piece is None:
+                pieces = self.units[unit].pieces(self._render(self.state_before(unit)))
                 for number, piece in enumerate(pieces):
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
-                            self._rendered(state)
+                            self._render(state)
                         # The loop ends here, because the next turn would change these states.
-                        wanted = self._per_shard_pieces[unit, operation] = piece
+                        shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
-            assert wanted is not None
-            return wanted
+            assert shared_piece is not None
+            return shared_piece
 
     @cached_property
     def _models_before(self) -> Any:
-        return self._rendered(self._base.clone()).apps
+        return self._render(self._base.clone()).apps
 
     @cached_property
     def _models_after(self) -> Any:
@@ -241,7 +242,7 @@ class MigrationPlan:
                     migration.mutate_state(state, preserve=False)
         else:
             state = self.state_before(len(self.units))
-        return self._rendered(state).apps
+        return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
         """The historical models for ``pre_migrate`` or, with ``after``, for ``post_migrate``."""
@@ -251,8 +252,8 @@ class MigrationPlan:
     def for_signals(self) -> list[tuple[Migration, bool]]:
         """The plan as signals pass it on, with copies of the migrations.
 
-        Receivers may add operations to a migration (``contenttypes`` does). Without copies they would
-        add them once for each shard.
+        Receivers may add operations to a migration (``contenttypes`` does). Without copies they
+        would add them once for each shard.
         """
         plan = []
         for unit in self.units:
@@ -262,7 +263,7 @@ class MigrationPlan:
         return plan
 
     @staticmethod
-    def _rendered(state: ProjectState) -> ProjectState:
+    def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
         # The operations call clear_delayed_apps_cache() themselves, in every thread.

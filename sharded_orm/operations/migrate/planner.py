@@ -42,8 +42,8 @@ class Planner:
     def plan(self, connection: Any, applied: Iterable[Key]) -> MigrationPlan:
         """Return the plan for shards that have ``applied``.
 
-        :param connection: the connection of such a shard. It is not used if ``applied`` is empty, so
-            the shard need not exist then.
+        :param connection: the connection of such a shard. It is not used if ``applied`` is empty,
+            so the shard need not exist then.
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         key = frozenset(applied)

@@ -65,7 +65,7 @@ class RecordedStatement:
             "operation": self.operation,
             "label": self.label,
             "sql": self.sql,
-            "params": None if self.params is None else [_encoded(value) for value in self.params],
+            "params": None if self.params is None else [_encode(value) for value in self.params],
             "effect": self.effect.value,
             "after": self.after,
             "records": [list(key) for key in self.records],
@@ -79,7 +79,7 @@ class RecordedStatement:
             **{
                 **content,
                 "migration": tuple(content["migration"]),
-                "params": None if params is None else [_decoded(value) for value in params],
+                "params": None if params is None else [_decode(value) for value in params],
                 "effect": Effect(content["effect"]),
                 "records": [(app, name) for app, name in content["records"]],
             }
@@ -116,8 +116,8 @@ class RecordedScript:
         """The statements from ``index`` on that one checkpoint covers.
 
         The schema shows how many of them took effect: they belong to one operation, and each leaves
-        another schema. The record of the migration may be the last of them, because its row is there
-        or not.
+        another schema. The record of the migration may be the last of them, because its row is
+        there or not.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -143,7 +143,7 @@ class RecordedScript:
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """The tables of ``before`` that the script names; None if it does more than alter tables."""
+        """The tables of ``before`` in the script; None if it does more than alter tables."""
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
         ]
@@ -185,7 +185,7 @@ class RecordedScript:
         )
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -204,7 +204,7 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((name, text),) = value.items()

@@ -34,8 +34,8 @@ class Recorder:
     ) -> None:
         """Attribute the following statements to this operation.
 
-        :param fingerprints: whether to record the schema after each statement: without a transaction
-            around them, it must show which statements took effect.
+        :param fingerprints: whether to record the schema after each statement: without a
+            transaction around them, it must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints
@@ -56,7 +56,7 @@ class Recorder:
         )  # fmt: skip
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
+    def attach(self) -> Iterator[None]:
         with self._connection.execute_wrapper(self._observe):
             yield
 

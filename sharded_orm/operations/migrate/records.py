@@ -1,8 +1,8 @@
 """The rows of a shard's ``django_migrations``: applied migrations, and markers.
 
-A marker is a row that an operation writes in its own transaction. After a kill, the marker shows that
-the transaction was committed. Django ignores rows of migrations that do not exist. The markers of a
-migration are deleted when the migration is recorded.
+A marker is a row that an operation writes in its own transaction. After a kill, the marker shows
+that the transaction was committed. Django ignores rows of migrations that do not exist. The markers
+of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.utils import timezone
 from sharded_orm.backends.snapshot import MARKER_APP, MARKER_PREFIX
 from sharded_orm.operations.migrate.plan import Key
 
-#: The table, as all shards have it.
+#: The table, which has the same name on all shards.
 TABLE = MigrationRecorder.Migration._meta.db_table
 
 

@@ -1,7 +1,7 @@
 """Whether an interrupted step took effect.
 
-``docs/explanation/journal.md`` explains the rules. The journal records all that they need before the
-step begins, so that it is there after a kill at any moment.
+``docs/explanation/journal.md`` explains the rules. The journal records all that they need before
+the step begins, so that it is there after a kill at any moment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecoveryCheck:
         self._records = records
 
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
-        """How many statements of the checkpoint took effect, in a migration that is not recorded."""
+        """How many statements of the checkpoint took effect; the migration is not recorded."""
         stretch = script.statements[checkpoint.index : checkpoint.index + checkpoint.count]
         statements = [statement for statement in stretch if not statement.records]
         if not statements:

@@ -39,9 +39,9 @@ _MAX_SCHEMA_NAME = 64  # characters
 class Segment:
     """Consecutive operations of a plan whose SQL is recorded in one script.
 
-    A *mixed* unit has operations that run on each shard. If ``unit`` is not mixed, the segment reaches
-    to the next mixed unit. If it is mixed, the segment is partial: it reaches from ``operation`` to the
-    next operation that runs on each shard, or to the end of the unit.
+    A *mixed* unit has operations that run on each shard. If ``unit`` is not mixed, the segment
+    reaches to the next mixed unit. If it is mixed, the segment is partial: it reaches from
+    ``operation`` to the next operation that runs on each shard, or to the end of the unit.
     """
 
     plan: MigrationPlan
@@ -77,7 +77,8 @@ class Segment:
 class Rehearsals:
     """Scripts by segment and state of the schema; recorded at first use, stored in the journal.
 
-    Thread-safe: if several shards in the same state need a script, one rehearses and the others wait.
+    Thread-safe: if several shards in the same state need a script, one rehearses and the others
+    wait.
     """
 
     def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
@@ -102,7 +103,7 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """A script that was recorded in ``run``, which may be an earlier run; None if there is none."""
+        """The script of ``key`` in ``run``, perhaps an earlier run; None if there is none."""
         number = run if isinstance(run, int) else run.id
         script = self._scripts_by_key.get((number, key))
         if script is None:
@@ -206,13 +207,13 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # As MigrationExecutor.apply_migration() and Migration.apply(). None of these operations asks
-        # for a transaction of its own.
+        # As MigrationExecutor.apply_migration() and Migration.apply(). None of these operations
+        # asks for a transaction of its own.
         label = unit.migration.app_label
-        with recorder.attached(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
+        with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # An editor defers some statements to its end, which here is the end of the segment. So an
-            # operation that runs on each shard finds indexes and constraints in place.
+            # An editor defers some statements to its end, which here is the end of the segment. So
+            # an operation that runs on each shard finds indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue

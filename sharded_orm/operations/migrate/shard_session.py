@@ -1,4 +1,8 @@
-"""The connection to one shard during its migration: its lock, its schema, its journal step."""
+"""The connection to one shard during its migration: its lock, its schema, its journal step.
+
+A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
+an operation writes in its own transaction, as a proof of the commit.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +77,10 @@ class ShardSession:
     def snapshot(self) -> SchemaSnapshot:
         return self.connection.schema_snapshot()
 
-    def glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+    def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """See ``schema_glance``; the whole schema if that fails."""
         try:
-            return self.connection.schema_glance(known, tables)
+            return self.connection.schema_glance(base, tables)
         except Error:
             return self.snapshot()
 
@@ -114,8 +118,8 @@ class ShardSession:
     def attempt(self, label: str = "") -> Iterator[None]:
         """Enclose the step that :meth:`begin` has recorded.
 
-        The journal notes an error in the block, so that it does not count as an interruption. It notes
-        nothing if the session was lost, because the server may still run the statement.
+        The journal notes an error in the block, so that it does not count as an interruption. It
+        notes nothing if the session was lost, because the server may still run the statement.
 
         :param label: this part of the step, if :meth:`begin` has recorded several.
         """
@@ -141,7 +145,8 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """Enclose the work after the last migration.
 
-        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads here.
+        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads
+        here.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

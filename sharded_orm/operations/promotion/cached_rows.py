@@ -9,15 +9,15 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds for all processes to use the new map before the cache is made void.
+#: Seconds for all processes to use the new map before the cache is invalidated.
 READERS_PATIENCE: Final = 10.0
 
 
 def invalidate(record: PromotionRecord) -> None:
-    """Make the cache void, once every process reads on the new primary.
+    """Invalidate the cache once every process reads on the new primary.
 
-    Rows that are lost may be cached. And a process that does not know the new map yet may read a row
-    on the old primary, and cache it for all, after the row has changed on the new one.
+    Rows that are lost may be cached. And a process that does not know the new map yet may read a
+    row on the old primary, and cache it for all, after the row has changed on the new one.
     """
     if runtime.cache() is None:
         return

@@ -103,7 +103,7 @@ class Promotion:
                 ) from cause
             raise PromotionFailed(
                 f"{text} And it could not be undone ({exc})."
-                f" {recovery.refused(plan, forced=forced)} until it is: run"
+                f" {recovery.refused_phrase(plan, forced=forced)} until it is: run"
                 f" {recovery.to_undo(plan.node)} when both servers answer; if"
                 f" {plan.node!r} is dead, run it now, and then"
                 f" {recovery.to_finish(plan.node, forced=True)}.",

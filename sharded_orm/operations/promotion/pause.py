@@ -1,8 +1,8 @@
 """How long a promotion refused writes, over all processes that have worked on it.
 
-The journal has the times, by the clock of the global database. So the clocks of the operators' hosts
-need not agree, and a promotion that is resumed on another host is measured as one. The result is wrong
-only if that clock is set in between.
+The journal has the times, by the clock of the global database. So the clocks of the operators'
+hosts need not agree, and a promotion that is resumed on another host is measured as one. The result
+is wrong only if that clock is set in between.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Pause:
     """Seconds from the fence until the map was switched. Writers learn of the new map after that.
 
     :param least: the shortest possible length.
-    :param most: the longest possible length; None if writes were refused before the promotion already,
-        since an unknown time.
+    :param most: the longest possible length; None if writes were refused before the promotion
+        already, since an unknown time.
     """
 
     least: float

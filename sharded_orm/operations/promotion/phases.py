@@ -1,10 +1,10 @@
 """The forward phases of a promotion, from the fence to the published map.
 
-The journal records each phase before it begins. Every effect may be repeated, so a resumed promotion
-begins with the fence again, whatever its phase was. Only a switch that may have been published is
-looked up first. Until the switch, everything can be undone (``undo``). The source of the topology is
-asked before the fence, and again before the phase ``switching``, which begins only when the source
-has answered: without the source, nothing stays fenced for long.
+The journal records each phase before it begins. Every effect may be repeated, so a resumed
+promotion begins with the fence again, whatever its phase was. Only a switch that may have been
+published is looked up first. Until the switch, everything can be undone (``undo``). The source of
+the topology is asked before the fence, and again before the phase ``switching``, which begins only
+when the source has answered: without the source, nothing stays fenced for long.
 
 ============ ==================================================================================
 fencing      the old primary becomes read-only; no statement is under way there any more
@@ -12,7 +12,7 @@ waiting      until the replica has executed everything that the old primary has 
 stopping     the replication on the new primary stops
 unfencing    the new primary accepts writes; nobody sends any yet
 switching    the map is published; only the source can say whether it was
-switched     the end: the cache is made void, and the run finished
+switched     the end: the cache is invalidated, and the run finished
 undoing      both servers get their roles back
 ============ ==================================================================================
 """
@@ -95,8 +95,9 @@ class ForwardPhases:
     def _catch_up(self) -> str:
         """Fence the old primary and wait for the replica; returns the last position."""
         record = self._record
-        # Writers still go on: if the source did not answer later, they would be refused for nothing.
-        switchover.require_there(self._plan)
+        # Writers still go on: if the source did not answer later, they would be refused for
+        # nothing.
+        switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
             received = str(self._run.arguments["loss"][0])
@@ -173,7 +174,7 @@ class ForwardPhases:
             )
 
     def _wait_for(self, position: str) -> str:
-        """Wait until the new primary has ``position``; returns the part that it lacks in the end."""
+        """Wait until the new primary has ``position``; returns the part that it still lacks."""
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.standing().current):
             self._run.check()

@@ -30,10 +30,11 @@ from sharded_orm.topology.model import Topology, server_of
 
 @dataclass(frozen=True)
 class Loss:
-    """What is known about the writes that a promotion without the old primary loses.
+    """The known extent of the writes that a promotion without the old primary loses.
 
     :param received: the last position that the replica has received.
-    :param executed: the last position that the replica has executed; the promotion waits for the rest.
+    :param executed: the last position that the replica has executed; the promotion waits for the
+        rest.
     :param idle: seconds since the replica executed its last event; None if it does not say.
     """
 
@@ -186,7 +187,9 @@ def _check_old(old: ReplicationServer, findings: Findings) -> None:
 def _privilege_problems(server: ReplicationServer, needed: Sequence[str]) -> Iterator[str]:
     granted = server.privileges()
     missing = (
-        [] if "ALL PRIVILEGES" in granted else [each for each in needed if each not in granted]
+        []
+        if "ALL PRIVILEGES" in granted
+        else [privilege for privilege in needed if privilege not in granted]
     )
     if missing:
         yield (
@@ -252,10 +255,10 @@ def _reason(link: ReplicationLink) -> str:
 
 def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
     """The problem that ``new`` is no replica of ``old``, according to its replication links."""
-    known = ", ".join(map(_address_text, links))
+    sources = ", ".join(map(_address_text, links))
     return (
         f"{new!r} does not replicate from {old!r}"
-        + (f", only from {known}" if known else ", nor from any other server")
+        + (f", only from {sources}" if sources else ", nor from any other server")
         + ". RANGES names it as the replica: correct that, or make it one"
     )
 

@@ -26,9 +26,9 @@ def was_switched(
 ) -> bool:
     """Whether the map of ``plan`` is published.
 
-    A source that does not answer is asked again for :data:`LOOK_UP` seconds at most. It is not asked
-    again if another question, as long as the last, would exceed that. Before the second question, the
-    operator learns what the delay means for writers.
+    A source that does not answer is asked again for :data:`LOOK_UP` seconds at most. It is not
+    asked again if another question, as long as the last, would exceed that. Before the second
+    question, the operator learns what the delay means for writers.
 
     :param check: called before each question; raises if this process may not go on.
     :param tell: called with a line for the operator.
@@ -48,7 +48,7 @@ def was_switched(
             if not is_reported:
                 is_reported = True
                 tell(
-                    f"{exc} {recovery.refused(plan, forced=forced)} until it is known whether the"
+                    f"{exc} {recovery.refused_phrase(plan, forced=forced)} until it is known whether the"
                     f" new map was published: asks for up to {LOOK_UP:g} s"
                 )
             sleep(_INTERVAL)
@@ -58,7 +58,7 @@ def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> Promot
     """The error of a promotion that can neither go on nor be undone until the source answers."""
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."
-        f" {recovery.refused(plan, forced=forced)} until that is settled, unless it was; none that"
+        f" {recovery.refused_phrase(plan, forced=forced)} until that is settled, unless it was; none that"
         " was acknowledged is lost. When the source of the topology answers, run"
         f" {recovery.to_finish(plan.node, forced=forced)} to finish, or"
         f" {recovery.to_undo(plan.node)} to go back.",

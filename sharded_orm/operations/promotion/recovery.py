@@ -20,7 +20,7 @@ def to_undo(node: str) -> str:
     return f"'manage.py shards promote {node} --abort'"
 
 
-def refused(plan: PromotionPlan, *, forced: bool) -> str:
+def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """A phrase about refused writes between the fence and the new map; continue it by "until"."""
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else "is read only"
@@ -30,8 +30,8 @@ def refused(plan: PromotionPlan, *, forced: bool) -> str:
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     """Sentences about where a run was broken off, and whether it can be finished, undone, or both.
 
-    A login to each server, and one or two round trips to the source; up to five seconds for each that
-    does not answer.
+    A login to each server, and one or two round trips to the source; up to five seconds for each
+    that does not answer.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]
@@ -45,12 +45,12 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
         except (TopologyError, OSError) as exc:
             source_error = str(exc)
         else:
-            is_published = switchover.switched(plan, document)
+            is_published = switchover.is_switched(plan, document)
     if is_published:
         return f"{text}. Its map is published, so it cannot be undone; finish it with {finish}"
     old_error, new_error, is_fenced = _check_servers(plan)
     if is_fenced and not forced:
-        text += f". {refused(plan, forced=False)} until that is settled"
+        text += f". {refused_phrase(plan, forced=False)} until that is settled"
     if source_error and phase == "switching":
         return (
             f"{text}. Whether its map was published is not known ({source_error}); when it answers,"
@@ -70,7 +70,7 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
 def _check_servers(
     plan: PromotionPlan,
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
-    """The errors of a login to the old and to the new primary, and whether the old one is fenced."""
+    """Login errors of the old and the new primary, and whether the old one is fenced."""
     errors: list[PromotionRefused | None] = []
     is_fenced = False
     for name in (plan.node, plan.new):

@@ -16,7 +16,8 @@ from sharded_orm.operations.promotion.report import PromotionOptions, PromotionR
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
-#: One promotion at a time: two could name the same server by different names.
+#: The same subject for all promotions, so that only one runs at a time: two node names may stand
+#: for the same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]

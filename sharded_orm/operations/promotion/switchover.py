@@ -12,7 +12,7 @@ from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
 
 
-def switched(plan: PromotionPlan, document: Document) -> bool:
+def is_switched(plan: PromotionPlan, document: Document) -> bool:
     """Whether ``document`` is the map that ``plan`` publishes, or a later one.
 
     All shards of the plan have moved then, however they are divided into ranges by now.
@@ -50,7 +50,7 @@ def switch(
 
     def edit(document: Document) -> Document:
         confirm()
-        if switched(plan, document):
+        if is_switched(plan, document):
             return document
         _require_same(plan, document)
         content = document.content()
@@ -86,27 +86,28 @@ def current() -> Document:
     return topology.current()
 
 
-def require_there(plan: PromotionPlan) -> None:
-    """Check that the source answers and still has the ranges of the plan, before anything is touched.
+def require_same_ranges(plan: PromotionPlan) -> None:
+    """Check that the source answers and still has the ranges of the plan, before anything is
+    touched.
 
     :raises TopologyError: the source does not answer.
     :raises PromotionRefused: the ranges on the old primary have changed.
     """
     document = topology.current()
-    if not switched(plan, document):
+    if not is_switched(plan, document):
         _require_same(plan, document)
 
 
 def was_switched(plan: PromotionPlan) -> bool:
     """Ask the source whether the switch was published."""
-    return switched(plan, topology.current())
+    return is_switched(plan, topology.current())
 
 
 def rule_out(plan: PromotionPlan) -> bool:
     """Make sure that a switch which may be on its way cannot be published any more.
 
-    Publishes the present topology as a new version: if two publications replace the same version, the
-    source accepts only one.
+    Publishes the present topology as a new version: if two publications replace the same version,
+    the source accepts only one.
 
     :return: False if the switch has been published already.
     :raises TopologyUnavailable: the source does not answer.
@@ -115,7 +116,7 @@ def rule_out(plan: PromotionPlan) -> bool:
     comment = f"promotion in place of {plan.node} broken off"
     while True:
         document = topology.current()
-        if switched(plan, document):
+        if is_switched(plan, document):
             return False
         version = document.version
         try:

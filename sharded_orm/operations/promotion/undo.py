@@ -82,7 +82,7 @@ class PromotionUndo:
         return was_fenced
 
     def result(self) -> str:
-        """What the undo has left, in sentences."""
+        """Sentences about the state that the undo has left."""
         report = self._record.report
         refused = "" if report.pause is None else f"; writes were refused for {report.pause}"
         warnings = report.warnings[self._earlier_warnings :]

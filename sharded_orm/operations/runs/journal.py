@@ -1,11 +1,11 @@
 """The journal of long operations in the global database: a kill at any moment loses nothing
 (DESIGN decision 10).
 
-A *run* is one execution of an operation on a subject, such as the migration of a group. One process at
-a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each shard that
-it works on. A run that was broken off is unfinished, and the next execution goes on with it. A step that
-a finished run left open (failed, unclear, interrupted) is carried over to the next run that works on
-that shard.
+A *run* is one execution of an operation on a subject, such as the migration of a group. One process
+at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
+shard that it works on. A run that was broken off is unfinished, and the next execution goes on with
+it. A step that a finished run left open (failed, unclear, interrupted) is carried over to the next
+run that works on that shard.
 
 All writes are in autocommit, from any thread. A thread closes its connections at its end.
 """
@@ -53,8 +53,8 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 class JournalStep:
     """One shard in one run. Used by one thread at a time.
 
-    Each method that changes the step is one UPDATE. It matches no row once another process holds the
-    run; then :exc:`LeaseLost` is raised.
+    Each method that changes the step is one UPDATE. It matches no row once another process holds
+    the run; then :exc:`LeaseLost` is raised.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -119,7 +119,7 @@ class JournalStep:
                 [*values, updated, self.run.id, self.alias, self.run.id, self.run.lease.token],
             )
             if not cursor.rowcount:
-                raise self.run.lease.lost()
+                raise self.run.lease.lost_error()
         for name, value in changes.items():
             setattr(self, name, value)
 
@@ -205,7 +205,8 @@ class JournalRun:
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # A write comes first: it checks the lease, and SQLite lets no reader become a writer.
+                # A write comes first: it checks the lease, and SQLite lets no reader become a
+                # writer.
                 self._write(signs=F("signs") + 1)
                 new = self._create_batch(batch)
             self._new_steps.update(new)
@@ -255,8 +256,8 @@ class JournalRun:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
 
     def _write(self, **changes: Any) -> None:
-        if not self.lease.held().update(**changes):
-            raise self.lease.lost()
+        if not self.lease.own_row().update(**changes):
+            raise self.lease.lost_error()
 
 
 @contextmanager
@@ -272,7 +273,8 @@ def hold_run(
     :param subject: up to 128 characters; two runs must not work on it at once.
     :param arguments: JSON values without credentials.
     :param resume: False gives an unfinished run up (it is "abandoned") and begins another.
-    :raises OperationHeld: another process holds the run, or died so recently that it may still live.
+    :raises OperationHeld: another process holds the run, or died so recently that it may still
+        live.
     :raises JournalMissing: the tables do not exist, or the caller is in a transaction.
     """
     lease, resumed = _take_lease(kind, subject, arguments)
@@ -372,7 +374,7 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         self.held = leases.is_held(row)
-        #: "running" only while a process holds it.
+        #: "running" only while a process holds the run.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"

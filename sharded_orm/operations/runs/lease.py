@@ -54,16 +54,16 @@ class Lease:
             target=self._give_signs, name=f"sharded_orm run {run_id}", daemon=True
         )
 
-    def held(self) -> QuerySet[OperationRun]:
+    def own_row(self) -> QuerySet[OperationRun]:
         """The run's row while this process holds the run; no row afterwards."""
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
         """:raises LeaseLost: another process may have the run by now."""
         if self._lost or time.monotonic() - self._renewed > EXPIRES:
-            raise self.lost()
+            raise self.lost_error()
 
-    def lost(self) -> LeaseLost:
+    def lost_error(self) -> LeaseLost:
         self._lost = True
         return LeaseLost(
             f"Run {self.run_id} was taken over by another process, or may be: this one could give"
@@ -81,7 +81,7 @@ class Lease:
             while not self._ended.wait(INTERVAL):
                 sent_at = time.monotonic()
                 try:
-                    if not self.held().update(signs=F("signs") + 1, alive_at=DatabaseClock()):
+                    if not self.own_row().update(signs=F("signs") + 1, alive_at=DatabaseClock()):
                         self._lost = True
                         return
                 except Error as exc:
@@ -94,11 +94,11 @@ class Lease:
             connections.close_all()
 
     def release(self) -> None:
-        """Let others take the run at once. Never raises; without the database, the lease expires."""
+        """Let others take the run at once. Never raises: without a database, the lease expires."""
         self._ended.set()
         self._thread.join(INTERVAL)  # Not forever: the database may not answer.
         try:
-            self.held().update(token="", alive_at=None)
+            self.own_row().update(token="", alive_at=None)
         except Error as exc:
             logger.warning("run %d stays held until it expires: %s", self.run_id, exc)
 
@@ -137,7 +137,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``, the time since the last sign of life; None without a holder."""
+    """Annotate runs with ``silent``: time since the last sign of life; None without a holder."""
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
 
@@ -196,7 +196,7 @@ def _holder_columns() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """The id of the process namespace: two processes share their process ids if it is equal.
+    """The id of the process-id namespace: process ids are comparable where it is equal.
 
     Unique to this call if the system does not provide it.
     """

@@ -29,12 +29,13 @@ _REPLACEMENT = "this account"
 
 
 def without_accounts(text: str) -> str:
-    """Return ``text``, a message of a server or of this library, without names of database accounts.
+    """Return ``text``, a message of a server or of this library, without names of database
+    accounts.
 
-    Two kinds of names are replaced: any name in a phrase in which servers name accounts, such as that
-    of replication, which no setting has; and, in quotes or after "user", the accounts in the settings
-    of nodes, operators, ticket servers, the directory and the global database. A configured name that
-    is also the name of a node or group is replaced only in such phrases.
+    Two kinds of names are replaced: any name in a phrase in which servers name accounts, such as
+    that of replication, which no setting has; and, in quotes or after "user", the accounts in the
+    settings of nodes, operators, ticket servers, the directory and the global database. A
+    configured name that is also the name of a node or group is replaced only in such phrases.
 
     Costs some microseconds and no query. Never raises.
     """

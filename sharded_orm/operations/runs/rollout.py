@@ -1,4 +1,7 @@
-"""Work on many shards in waves: a few shards first, then the others, evenly over the nodes."""
+"""Work on many shards in waves: a few shards first, the *canary*, then the others.
+
+Within a wave, the nodes (database servers) work evenly.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,9 @@ def work_through(
 ) -> None:
     """Call ``work`` for each shard, in ``waves.parallel`` threads per node.
 
-    :param work: returns whether the shard is done. An exception ends everything: work under way ends
-        as it does when stopped, and the first exception is raised here.
-    :param stopping: tells work under way to end; failures stop it, too.
+    :param work: returns whether the shard is done. An exception ends everything: work under way
+        ends as it does when stopped, and the first exception is raised here.
+    :param stopping: makes work under way end; failures stop it, too.
 
     A worker's connections are closed at the end of each wave. Memory: one list of the shards.
     """

@@ -1,6 +1,7 @@
 """Running a management command once for each of many shards.
 
-Importing this module needs no app registry: worker processes import it before the registry is filled.
+Importing this module needs no app registry: worker processes import it before the registry is
+filled.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sharded_orm.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: Stands for the alias of the shard.
+#: The placeholder for the alias of the shard.
 PLACEHOLDER = "{alias}"
 
 
@@ -98,8 +99,9 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
     A failure on one shard does not affect the others. The command has no input.
 
-    :param parallel: number of processes, each of which loads the project once. 1 runs the command in
-        this process, one shard after the other. Threads are not used: commands are not made for them.
+    :param parallel: number of processes, each of which loads the project once. 1 runs the command
+        in this process, one shard after the other. Threads are not used: commands are not made for
+        them.
     """
     if parallel <= 1:
         for shard in shards:
@@ -135,7 +137,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
     output = io.StringIO()
     arguments = [argument.replace(PLACEHOLDER, alias) for argument in command.arguments]
     started = time.monotonic()
-    with _captured(output), _exposed(arguments, alias):
+    with _capture_output(output), _expose_alias(arguments, alias):
         try:
             call_command(command.name, *arguments, stdout=output, stderr=output)
             error = None
@@ -154,7 +156,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
 
 
 @contextmanager
-def _captured(output: io.StringIO) -> Iterator[None]:
+def _capture_output(output: io.StringIO) -> Iterator[None]:
     """Send direct prints of a command to ``output``, and give it an empty input."""
     stdin = sys.stdin
     with open(os.devnull) as devnull, redirect_stdout(output), redirect_stderr(output):
@@ -166,7 +168,7 @@ def _captured(output: io.StringIO) -> Iterator[None]:
 
 
 @contextmanager
-def _exposed(arguments: Sequence[str], alias: str) -> Iterator[None]:
+def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """Let ``--database ALIAS`` in ``arguments`` name the shard.
 
     Django accepts only aliases that it finds when it iterates over ``DATABASES``.

@@ -39,8 +39,8 @@ def create(
 ) -> Created:
     """Create the missing schemas (SQLite: files) of ``shards``, empty.
 
-    Works on all nodes in parallel. Existing schemas stay as they are, so the call may be repeated, even
-    by two processes at once. One query per node, and one session for each new schema.
+    Works on all nodes in parallel. Existing schemas stay as they are, so the call may be repeated,
+    even by two processes at once. One query per node, and one session for each new schema.
 
     :param timeout: seconds for the first answer of a node.
     :param progress: called with each shard and whether it was created, by several threads.

@@ -43,11 +43,11 @@ class ShardDetail:
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     """Read the state of ``shard``, and the schemas of some siblings. Changes nothing.
 
-    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two round
-    trips for each schema.
+    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two
+    round trips for each schema.
 
-    :param within: seconds to wait for the state of a node. The other questions get the remaining time,
-        but at least a third.
+    :param within: seconds to wait for the state of a node. The other questions get the remaining
+        time, but at least a third.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -99,7 +99,7 @@ def _siblings(shard: Shard) -> Iterator[Shard]:
     """Some shards of the group, far apart: manual changes usually affect a single node."""
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)
-    numbers = {round(shard.number + step * one) % group.count for one in range(1, SIBLINGS + 1)}
+    numbers = {round(shard.number + step * index) % group.count for index in range(1, SIBLINGS + 1)}
     return (group.shard(number) for number in sorted(numbers - {shard.number}))
 
 
@@ -119,8 +119,8 @@ def _count_siblings(schemas: Schemas, shard: Shard) -> int:
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     """Return alias -> size of the shard, without shards whose node did not answer in time.
 
-    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more than
-    reading states.
+    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more
+    than reading states.
 
     :param within: seconds for a node.
     """
@@ -130,7 +130,7 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # update() is atomic: a copy made meanwhile has the whole batch, or nothing of it.
+                # update() is atomic: a copy made meanwhile has either all or none of the batch.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

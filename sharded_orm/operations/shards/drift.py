@@ -48,7 +48,7 @@ class Schemas:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schema of each shard; two round trips each, on MySQL."""
+        """Read the schema of each shard; on MySQL, two round trips for each."""
         for shard_status in shards:
             wrapper = connections[shard_status.shard.alias]
             assert isinstance(wrapper, ShardConnectionMixin)

@@ -64,9 +64,9 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round trips
-    for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are asked in
-    parallel. Memory: a small record for each shard, and each distinct schema once.
+    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round
+    trips for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are
+    asked in parallel. Memory: a small record for each shard, and each distinct schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds for the first answer of a node.
@@ -115,7 +115,9 @@ def check(
 
 
 def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
-    return (one for one in group.shards if one.state in ("current", "behind"))
+    return (
+        shard_status for shard_status in group.shards if shard_status.state in ("current", "behind")
+    )
 
 
 def _drift_problem(drift: Drift) -> str:

@@ -75,8 +75,9 @@ class RowScan:
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check the rows of ``shards``, which have the same node and group.
 
-        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan of all
-        rows); with a directory, also one look-up per 500 keys. Memory: the keys of one batch.
+        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan
+        of all rows); with a directory, also one look-up per 500 keys. Memory: the keys of one
+        batch.
 
         :param wrapper: a connection object of the node.
         :param alive: called after each answer of the node.
@@ -112,7 +113,7 @@ class RowScan:
             return
         for shard in shards:
             try:
-                yield from table.of_one(wrapper, shard)
+                yield from table.read_one(wrapper, shard)
             except DatabaseError as exc:
                 self._note_failure(shard, exc)
 
@@ -120,7 +121,7 @@ class RowScan:
         self, table: _Table, wrapper: Any, shards: Sequence[Shard]
     ) -> list[tuple[Shard, Any, int]]:
         try:
-            return table.of_several(wrapper, shards)
+            return table.read_several(wrapper, shards)
         except DatabaseError as exc:
             if len(shards) == 1 or is_node_gone(exc):
                 self._note_failure(shards[0], exc)
@@ -227,7 +228,7 @@ class _Table:
             [random.random() * 0.99] * 2,
         )
 
-    def of_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
+    def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
         """The shard keys of ``shards``, by one statement: (shard, key, number of rows)."""
         parts: list[str] = []
         params: list[Any] = []
@@ -240,34 +241,34 @@ class _Table:
             cursor = wrapper.make_cursor(raw)
             cursor.execute(" UNION ALL ".join(parts), params)
             rows = cursor.fetchall()
-        keys = self._converted(row[1] for row in rows)
+        keys = self._to_keys(row[1] for row in rows)
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
-    def of_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
+    def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
         """The shard keys of ``shard``, streamed: (shard, key, number of rows)."""
         if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
-                yield from self._fetched(wrapper.make_cursor(raw), sql, params, shard)
+                yield from self._fetch(wrapper.make_cursor(raw), sql, params, shard)
             return
         own: Any = connections[shard.alias]
         assert isinstance(own, ShardConnectionMixin)
         try:
             sql, params = self._select(None)
             with own.cursor() as cursor:
-                yield from self._fetched(cursor, sql, params, shard)
+                yield from self._fetch(cursor, sql, params, shard)
         finally:
             own.close()
 
-    def _fetched(
+    def _fetch(
         self, cursor: Any, sql: str, params: list[Any], shard: Shard
     ) -> Iterator[tuple[Shard, Any, int]]:
         cursor.execute(sql, params)
         while rows := cursor.fetchmany(2000):
-            keys = self._converted(row[0] for row in rows)
+            keys = self._to_keys(row[0] for row in rows)
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
-    def _converted(self, values: Iterable[Any]) -> Iterator[Any]:
+    def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
         """Convert values of the database to keys as the strategy gets them when a row is saved."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
@@ -301,7 +302,7 @@ def _stray_key(group: str, key: Any, home: int | None) -> StrayKey:
         why = runtime.strategy(group).explain(key)
     except InvalidShardKey as exc:
         why = str(exc)
-    known = home is not None and home in runtime.group(group)
+    exists = home is not None and home in runtime.group(group)
     return StrayKey(
-        key, runtime.shard(group, home).alias if known and home is not None else None, why
+        key, runtime.shard(group, home).alias if exists and home is not None else None, why
     )

@@ -56,22 +56,26 @@ class GroupOnNode:
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
-        return [one.shard for one in self.shards if one.state == state]
+        return [entry.shard for entry in self.shards if entry.state == state]
 
     @property
     def bytes(self) -> int | None:
         """The size of all shards together; None if sizes were not read."""
-        return sum(one.size.bytes for one in self.shards if one.size) if self._has_sizes else None
+        return (
+            sum(entry.size.bytes for entry in self.shards if entry.size)
+            if self._has_sizes
+            else None
+        )
 
     @property
     def rows(self) -> int | None:
         """An estimate of the number of rows; None if the database has none."""
-        rows = [one.size.rows for one in self.shards if one.size is not None]
+        rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
     @property
     def _has_sizes(self) -> bool:
-        return any(one.size is not None for one in self.shards)
+        return any(entry.size is not None for entry in self.shards)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class FleetStatus:
 
     @property
     def shards(self) -> Iterator[ShardStatus]:
-        return (one for node in self.nodes for group in node.groups for one in group.shards)
+        return (entry for node in self.nodes for group in node.groups for entry in group.shards)
 
     @property
     def problems(self) -> list[str]:
@@ -112,12 +116,12 @@ def status(
 ) -> FleetStatus:
     """Ask all nodes in parallel for the state of their shards. Changes nothing.
 
-    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without ``sizes``:
-    4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard. On SQLite, each
-    file is opened once. Memory: a small record for each shard.
+    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without
+    ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
+    On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology, and
-        schemas that do not belong there.
+    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology,
+        and schemas that do not belong there.
     :param timeout: seconds for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
     :param within: seconds for all answers of a node, in place of ``timeout``, while somebody waits.
@@ -262,16 +266,16 @@ class _MissingMigrations:
 
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
-        known = self._by_state.get((shard.group, digest))
-        if known is None:
+        migrations = self._by_state.get((shard.group, digest))
+        if migrations is None:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
             # A squashed migration may only need to be recorded.
             names = [*map(str, plan.units), *map(".".join, plan.replacements)]
-            known = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
+            migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()
-        return known
+        return migrations
 
 
 class _Unexpected:
@@ -374,9 +378,10 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _count_phrase(shards: Sequence[Shard]) -> str:
-    one = len(shards) == 1
+    is_single = len(shards) == 1
     return (
-        f"{len(shards)} shard{'' if one else 's'} of {shards[0].group!r} {'is' if one else 'are'}"
+        f"{len(shards)} shard{'' if is_single else 's'} of {shards[0].group!r}"
+        f" {'is' if is_single else 'are'}"
     )
 
 

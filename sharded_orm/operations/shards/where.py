@@ -51,12 +51,13 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     nothing.
 
     :param label: the model, such as ``photos.Photo``, or its name alone if it is unique.
-    :param name: the shard key's name or column, or ``pk`` if it is the primary key; or another field
-        whose values contain the shard.
+    :param name: the shard key's name or column, or ``pk`` if it is the primary key; or another
+        field whose values contain the shard.
     :param text: the key as typed.
     :raises UnknownModel: there is no such model, or it is not sharded.
     :raises ShardKeyRequired: ``name`` does not determine the shard.
-    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy does not accept it.
+    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy does not accept
+        it.
     """
     options = sharded_model(label)
     field = _field(options, name)

@@ -1,4 +1,8 @@
-"""Sequences of the ticket servers: create them, show them, compare them with rows, repair them."""
+"""Sequences of the ticket servers: create them, show them, compare them with rows, repair them.
+
+Ticket servers hand out ids. Each sequence is on all of them, and each server hands out its own
+share of the ids. A sequence's *form* is the kind of SQL by which it counts.
+"""
 
 from __future__ import annotations
 

@@ -123,9 +123,9 @@ def _require_same(sequence: SequencePosition, start: int | None, form: str | Non
         )
 
 
-def _result(sequence: SequencePosition, server: TicketServer, made: bool) -> Begun:
+def _result(sequence: SequencePosition, server: TicketServer, is_new: bool) -> Begun:
     row, position = sequence.row, sequence.position
-    return Begun(row.name, server.alias, row.form, position, position + row.step, made)
+    return Begun(row.name, server.alias, row.form, position, position + row.step, is_new)
 
 
 def _check_arguments(names: Sequence[str], start: int | None, check: bool) -> None:
@@ -246,8 +246,8 @@ def _database(alias: str) -> str:
 class TestSequences:
     """Creates all declared sequences in test databases, which have no rows yet.
 
-    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides where a
-    sequence begins.
+    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides
+    where a sequence begins.
     """
 
     __test__ = False

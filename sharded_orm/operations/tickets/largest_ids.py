@@ -50,9 +50,9 @@ def largest(
 ) -> Largest | None:
     """The largest id above ``above`` in the tables of ``fields``; None if there is none.
 
-    Sharded tables are read on all shards, and also in the global database: a model that is being moved
-    to shards still has its old table there (F4). A table that has not been migrated yet counts as
-    empty.
+    Sharded tables are read on all shards, and also in the global database: a model that is being
+    moved to shards still has its old table there (F4). A table that has not been migrated yet
+    counts as empty.
 
     :param above: ids up to this one are not read.
     :param slot: the slot of a server, to consider only ids that this server hands out.
@@ -68,7 +68,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        alias = router.db_for_write(field.model)  # A replica may not have the last rows.
+        alias = router.db_for_write(field.model)  # A replica may lack the latest rows.
     else:
         alias = DEFAULT_DB_ALIAS
         largest_id = _on_shards(field, above, slot)
@@ -120,7 +120,7 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # The key of an older table may have been text.
+    # An older table may have a text key.
     return largest_id if isinstance(largest_id, int) else None
 
 

@@ -76,7 +76,7 @@ def verify(
     :raises UnknownSequence: no model and no server has one of ``names``.
     """
     return [
-        _verified(answers, index, name, fields)[0]
+        _verify_one(answers, index, name, fields)[0]
         for answers, name, fields in _answers_by_sequence(names, servers, progress)
         for index in range(len(answers))
     ]
@@ -95,9 +95,9 @@ def advance(
 ) -> list[Advanced]:
     """Move servers above every id that they are known to have handed out; never back.
 
-    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids that
-    are neither in a row nor marked. Servers are independent: a server that does not answer has a
-    ``problem``, and the others are moved.
+    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids
+    that are neither in a row nor marked. Servers are independent: a server that does not answer has
+    a ``problem``, and the others are moved.
 
     :param names: names of sequences; by default all that models or servers have.
     :param to: the target itself, in place of the margin; a server above it stays.
@@ -109,14 +109,14 @@ def advance(
     """
     _check_arguments(margin, to, check)
     return [
-        _advanced(answers, index, name, fields if check else None, margin, to, dry_run)
+        _advance_one(answers, index, name, fields if check else None, margin, to, dry_run)
         for answers, name, fields in _answers_by_sequence(names, servers, progress)
         for index, answer in enumerate(answers)
         if only in (None, answer.server.alias)
     ]
 
 
-def _unmarked(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
+def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """The problem that the partner does not say the server's high-water mark."""
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
@@ -141,7 +141,7 @@ def _answers_by_sequence(
         progress(len(selected), len(selected), "")
 
 
-def _verified(
+def _verify_one(
     answers: Sequence[ServerAnswer], index: int, name: str, fields: Sequence[TicketField]
 ) -> tuple[Verified, SequenceRow | None]:
     answer = answers[index]
@@ -172,10 +172,10 @@ def _verified(
             ), None
         sequence = later.sequences.get(name, sequence)
         position = sequence.position
-    return _compared(name, server, position, high_water_mark, largest_id), sequence.row
+    return _compare_with_rows(name, server, position, high_water_mark, largest_id), sequence.row
 
 
-def _compared(
+def _compare_with_rows(
     name: str,
     server: TicketServer,
     position: int,
@@ -213,7 +213,7 @@ def _check_arguments(margin: int, to: int | None, check: bool) -> None:
         )
 
 
-def _advanced(
+def _advance_one(
     answers: Sequence[ServerAnswer],
     index: int,
     name: str,
@@ -222,12 +222,14 @@ def _advanced(
     to: int | None,
     dry_run: bool,
 ) -> Advanced:
-    verified, row = _verified(answers, index, name, fields or ())
+    verified, row = _verify_one(answers, index, name, fields or ())
     position, server = verified.position, answers[index].server
     if row is None or position is None:
         return Advanced(name, server.alias, position, position, verified.problem)
     if verified.mark is None and len(answers) > 1 and fields is not None:
-        return Advanced(name, server.alias, position, position, _unmarked(answers, index, name))
+        return Advanced(
+            name, server.alias, position, position, _unknown_mark_problem(answers, index, name)
+        )
     minimum = max(position, verified.mark or 0, verified.offending or 0)
     if to is not None and to < minimum and minimum > position:
         problem = (

@@ -30,8 +30,8 @@ class SequenceStatus:
     form: str
     #: The last id that was handed out; 0 or less for none.
     position: int
-    #: The high-water mark: the highest id that the server has handed out, as its partner knows; None
-    #: if the partner does not say.
+    #: The high-water mark: the highest id that the server has handed out, as its partner knows;
+    #: None if the partner does not say.
     mark: int | None
     #: The used part of the positive 64-bit numbers, from 0 to 1.
     used: float
@@ -119,7 +119,8 @@ def _missing_problems(
 def missing_sequences(server: TicketServer) -> list[str]:
     """The sequences that models draw from and this server lacks.
 
-    :raises OperationalError: the server does not answer. Other errors of the server are raised, too.
+    :raises OperationalError: the server does not answer. Other errors of the server are raised,
+        too.
     """
     answer = ask(server, PATIENCE)
     if answer.error is not None:

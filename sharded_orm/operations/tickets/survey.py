@@ -34,7 +34,7 @@ class SequencePosition:
     row: SequenceRow
     #: The last id that was handed out.
     position: int
-    #: What is wrong with the sequence; None if nothing is.
+    #: The problem with the sequence; None if all is well.
     problem: str | None = None
 
 
@@ -154,17 +154,17 @@ def select_names(
 
     :raises UnknownSequence: no model and no server has one of ``names``.
     """
-    known = {*declared_names, *(name for answer in answers for name in answer.sequences)}
+    known_names = {*declared_names, *(name for answer in answers for name in answer.sequences)}
     selected = list(dict.fromkeys(names))
     for name in selected:
-        if name not in known and not any(answer.error for answer in answers):
-            similar = difflib.get_close_matches(name, known, 1)
+        if name not in known_names and not any(answer.error for answer in answers):
+            similar = difflib.get_close_matches(name, known_names, 1)
             raise UnknownSequence(
                 f"There is no sequence {name!r}, neither on a ticket server nor of a model."
                 + (f" Did you mean {similar[0]!r}?" if similar else "")
                 + f" Create it with 'manage.py tickets create {name}'."
             )
-    return selected or sorted(known)
+    return selected or sorted(known_names)
 
 
 def check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The geometry of the map."""
+"""The geometry of the shard map."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from sharded_orm.admin.fleet.treemap import WIDTH, Box, grid, strips
 
 
-def overlap(one: Box, other: Box) -> bool:
+def overlap(box: Box, other: Box) -> bool:
     return (
-        one.x + one.width > other.x + 1e-6
-        and other.x + other.width > one.x + 1e-6
-        and one.y + one.height > other.y + 1e-6
-        and other.y + other.height > one.y + 1e-6
+        box.x + box.width > other.x + 1e-6
+        and other.x + other.width > box.x + 1e-6
+        and box.y + box.height > other.y + 1e-6
+        and other.y + other.height > box.y + 1e-6
     )
 
 
@@ -29,8 +29,8 @@ def test_areas_are_as_the_weights_and_nothing_overlaps(seed: int) -> None:
     assert areas == pytest.approx([areas[0]] * len(areas))
     assert all(box.x + box.width <= WIDTH + 1e-6 for box in boxes)
     assert all(box.y + box.height <= height + 1e-6 for box in boxes)
-    assert not [1 for i, one in enumerate(boxes) for other in boxes[:i] if overlap(one, other)]
-    # In order: what follows is to the right, or below.
+    assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if overlap(box, other)]
+    # In order: the next box is to the right, or below.
     assert all(
         after.y > before.y or after.x > before.x for before, after in itertools.pairwise(boxes)
     )
@@ -54,4 +54,4 @@ def test_a_grid_of_any_number(count: int) -> None:
     assert len(boxes) == count
     assert max(box.x + box.width for box in boxes) <= WIDTH
     assert max(box.y + box.height for box in boxes) == height
-    assert not [1 for i, one in enumerate(boxes) for other in boxes[:i] if overlap(one, other)]
+    assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if overlap(box, other)]

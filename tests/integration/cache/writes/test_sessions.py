@@ -133,7 +133,7 @@ def test_account_that_sees_its_own_sessions_only(wrapper: Any, admin: Any) -> No
             writer = wrapper.session_id()
             # It cannot see the living session, so it must not say that it is dead.
             assert not narrow.judges(writer)
-            _, account, _ = narrow.node_pool.asked_as
+            _, account, _ = narrow.node_pool.last_answer
             own = SessionID(writer.server, account, 2**31)
             assert narrow.judges(own)
             assert narrow.sessions_gone([writer, own]) == {own}
@@ -156,7 +156,7 @@ def test_server_behind_the_address_has_changed(wrapper: Any) -> None:
     with transaction.atomic(using=SHARD[ONE]):
         CachedTag.objects.create(user_id=ONE, name="a")
         writer = wrapper.session_id()
-        wrapper.node_pool.asked_as = ("the one before", writer.account, True)
+        wrapper.node_pool.last_answer = ("the one before", writer.account, True)
         assert wrapper.judges(writer)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sharded_orm.backends.group import relocation
-from sharded_orm.models.sharding.kept_shard import KeptShard
+from sharded_orm.models.sharding.kept_shard import KeptShard, find_shard, keep_shard
 from sharded_orm.topology.model import Shard
 
 
@@ -30,61 +31,83 @@ def strategy() -> Strategy:
     return Strategy()
 
 
-def test_it_keeps_the_answer_within_the_block_only(strategy: Strategy) -> None:
+def test_it_keeps_the_answer_until_it_is_closed(strategy: Strategy) -> None:
     kept = KeptShard()
+    first = kept.find("photos", 1, strategy)
+    assert kept.find("photos", 1, strategy) is first
+    kept.close()
     kept.find("photos", 1, strategy)
-    with kept:
-        first = kept.find("photos", 1, strategy)
-        assert kept.find("photos", 1, strategy) is first
     kept.find("photos", 1, strategy)
-    with kept:
-        kept.find("photos", 1, strategy)
-    assert strategy.keys == [1, 1, 1, 1]
+    assert strategy.keys == [1, 1, 1]
+
+
+class Row:
+    """A row with nothing but a state."""
+
+    def __init__(self) -> None:
+        self._state = SimpleNamespace()
+
+
+def test_a_row_keeps_its_shard_within_the_block(strategy: Strategy) -> None:
+    row = Row()
+    with keep_shard(row):
+        find_shard(row, "photos", 1, strategy)
+        find_shard(row, "photos", 1, strategy)
+        shared, copied, pickled = copy.copy(row), copy.deepcopy(row), pickle.dumps(row)
+        shared._state = copy.copy(row._state)
+    assert strategy.keys == [1]
+    assert vars(row._state) == {}
+    for other in (row, shared, copied, pickle.loads(pickled)):
+        find_shard(other, "photos", 1, strategy)
+    assert strategy.keys == [1] * 5
+    assert b"kept_shard." not in pickled
+
+
+def test_a_row_within_a_row_of_the_same_block(strategy: Strategy) -> None:
+    row = Row()
+    with pytest.raises(ZeroDivisionError), keep_shard(row):
+        with keep_shard(row):
+            find_shard(row, "photos", 1, strategy)
+        find_shard(row, "photos", 1, strategy)
+        find_shard(row, "photos", 1, strategy)
+        raise ZeroDivisionError
+    assert strategy.keys == [1, 1, 1]
 
 
 @pytest.mark.parametrize("other", [2, True, Decimal(1), "1"])
 def test_another_key_is_asked_for(strategy: Strategy, other: Any) -> None:
-    with KeptShard() as kept:
-        kept.find("photos", 1, strategy)
-        kept.find("photos", other, strategy)
+    kept = KeptShard()
+    kept.find("photos", 1, strategy)
+    kept.find("photos", other, strategy)
     assert [(type(key), key) for key in strategy.keys] == [(int, 1), (type(other), other)]
 
 
 def test_another_group_is_asked(strategy: Strategy) -> None:
-    with KeptShard() as kept:
-        for group in ("photos", "pins"):
-            shard = kept.find(group, 1, strategy)
-            assert shard is not None
-            assert shard.group == group
+    kept = KeptShard()
+    for group in ("photos", "pins"):
+        shard = kept.find(group, 1, strategy)
+        assert shard is not None
+        assert shard.group == group
 
 
 def test_another_topology_is_asked(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    with KeptShard() as kept:
-        kept.find("photos", 1, strategy)
-        monkeypatch.setattr(relocation, "generation", relocation.generation + 1)
-        kept.find("photos", 1, strategy)
+    kept = KeptShard()
+    kept.find("photos", 1, strategy)
+    monkeypatch.setattr(relocation, "generation", relocation.generation + 1)
+    kept.find("photos", 1, strategy)
     assert strategy.keys == [1, 1]
 
 
 def test_a_key_without_a_shard_is_asked_for_again(strategy: Strategy) -> None:
-    with KeptShard() as kept:
-        assert kept.find("photos", "ada", strategy) is None
-        assert kept.find("photos", "ada", strategy) is None
+    kept = KeptShard()
+    assert kept.find("photos", "ada", strategy) is None
+    assert kept.find("photos", "ada", strategy) is None
     assert strategy.keys == ["ada", "ada"]
 
 
 def test_a_key_that_can_change_in_place_is_asked_for_again(strategy: Strategy) -> None:
     key = bytearray(b"ada")
-    with KeptShard() as kept:
-        kept.find("photos", key, Strategy())
-        key[0] = 0
-        assert kept.find("photos", key, lambda group, key: None) is None
-
-
-def test_copies_keep_nothing(strategy: Strategy) -> None:
-    with KeptShard() as kept:
-        kept.find("photos", 1, strategy)
-        for other in (copy.copy(kept), copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
-            other.find("photos", 1, strategy)
-            other.find("photos", 1, strategy)
-    assert len(strategy.keys) == 1 + 3 * 2
+    kept = KeptShard()
+    kept.find("photos", key, strategy)
+    key[0] = 0
+    assert kept.find("photos", key, lambda group, key: None) is None
