@@ -410,12 +410,18 @@ def reset() -> None:
 
 
 def shard(name: str, number: int) -> Shard:
-    """Shard ``number`` of group ``name``. Raises :exc:`UnknownShard`."""
+    """Shard ``number`` of group ``name``.
+
+    :raises UnknownShard: there is no such group or shard.
+    """
     return shard_in(group(name), number)
 
 
 def shard_in(group: ShardGroup, number: int) -> Shard:
-    """Shard ``number`` of ``group``. Raises :exc:`UnknownShard`."""
+    """Shard ``number`` of ``group``.
+
+    :raises UnknownShard: there is no such shard.
+    """
     try:
         return group.shard(number)
     except LookupError as exc:

@@ -11,16 +11,16 @@ Their ids are permanent. No check queries a database.
 ``sharded_orm.E006``  a database foreign key that leaves the group
 ``sharded_orm.E007``  an ``on_delete`` that would run on another alias
 ``sharded_orm.E008``  a many-to-many table that would cross shards
-``sharded_orm.E009``  a composite primary key with the key of a generator
+``sharded_orm.E009``  a composite primary key without the shard key
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
 ``sharded_orm.W011``  an automatic primary key, unique on its shard only
-``sharded_orm.E012``  one table with two shard keys: a child's or proxy's differs
+``sharded_orm.E012``  a child or proxy with another shard key than the table that it shares
 ``sharded_orm.E013``  a default manager whose querysets do not route themselves
 ``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
 ``sharded_orm.E015``  an id that holds its shard in other bits than the group reads
 ``sharded_orm.E016``  a ``type_id`` that does not fit its bits
 ``sharded_orm.E017``  two models of a group with one ``type_id``
-``sharded_orm.E018``  more shards than an id has numbers for
+``sharded_orm.E018``  more shards than the bits of an id can number
 ``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
 ``sharded_orm.W020``  a foreign key inside its group that no database enforces
 ``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique

@@ -56,7 +56,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """An independent set of shards with one routing strategy. ``ranges`` are sorted."""
+    """An independent set of shards with one routing strategy. ``ranges`` are in ascending order."""
 
     name: str
     ranges: tuple[ShardRange, ...]

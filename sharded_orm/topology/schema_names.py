@@ -111,7 +111,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _NameProgression:
-    """The numbers ``base + unknown * step``, for unknowns from 0 to ``last``."""
+    """The numbers ``base + unknown * step``, for each ``unknown`` from 0 to ``last``."""
 
     base: int
     step: int

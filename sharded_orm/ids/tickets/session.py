@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidSequence
 
+#: The table of each ticket server with a row for each sequence, called the catalog.
 CATALOG = "sharded_orm_sequence"
 #: Ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
@@ -84,7 +85,7 @@ class TicketSession(ABC):
     ids are lost.
     """
 
-    #: Forms of sequences that the database can serve, the default first.
+    #: Forms of sequences (ways to count) that the database can serve, the default first.
     forms: ClassVar[tuple[str, ...]]
     #: Forms whose statement also writes the predecessor's mark, at no cost.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
@@ -152,7 +153,7 @@ class TicketSession(ABC):
         """Whether ``exc`` says that there is no such table."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """The row of one sequence; None when the server has none. One round trip."""
+        """The catalog's row of one sequence; None if it has none. One round trip."""
         rows = self._read(" WHERE name = %s", [name], deadline)
         return rows[0] if rows else None
 
@@ -202,7 +203,7 @@ class TicketSession(ABC):
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
         placeholders = ", ".join(["%s"] * len(_COLUMNS))
-        ignore = OnConflict.IGNORE  # Another process may be faster.
+        ignore = OnConflict.IGNORE  # Another process may have created it meanwhile.
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
             f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",

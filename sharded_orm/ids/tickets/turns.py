@@ -22,7 +22,7 @@ class _Counters:
 
 
 class Turns:
-    """Turns among ``count`` servers. Thread-safe and fork-safe, without a lock.
+    """Decides which of ``count`` servers is asked next. Thread-safe and fork-safe, without a lock.
 
     Sequences do not share a counter: if a site saved rows of two models alternately, each model
     would be served by one server only.

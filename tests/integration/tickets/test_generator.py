@@ -49,7 +49,7 @@ def counted(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
     requests: list[str] = []
     kind = type(_session_of(server))
     with monkeypatch.context() as patch:
-        for name in ("take", "read", "keep_mark", "execute"):
+        for name in ("take", "read", "keep_predecessor_mark", "execute"):
             patch.setattr(kind, name, _noted(getattr(kind, name), name, requests))
         yield requests
 
