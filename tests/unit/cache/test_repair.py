@@ -275,8 +275,8 @@ def test_what_is_remembered_is_bounded(store: Store, clock: Clock, repairer: Rep
         repair(repairer, store, sessions, HOME)
         sessions.alive ^= {1}
         clock.ticks += 1
-    assert len(repairer._known) == 4096
-    assert 2000 < len(repairer._closed) <= 4096
+    assert len(repairer._states) == 4096
+    assert 2000 < len(repairer._closed_at) <= 4096
 
 
 def test_a_mark_that_lands_after_the_repair_is_closed(store: Store, repairer: Repairer) -> None:
