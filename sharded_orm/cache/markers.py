@@ -35,7 +35,7 @@ Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """What this module needs of a database connection."""
+    """The part of a database connection that markers use."""
 
     alias: str
 

@@ -58,7 +58,7 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows of a marker; times are monotonic."""
+    """The knowledge of this process about a marker; times are monotonic."""
 
     seen_at: float
     asked_at: float | None = None

@@ -76,8 +76,8 @@ class CacheServer(ABC):
         """
 
     @abstractmethod
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        """Leases to fill ``objects``, which :meth:`read` returned as ``found``.
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        """Leases to fill ``objects``, which :meth:`read` returned as ``entries``.
 
         None for each that is leased to another reader. No round trip if :meth:`read` returned
         the leases.

@@ -105,8 +105,8 @@ class LocalServer(CacheServer):
                 list(map(self._value, again)),
             )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        return [entry.lease for entry in found]
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        return [entry.lease for entry in entries]
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()

@@ -163,8 +163,8 @@ class MemcachedServer(RemoteServer):
             list(map(self._value, answers[last:])),
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        return [_version(lease) if lease else None for _, lease in found]
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        return [_version(lease) if lease else None for _, lease in entries]
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()

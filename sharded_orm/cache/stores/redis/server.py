@@ -294,11 +294,11 @@ class RedisServer(RemoteServer):
             values[last:],
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         token = _PLACEHOLDER + secrets.token_hex(8).encode()
         seconds = b"%d" % LEASE_SECONDS
         commands: list[tuple[Any, ...]] = []
-        for name, (value, _) in zip(objects, found, strict=True):
+        for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
                 # NX leaves the placeholder of another reader alone.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
