@@ -12,8 +12,8 @@ failover to a replica, or after it was a replica itself. Guards of that time mis
 and look clean. So the names of all entries begin with the *incarnation* of the data, a random
 word. The word is stored on the server with the ``run_id`` of the server that wrote the data. A new
 connection to a server with another ``run_id``, or without the word, stores a new word: then no
-entry of before is found any more, and all expire in time. Each packet also reads the word: if it
-has changed, the packet is sent again on a new connection. Callers use plain names.
+older entry is found any more, and all of them expire in time. Each packet also reads the word: if
+the word has changed, the packet is sent again on a new connection. Callers use plain names.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RedisServer(RemoteServer):
     servers. The user must be allowed to call INFO, which must contain a ``run_id`` (as on managed
     servers), and scripts; the user's names cannot be limited to a prefix. A replica is not used.
 
-    After a failover or a start from a dump no entry of before is found. While a partition of the
+    After a failover or a start from a dump no older entry is found. While a partition of the
     network leaves two primaries, clients that still reach the old one read entries that were
     valid before the partition.
     """
