@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy (PEP 562): Django imports this package before the app registry is
-    # ready, and model classes cannot be imported until then.
+    # Lazy (PEP 562): Django imports this package before the app registry is ready, and model
+    # classes cannot be imported before that.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

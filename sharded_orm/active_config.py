@@ -1,4 +1,4 @@
-"""The setting as this process uses it: read once, then kept up to date with its source."""
+"""The setting that this process uses: read once, then kept up to date with its topology source."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from sharded_orm.exceptions import (
     TopologyError,
     TopologyUnavailable,
 )
-from sharded_orm.routing.base import make_strategy
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of, make_strategy
 from sharded_orm.topology import transitions
 from sharded_orm.topology.aliases import GROUP_ENGINE
 from sharded_orm.topology.document import Document
@@ -29,8 +28,8 @@ from sharded_orm.topology.watcher import Origin, TopologyStatus, TopologyWatcher
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# Seconds for which a topology that could not be had is not asked for again: a process asks
-# several times while it starts, and each would wait.
+# After a failure the source is not asked again for so many seconds: a starting process asks several
+# times, and each time would wait.
 _UNAVAILABLE_FOR = 10.0
 _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
@@ -38,30 +37,30 @@ _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 class ActiveConfig:
     """The checked ``SHARDED_ORM`` with the topology of its source. Thread-safe.
 
-    :param changed: called when :attr:`current` has become another one, with the lock held.
+    :param changed: called with the lock held, whenever :attr:`current` has been replaced.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        #: What is in use; None until :meth:`load`. Read without the lock.
+        #: The configuration in use; None until :meth:`load`. May be read without the lock.
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
-        # None for a source that never changes.
-        self._follower: TopologyWatcher[conf.Config] | None = None
-        # What a forked child has from its parent, until it asks for the first time.
+        # None if the source never changes.
+        self._watcher: TopologyWatcher[conf.Config] | None = None
+        # In a forked child: the configuration of the parent, until the child first asks.
         self._inherited: conf.Config | None = None
-        # When no topology could be had, and why.
+        # Until when the source is not asked again, and why.
         self._unavailable: tuple[float, str] | None = None
-        # While there is no follower: for commands that ask about the source itself.
-        self._spare: TopologySource | None = None
-        # The parents' sources: nothing here may finalise them, and speak on their connections.
-        self._of_parents: list[TopologySource | None] = []
+        # While there is no watcher: for commands that ask about the source itself.
+        self._unwatched_source: TopologySource | None = None
+        # The parents' sources, kept so that nothing finalises them and writes to their connections.
+        self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:
-        """:attr:`current`; read and followed from now on if that is not so yet.
+        """Return :attr:`current`; at first, read it and watch the source from now on.
 
         :raises InvalidConfiguration: the setting is wrong.
-        :raises TopologyUnavailable: the source has no topology to give, nor has the disk.
+        :raises TopologyUnavailable: neither the source nor the last good copy has a topology.
         """
         with self.lock:
             if self.current is None:
@@ -74,86 +73,86 @@ class ActiveConfig:
         source = _make_source()
         if not source.live:
             return conf.parse(conf.read())
-        follower = TopologyWatcher(source, _checked)
+        watcher = TopologyWatcher(source, _checked)
         try:
-            found = follower.begin()
+            config = watcher.begin()
         except TopologyUnavailable as exc:
             self._unavailable = time.monotonic() + _UNAVAILABLE_FOR, str(exc)
             source.stop()
             raise
-        follower.keep()
-        self._follow(follower)
-        return found
+        watcher.keep()
+        self._watch(watcher)
+        return config
 
     def _inherit(self) -> conf.Config:
-        """In a forked child: what the parent used, and a source of its own."""
-        assert self._follower is not None and self._inherited is not None
-        self._of_parents.append(self._follower.source)
+        """In a forked child: the configuration of the parent, and a source of the child's own."""
+        assert self._watcher is not None and self._inherited is not None
+        self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Not by what was current: another thread of the parent may have been about to change it.
-        follower = self._follower.of_child(_make_source())
-        assert follower.value is not None
-        self._follow(follower)
-        return follower.value
+        # The watcher's, not the current one: a thread of the parent may have been changing that.
+        watcher = self._watcher.of_child(_make_source())
+        assert watcher.value is not None
+        self._watch(watcher)
+        return watcher.value
 
-    def _follow(self, follower: TopologyWatcher[conf.Config]) -> None:
-        self._follower = follower
+    def _watch(self, watcher: TopologyWatcher[conf.Config]) -> None:
+        self._watcher = watcher
 
         def received(document: Document | TopologyError) -> None:
             with self.lock:
-                if follower is self._follower:
+                if watcher is self._watcher:
                     try:
-                        self._use(follower, document)
+                        self._consider(watcher, document)
                     except TopologyError:
                         pass  # It is in the log.
                     except Exception:
-                        # The thread of the source must live to bring the next one.
+                        # The source's thread must survive to bring the next document.
                         logger.exception(
-                            "What %s brought was not taken.", follower.source.describe()
+                            "What %s brought was not taken.", watcher.source.describe()
                         )
 
-        follower.source.start(received)
+        watcher.source.start(received)
 
-    def _use(
-        self, follower: TopologyWatcher[conf.Config], document: Document | TopologyError
+    def _consider(
+        self, watcher: TopologyWatcher[conf.Config], document: Document | TopologyError
     ) -> None:
-        if follower.consider(document, self._begin_to_use):
-            follower.keep()
+        if watcher.consider(document, self._use):
+            watcher.keep()
 
-    def _begin_to_use(self, new: conf.Config) -> None:
+    def _use(self, new: conf.Config) -> None:
         before, self.current = self.current, new
         try:
             self._changed()
         except BaseException:
-            # All of a change or nothing of it: who has looked meanwhile looks once more.
+            # A change takes effect as a whole or not at all: readers must read again.
             self.current = before
             self._changed()
             raise
 
-    # ##### What is asked about it #####
+    # ##### Questions about the topology #####
 
     def source(self) -> TopologySource:
-        """The source; also while it has no topology to give."""
+        """The source, even if it has no topology to give."""
         with self.lock:
             with suppress(TopologyUnavailable):
                 self.load()
-            if self._follower is not None:
-                return self._follower.source
-            if self._spare is None:
-                self._spare = _make_source()
-            return self._spare
+            if self._watcher is not None:
+                return self._watcher.source
+            if self._unwatched_source is None:
+                self._unwatched_source = _make_source()
+            return self._unwatched_source
 
-    def standing(self) -> TopologyStatus:
-        """See ``runtime.standing``."""
+    def status(self) -> TopologyStatus:
+        """See ``runtime.topology_status``."""
         self.load()
-        return _SETTINGS if self._follower is None else self._follower.standing
+        return _SETTINGS if self._watcher is None else self._watcher.status
 
     def document(self) -> Document:
         """See ``runtime.document``."""
         self.load()
-        found = self.source().load() if self._follower is None else self._follower.document
-        assert found is not None
-        return found
+        document = self.source().load() if self._watcher is None else self._watcher.document
+        assert document is not None
+        return document
 
     def check(self, new: Document) -> conf.Config:
         """See ``runtime.check_document``."""
@@ -162,9 +161,9 @@ class ActiveConfig:
                 before = self.load()
             except TopologyUnavailable:
                 return TopologyWatcher(self.source(), _checked).check(new)
-            if self._follower is not None:
-                return self._follower.check(new)
-            # In the settings it would stand in the place of what is there, without a version.
+            if self._watcher is not None:
+                return self._watcher.check(new)
+            # The document would replace the ranges in the settings, which have no version.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
@@ -172,98 +171,106 @@ class ActiveConfig:
         """See ``runtime.refresh``."""
         self._unavailable = None
         self.load()
-        follower = self._follower
-        if follower is None or (at_least and follower.standing.version >= at_least):
+        watcher = self._watcher
+        if watcher is None or (at_least and watcher.status.version >= at_least):
             return
-        before = follower.document
-        found = follower.source.load()  # Not with the lock: it may take a while.
+        before = watcher.document
+        document = watcher.source.load()  # Without the lock: it may take a while.
         with self.lock:
-            if found is None or follower is not self._follower:
+            if document is None or watcher is not self._watcher:
                 return
-            if follower.document is not before and follower.standing.version >= found.version:
-                return  # The source's own thread has brought it, or a newer one, meanwhile.
-            if not at_least or follower.standing.version < at_least:
-                self._use(follower, found)
+            if watcher.document is not before and watcher.status.version >= document.version:
+                return  # The source's thread has brought this or a newer document meanwhile.
+            if not at_least or watcher.status.version < at_least:
+                self._consider(watcher, document)
 
-    # ##### Its end #####
+    # ##### The end #####
 
     def reset(self) -> tuple[conf.Config | None, Callable[[], None]]:
-        """Forget everything. What was in use, and what to call when no lock is held."""
+        """Forget everything. Return the configuration that was in use, and a function.
+
+        The function stops the sources. Call it without holding a lock: it waits for their threads.
+        """
         with self.lock:
             used = self.current or self._inherited
             sources = self._own_sources()
             self.current = self._inherited = self._unavailable = None
-            self._follower = self._spare = None
+            self._watcher = self._unwatched_source = None
 
-        def stop() -> None:
+        def stop_sources() -> None:
             for source in sources:
                 source.stop()
 
-        return used, stop
+        return used, stop_sources
 
-    def end(self) -> None:
-        """The process ends: others need not wait to see that."""
+    def stop(self) -> None:
+        """Stop the sources as the process ends, so that other processes see the end at once."""
         for source in self._own_sources():
             source.stop()
 
     def _own_sources(self) -> list[TopologySource]:
-        followed = self._follower.source if self._follower is not None else None
+        watched = self._watcher.source if self._watcher is not None else None
         if self._inherited is not None:
-            self._of_parents.append(followed)
-            followed = None
-        return [source for source in (followed, self._spare) if source is not None]
+            self._sources_of_parents.append(watched)
+            watched = None
+        return [source for source in (watched, self._unwatched_source) if source is not None]
 
-    def forked(self) -> bool:
-        """In the child, first of all. Whether it goes on with what its parent used.
+    def after_fork(self) -> bool:
+        """Prepare a forked child. Whether it goes on with the configuration of its parent.
 
-        Another thread of the parent may have held the lock, and the threads of its source are
-        not here.
+        Call this before anything else: another thread of the parent may have held the lock, and
+        the threads of the parent's source do not run in the child.
         """
         self.lock = threading.RLock()
         self._unavailable = None
-        self._of_parents.append(self._spare)
-        self._spare = None
-        if self.current is not None and self._follower is not None:
+        self._sources_of_parents.append(self._unwatched_source)
+        self._unwatched_source = None
+        if self.current is not None and self._watcher is not None:
             self._inherited, self.current = self.current, None
         return self._inherited is not None
 
 
 def _make_source() -> TopologySource:
     raw = conf.read()
-    given = conf.source(raw)
-    return make_source(given.source, given.options, raw)
+    options = conf.source(raw)
+    return make_source(options.source, options.options, raw)
 
 
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
-    """What ``document`` makes of the setting, if it may follow ``before``."""
+    """The setting with ``document`` laid over it, if that may follow ``before``.
+
+    :raises InvalidTopology: it may not; lists everything that is wrong.
+    """
     what = f"Version {document.version} of the topology, together with SHARDED_ORM,"
     try:
-        made = conf.parse(conf.read(), document)
-        _check_strategies(made.topology)
-        found = (
-            [] if before is None else transitions.problems(before.topology, made.topology, keys_of)
+        config = conf.parse(conf.read(), document)
+        _check_strategies(config.topology)
+        problems = (
+            []
+            if before is None
+            else transitions.problems(before.topology, config.topology, key_routing_of)
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # A strategy of somebody's own may raise anything.
+    except Exception as exc:  # A strategy of the project may raise anything.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
-    if found:
-        raise InvalidTopology(found, what)
-    return made
+    if problems:
+        raise InvalidTopology(problems, what)
+    return config
 
 
-def _check_strategies(checked: Topology) -> None:
-    found: list[str] = []
-    for group in checked.groups.values():
+def _check_strategies(topology: Topology) -> None:
+    problems: list[str] = []
+    for group in topology.groups.values():
         try:
             make_strategy(group)
         except InvalidConfiguration as exc:
-            found += exc.problems
+            problems += exc.problems
         if dict.__contains__(settings.DATABASES, group.name):
             entry = dict.__getitem__(settings.DATABASES, group.name)
             if entry.get("ENGINE") != GROUP_ENGINE:
-                found.append(
+                problems.append(
                     f"group {group.name!r} has the name of an entry of DATABASES; rename one"
                 )
-    if found:
-        raise InvalidConfiguration(found)
+    if problems:
+        raise InvalidConfiguration(problems)

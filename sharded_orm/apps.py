@@ -1,10 +1,10 @@
-"""What Django loads."""
+"""The Django app: connects the parts of the library with each other and with Django's signals."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 from django.conf import settings
@@ -14,6 +14,9 @@ from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
 from sharded_orm.exceptions import TopologyUnavailable
+
+if TYPE_CHECKING:
+    from sharded_orm.ids.tickets.pool import TicketSessionPool
 
 
 class ShardedOrmConfig(AppConfig):
@@ -27,6 +30,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.backends.group.test_databases import provide_test_databases
         from sharded_orm.backends.write_hooks import observer
         from sharded_orm.cache import request_cache
+        from sharded_orm.ids.tickets.pool import provide_pool_class
         from sharded_orm.models.after_migrate import (
             auto_increment,
             permissions,
@@ -46,11 +50,11 @@ class ShardedOrmConfig(AppConfig):
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
+        provide_pool_class(_ticket_pool_class)
         try:
             runtime.validate()
         except TopologyUnavailable:
-            # The command that puts a first topology into its source starts without one, and
-            # needs nothing of what follows.
+            # The command that pushes a first topology starts without one, and needs nothing below.
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
@@ -58,17 +62,16 @@ class ShardedOrmConfig(AppConfig):
         runtime.on_reset(guard.forget)
         request_started.connect(request_cache.begin_request)
         request_finished.connect(request_cache.end_request)
-        request_finished.connect(_count_at_end, dispatch_uid="sharded_orm.statistics")
+        request_finished.connect(_flush_statistics, dispatch_uid="sharded_orm.statistics")
         post_migrate.connect(invalidation.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
         post_migrate.connect(permissions.after_migrate, sender=self)
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # Django's commands offer --database only what DATABASES iterates; a shard
-            # that the command line names is one that was asked for. (A test run makes
-            # test databases of all that it iterates, and shards are made through their
-            # group.)
+            # --database of Django's commands accepts only the aliases that DATABASES iterates, so
+            # a shard that the command line names is added. (A test run makes a test database for
+            # each alias that is iterated, and its group makes those of the shards.)
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -84,11 +87,22 @@ def _test_databases(group_wrapper: Any) -> Any:
     return GroupTestDatabases.of(group_wrapper)
 
 
-def _count_at_end(**kwargs: Any) -> None:
-    """Receiver of ``request_finished``, when the answer has been sent."""
-    made = runtime.made_cache()
-    if made is not None:
-        made.statistics.request_finished()
+def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
+    from sharded_orm.ids.tickets.pool import TicketSessionPool
+    from sharded_orm.operations.tickets.creation import is_test_database
+
+    if not is_test_database(alias):
+        return TicketSessionPool
+    from sharded_orm.testing.ticket_sessions import TestSessionPool
+
+    return TestSessionPool
+
+
+def _flush_statistics(**kwargs: Any) -> None:
+    """Receiver of ``request_finished``, which Django sends after the response."""
+    cache = runtime.used_cache()
+    if cache is not None:
+        cache.statistics.request_finished()
 
 
 @receiver(setting_changed)

@@ -1,6 +1,7 @@
-"""Autonomous statements: committed on their own, whatever the caller's transaction does.
+"""Autonomous statements, which are committed independently of the caller's transaction.
 
-Placements and ids must outlive a rollback of the caller and must not wait for its end.
+For placements of keys: they must survive a rollback of the caller, and must not wait for its
+commit.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.forks import identity
 
-# Connections that a fork copied into this process; kept, so that nothing finalises them.
-_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
+# Connections that a fork copied into this process, kept so that nothing finalises them.
+_connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
-    """A connection, and whether what it writes is committed with each statement."""
+    """A connection, and whether each of its statements is committed at once."""
 
     connection: BaseDatabaseWrapper
     commits: bool
 
 
 class AutonomousConnections:
-    """Connections in autocommit, for each thread its own; closed as Django closes its own.
+    """Connections in autocommit, one per thread and alias; closed when Django closes its own.
 
-    The thread's connection of the alias serves while it stands in autocommit. Inside a
-    transaction a second one beside it does, which the transaction cannot roll back. Only
-    inside Django's ``TestCase`` does the caller's connection serve all the same, and does
-    not commit: the test leaves nothing behind, and cannot wait for its own locks.
+    The thread's own connection of the alias is used while it is in autocommit. Inside a
+    transaction a second connection is used, which the transaction cannot roll back. Inside Django's
+    ``TestCase`` the caller's connection is used nevertheless, and does not commit: the test
+    leaves nothing behind, and cannot wait for its own locks.
     """
 
     def __init__(self) -> None:
@@ -49,10 +50,10 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # Nobody else knows of it: close_old_connections() of a worker does not reach it.
+            # close_old_connections() of a worker does not reach this connection.
             connection.close_if_unusable_or_obsolete()
-        # A test database is another one under the same alias. A shard's connection sees by
-        # itself where the shard is.
+        # A test run changes the database of an alias. The connection of a shard follows its shard
+        # without help.
         if connection is None or (
             "SHARD" not in shared.settings_dict
             and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]
@@ -64,9 +65,9 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # The parent's sessions: to use, close or finalise them here would speak
-                # into its conversations, and give one id to two processes.
-                _of_parents.append(state["connections"])
+                # Using, closing or finalising the parent's sessions here would write to its
+                # connections.
+                _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()
         own: dict[str, BaseDatabaseWrapper] = state["connections"]
         return own

@@ -1,4 +1,4 @@
-"""Every error of the library, in one tree.
+"""All errors of the library, as one tree.
 
 ::
 
@@ -12,9 +12,9 @@
     │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
     │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
     │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
-    │   ├── UnknownExpression      (NotSupportedError)     SQL of which nobody can tell what it reads
+    │   ├── UnknownExpression      (NotSupportedError)     SQL that may read any row
     │   ├── UnplacedKey            (LookupError)           a shard is needed and the key has none
-    │   └── UnknownModel           (LookupError)           a model that is asked for is not sharded
+    │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
     ├── ScatterError               (OperationalError)      shards that did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL on the alias that stands for a group
@@ -24,44 +24,44 @@
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     ├── TicketError
     │   ├── UnknownSequence        (LookupError)           no server has the sequence
-    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be made or moved so
-    │   ├── SequenceNotChecked     (OperationalError)      nobody can tell which ids exist
-    │   ├── InvalidTicketCount     (ValueError)            not a number of ids to take
+    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be created or moved
+    │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
+    │   ├── InvalidTicketCount     (ValueError)            not 1 to 1,000,000 ids
     │   ├── SequenceExhausted                              no number is left below 2**63
-    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS says
-    │   ├── TicketServerBehind     (OperationalError)      it repeats ids, as one from a backup does
+    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS describes
+    │   ├── TicketServerBehind     (OperationalError)      it would repeat ids, as after a restore
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
-    ├── CacheUnavailable           (OperationalError)      a write that the cache cannot be told of
+    ├── CacheUnavailable           (OperationalError)      a write that cannot be announced
     ├── AdminError
-    │   ├── InvalidFocus           (LookupError)           the admin is asked to look where nothing can be
+    │   ├── InvalidFocus           (LookupError)           no such shard or key
     │   ├── InvalidObjectID        (LookupError)           a link that leads to no row
     │   └── TooManyMisplaced       (OperationalError)      rows on a wrong shard, too many to leave alone
     ├── OperationError
-    │   ├── InvalidSelection       (LookupError)           shards that were asked for do not exist
+    │   ├── InvalidSelection       (LookupError)           the selected shards do not exist
     │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
-    │   ├── InvalidWaves           (ValueError)            a number of workers, shards, seconds that cannot be
+    │   ├── InvalidWaves           (ValueError)            a number of workers, shards or seconds out of range
     │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal
-    │   ├── NothingUnclear         (LookupError)           a shard that waits for nobody's answer
+    │   ├── NothingUnclear         (LookupError)           a shard that waits for no answer
     │   ├── OperationHeld          (OperationalError)      somebody else runs it
     │   ├── LeaseLost              (OperationalError)      somebody else has taken it over
-    │   ├── OperationStopped                               it was told to stop, and can go on later
-    │   ├── OperationUnclear                               nobody can tell whether something took effect
-    │   ├── InvalidMigrationTarget (LookupError)           an app, a migration or a plan that cannot be
+    │   ├── OperationStopped                               it was asked to stop, and can go on later
+    │   ├── OperationUnclear                               it is unknown whether something took effect
+    │   ├── InvalidMigrationTarget (LookupError)           no such app, migration or plan
     │   ├── RehearsalFailed        (OperationalError)      migrations that failed before a shard was touched
-    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables are not as they should be
+    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables differ from its migrations
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced; lists all reasons
-    │   ├── PromotionFailed        (OperationalError)      a promotion was broken off
-    │   └── GrowthRefused          (ValueError)            a group cannot grow like that
+    │   ├── PromotionFailed        (OperationalError)      a promotion stopped by an error
+    │   └── GrowthRefused          (ValueError)            a group cannot grow in that way
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a document that cannot be used; lists all that is wrong
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
     │   ├── TopologyReadOnly       (NotSupportedError)     a source that commands cannot write
-    │   └── TopologyUnavailable    (ImproperlyConfigured)  no topology can be had
+    │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
     ├── InvalidID                  (ValueError)            no id of the layout
     │   └── TimestampExhausted                             the time does not fit any more
-    └── PackedIDMismatch           (IntegrityError)        a table counted another shard's id
+    └── PackedIDMismatch           (IntegrityError)        a table generated another shard's id
 
-Each also inherits the class that callers of Django already catch.
+Each error also inherits the class in parentheses, which callers of Django catch already.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ from django.utils.connection import ConnectionDoesNotExist
 
 
 class ShardedOrmError(Exception):
-    """Base of every error that this library raises on its own account."""
+    """Base of every error that the library itself raises."""
 
 
 class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
-    """The ``SHARDED_ORM`` setting is wrong; :attr:`problems` lists everything that is."""
+    """The ``SHARDED_ORM`` setting is wrong; :attr:`problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -92,7 +92,7 @@ class RoutingError(ShardedOrmError):
 
 
 class ShardKeyRequired(RoutingError, TypeError):
-    """The query does not say which shards it is about; it would have to ask all of them."""
+    """The query does not determine its shards, so it would have to ask all of them."""
 
 
 class InvalidShardKey(RoutingError, ValueError):
@@ -100,7 +100,7 @@ class InvalidShardKey(RoutingError, ValueError):
 
 
 class InexactShardKey(RoutingError, ImproperlyConfigured):
-    """A database takes keys for equal that the router tells apart, such as ``Ada`` and ``ada``.
+    """A database takes keys for equal that the router distinguishes, such as ``Ada`` and ``ada``.
 
     Nothing was sent. The message names model, column and collation, and how to change it.
     """
@@ -123,7 +123,7 @@ class CrossShardRelation(RoutingError, ValueError):
 
 
 class UnknownExpression(RoutingError, NotSupportedError):
-    """An expression might read rows of other shards, and nobody can tell."""
+    """An expression might read rows of other shards; the library cannot tell whether it does."""
 
 
 class UnplacedKey(RoutingError, LookupError):
@@ -131,18 +131,19 @@ class UnplacedKey(RoutingError, LookupError):
 
 
 class UnknownModel(RoutingError, LookupError):
-    """There is no such sharded model, or its name alone does not tell which one is meant."""
+    """There is no such sharded model, or several have that name."""
 
 
 class ScatterNotSupported(ShardedOrmError, NotSupportedError):
-    """The query cannot be merged over several shards with the exact result of one database."""
+    """The results of several shards cannot be merged into the exact result of one database."""
 
 
 class ScatterError(ShardedOrmError, OperationalError):
     """Some shards did not answer; :attr:`failures` maps each shard's alias to its cause.
 
-    :param proven: that the query is not the cause: the errors are about the shards alone, or
-        another shard has answered the same.
+    :param asked: the number of shards that were asked.
+    :param proven: whether the query is certainly not the cause: the errors concern the shards
+        alone, or another shard has answered the same query.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class SessionStateRefused(ShardedOrmError, NotSupportedError):
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
-    """All connections of a node are in use and none came back in time."""
+    """All connections of a node are in use, and none became free in time."""
 
 
 class TicketError(ShardedOrmError):
@@ -207,15 +208,15 @@ class UnknownSequence(TicketError, LookupError):
 
 
 class InvalidSequence(TicketError, ValueError):
-    """A sequence cannot be made or moved like that: its name, its start, its form."""
+    """A sequence cannot be created or moved with that name, start or form."""
 
 
 class SequenceNotChecked(TicketError, OperationalError):
-    """Which ids exist, or have been handed out, is not known: a server or a shard is down."""
+    """It is unknown which ids exist or have been handed out: a server or a shard is down."""
 
 
 class InvalidTicketCount(TicketError, ValueError):
-    """As many ids cannot be asked for."""
+    """That number of ids cannot be requested."""
 
 
 class SequenceExhausted(TicketError):
@@ -223,11 +224,11 @@ class SequenceExhausted(TicketError):
 
 
 class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A server is not the one that ``TICKETS`` says: other servers may give the same ids."""
+    """A server is not the one that ``TICKETS`` describes: other servers may give the same ids."""
 
 
 class TicketServerBehind(TicketError, OperationalError):
-    """A server hands out ids again that have left it before, as one from a backup does."""
+    """A server would repeat ids that it has handed out before, as after a restore from a backup."""
 
 
 class TicketServersUnavailable(TicketError, OperationalError):
@@ -243,7 +244,7 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
-    """A cache server is down, so entries could not be made void; the write was not committed."""
+    """A cache server is down, so entries could not be invalidated; the write was not committed."""
 
 
 class AdminError(ShardedOrmError):
@@ -251,10 +252,10 @@ class AdminError(ShardedOrmError):
 
 
 class InvalidFocus(AdminError, LookupError):
-    """A shard, or a value of the shard key, that does not exist or cannot.
+    """A shard or a value of the shard key that does not or cannot exist.
 
-    The message does not tell where a key is. :attr:`home` is the alias of its shard, if it has
-    one, for those who may look there.
+    The message does not reveal the shard of a key. :attr:`home` is the alias of that shard, if the
+    key has one, for users who may look there.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -263,11 +264,11 @@ class InvalidFocus(AdminError, LookupError):
 
 
 class InvalidObjectID(AdminError, LookupError):
-    """The part of a URL that names a row is of no row's form, or leads to no shard."""
+    """The part of a URL that names a row is malformed, or leads to no shard."""
 
 
 class TooManyMisplaced(AdminError, OperationalError):
-    """An action on all rows of a shard, where too many are not those of the shard, did nothing."""
+    """An action on all rows of a shard did nothing: too many rows belong on other shards."""
 
 
 class OperationError(ShardedOrmError):
@@ -275,15 +276,15 @@ class OperationError(ShardedOrmError):
 
 
 class InvalidSelection(OperationError, LookupError):
-    """Shards, a group or a node that were asked for do not exist; or none is left."""
+    """The selected shards, group or node do not exist, or the selection is empty."""
 
 
 class InvalidShardCommand(OperationError, ValueError):
-    """The management command does not exist, or cannot be told which shard to work on."""
+    """The management command does not exist, or has no option for the database to work on."""
 
 
 class InvalidWaves(OperationError, ValueError):
-    """Work on shards cannot be cut into waves like that."""
+    """Work on shards cannot be divided into waves with these numbers."""
 
 
 class JournalMissing(OperationError, ImproperlyConfigured):
@@ -291,15 +292,15 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """An answer about an interrupted operation that is not unclear."""
+    """An interrupted operation was answered for, but it does not wait for an answer."""
 
 
 class OperationHeld(OperationError, OperationalError):
-    """The operation runs already, or was broken off so lately that this cannot be told."""
+    """The operation runs already, or was interrupted so recently that it may still run."""
 
 
 class LeaseLost(OperationError, OperationalError):
-    """Another process has taken the operation over; this one must not touch anything more."""
+    """Another process has taken the operation over; this process must stop at once."""
 
 
 class PromotionRefused(OperationError, OperationalError):
@@ -312,9 +313,9 @@ class PromotionRefused(OperationError, OperationalError):
 
 
 class PromotionFailed(OperationError, OperationalError):
-    """A promotion was broken off by an error.
+    """A promotion was stopped by an error.
 
-    :attr:`settled` is False when servers were left as they were in the middle of it.
+    :attr:`settled` is False if servers were left in an intermediate state.
     """
 
     def __init__(self, message: str, *, settled: bool = True) -> None:
@@ -323,27 +324,27 @@ class PromotionFailed(OperationError, OperationalError):
 
 
 class GrowthRefused(OperationError, ValueError):
-    """A group cannot get, open or close shards in that way."""
+    """A group cannot add, open or close shards in that way."""
 
 
 class OperationStopped(OperationError):
-    """The work on a shard was told to stop and did so in order; it can go on later."""
+    """The work on a shard was asked to stop, and stopped cleanly; it can go on later."""
 
 
 class OperationUnclear(OperationError):
-    """Whether an interrupted operation took effect cannot be told; the message says what to look at."""
+    """It is unknown whether an interrupted operation took effect; the message says what to check."""
 
 
 class InvalidMigrationTarget(OperationError, LookupError):
-    """An app or a migration that does not exist, or a state that no plan leads to."""
+    """The app or migration does not exist, or no plan leads to the state."""
 
 
 class RehearsalFailed(OperationError, OperationalError):
-    """Migrations could not be carried out on a copy without rows; no shard was touched by them."""
+    """Migrations failed on an empty copy; no shard was changed."""
 
 
 class SchemaDiffers(OperationError, OperationalError):
-    """After its migrations a shard does not look as they promise; lists what is different."""
+    """After its migrations a shard does not have the expected schema; lists the differences."""
 
 
 class TopologyError(ShardedOrmError):
@@ -361,11 +362,11 @@ class InvalidTopology(TopologyError, ValueError):
 
 
 class TopologyConflict(TopologyError, OperationalError):
-    """The topology was changed by somebody else in between; nothing was published."""
+    """Somebody else has changed the topology meanwhile; nothing was published."""
 
 
 class TopologyReadOnly(TopologyError, NotSupportedError):
-    """The source of the topology cannot be written by a command; the message tells what to do."""
+    """Commands cannot write to the source of the topology; the message says what to do."""
 
 
 class TopologyUnavailable(TopologyError, ImproperlyConfigured):
@@ -373,7 +374,7 @@ class TopologyUnavailable(TopologyError, ImproperlyConfigured):
 
 
 class InvalidID(ShardedOrmError, ValueError):
-    """A number that is no id of the layout, or a part that does not fit into its bits."""
+    """A number is no id of the layout, or a part does not fit into its bits."""
 
 
 class TimestampExhausted(InvalidID):
@@ -381,4 +382,4 @@ class TimestampExhausted(InvalidID):
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """A shard's table counted an id that belongs to another shard or type."""
+    """The table of a shard generated an id of another shard or type."""

@@ -1,4 +1,4 @@
-"""A process after a fork: telling it from its parent, and leaving the parent's connections alone."""
+"""After a fork: tell a process from its parent, and leave the parent's connections alone."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ def _forked() -> None:
     _forks += 1
 
 
-# A child of a child may have the number of the first process, which has ended.
+# A grandchild may have the process id of the first process, if that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 
 def identity() -> tuple[int, int]:
-    """Differs from what any ancestor of this process would get.
+    """A value that differs from that of every ancestor of this process.
 
-    The number alone tells of a fork that did not go through Python.
+    It holds the process id as well as a count of forks: a fork that did not go through Python
+    changes only the process id.
     """
     return os.getpid(), _forks
 
 
 def send_nowhere(descriptor: int) -> None:
-    """Make what this process writes to a file descriptor vanish; the parent's stays.
+    """Discard what this process writes to a file descriptor. The parent's descriptor is unchanged.
 
-    A driver that says goodbye on a socket that the fork copied ends the parent's session.
+    A driver that closes a connection on a socket copied by a fork would end the parent's session.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:

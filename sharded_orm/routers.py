@@ -1,7 +1,6 @@
-"""Django's router hooks, answered from the topology.
+"""The database router: answers Django's hooks from the topology.
 
-Put it last in ``DATABASE_ROUTERS``: it leaves models that are not sharded to the
-routers before it.
+Put it last in ``DATABASE_ROUTERS``. It leaves models that are not sharded to other routers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
-from sharded_orm.models.sharding.historical import group_of_former, groups_of_app
+from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -29,29 +28,29 @@ from sharded_orm.models.sharding.options import (
 
 APP_LABEL = "sharded_orm"
 
-# Where the router sends a model of which it is shown no row. Queries do not follow it: one
-# that names no shard is refused all the same.
-_standing: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
+# The answer for a model without an instance. Queries do not use it: one that names no shard is
+# refused all the same.
+_default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
 def standing_on(alias: str | None) -> Iterator[None]:
-    """Within the block, in this context only, the router answers ``alias`` without an instance.
+    """Let the router answer ``alias`` if it gets no instance; within the block and this context.
 
-    For code that asks ``router.db_for_write(model)`` once and means the rows it goes on with, as
-    the views of Django's admin do to open their transaction.
+    For code that calls ``router.db_for_write(model)`` once for all rows that it will change, such
+    as the views of Django's admin, which open their transaction there.
 
-    :param alias: of a shard, or of a whole group; None: as without the block.
+    :param alias: the alias of a shard or of a whole group; None for no such answer.
     """
-    token = _standing.set(alias)
+    token = _default_alias.set(alias)
     try:
         yield
     finally:
-        _standing.reset(token)
+        _default_alias.reset(token)
 
 
 class ShardRouter:
-    """Sends sharded models to their shard, and keeps every model where it belongs."""
+    """Routes rows of sharded models to their shard, and tables to the databases of their group."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)
@@ -63,62 +62,69 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # Django's own fallback would follow the instance to its shard
-            # (db/utils.py ConnectionRouter._router_func).
+            # Without an answer, Django would use the instance's shard
+            # (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
-        alias = _stands_in(options.group)
+        alias = _default_alias_in(options.group)
         if instance is None:
             if alias is not None:
                 return alias
             raise shard_key_required(options, f"{model.__name__} is read or written without one")
-        if alias is not None and _tells_nothing(instance):
-            _check_beside(options, instance, alias)
+        if alias is not None and _is_new_link_row(instance):
+            _refuse_links_to_other_shards(options, instance, alias)
             return alias
         if isinstance(instance, model):
-            return self._own(options, instance, write=write)
+            return self._alias_of_row(options, instance, write=write)
         alias = colocated_alias(options, instance)
         if alias is not None:
             return alias
-        return self._from_another(options, instance, write=write)
+        return self._alias_from_other_model(options, instance, write=write)
 
-    def _own(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
+    def _alias_of_row(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
         if not instance._state.adding and instance._state.db not in (None, options.group):
             return str(instance._state.db)
         if write:
             return options.place(instance).alias
         shard = options.locate(instance)
         if shard is None:
-            raise _unplaced(options, options.key_of(instance))
+            raise _unplaced_key(options, options.key_of(instance))
         return shard.alias
 
-    def _from_another(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """The instance is of another model and on no shard of the group, or not yet.
+    def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
+        """The alias for rows related to an instance that is on no shard of the group.
 
-        Django does not tell by which relation it was reached, so its values say nothing: it
-        may be what the shard key refers to, and be asked for rows that another field of
-        theirs relates to it. Our descriptors know, and do not ask.
+        Django does not pass the relation, so values of the instance do not name the shard: it may
+        be the row that the shard key refers to, while the relation is another field. Our
+        descriptors know the relation, and do not ask the router.
         """
-        theirs = options_of(instance)
-        if theirs is not None and theirs.group == options.group and instance._state.adding:
-            if theirs.awaits_key(instance):
-                shard = theirs.locate(instance)
+        instance_options = options_of(instance)
+        if (
+            instance_options is not None
+            and instance_options.group == options.group
+            and instance._state.adding
+        ):
+            if instance_options.awaits_key(instance):
+                shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            return options.group  # Saved later; then Django asks again.
+            return options.group  # Django asks again once the instance is saved.
         if write:
-            # Comment(author=person): the row's key, which may be set later, tells its shard.
+            # Comment(author=person): the comment's key, which may be set later, names its shard.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
-        """Two sharded rows of one group may refer to each other on one shard only."""
-        one, two = options_of(obj1), options_of(obj2)
-        if one is None and two is None:
+        """Allow relations between two rows of one group only on the same shard.
+
+        :raises CrossShardRelation: the rows are on two shards of one group.
+        """
+        options1, options2 = options_of(obj1), options_of(obj2)
+        if options1 is None and options2 is None:
             return None
-        if one is None or two is None or one.group != two.group:
-            return True  # A foreign key without a database constraint; see the checks.
-        aliases = [colocated_alias(one, obj1), colocated_alias(two, obj2)]
+        if options1 is None or options2 is None or options1.group != options2.group:
+            return True  # System checks require a foreign key without a database constraint.
+        aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
             raise CrossShardRelation(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
@@ -129,28 +135,28 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Tables of sharded models only on shards of their group, all others never there."""
+        """Allow tables of sharded models on shards of their group only, and no others there."""
         topology = runtime.topology()
         shard = topology.resolve(db)
         group = shard.group if shard is not None else runtime.template_group(db)
         if group is None and db in topology.groups:
             return False
         if app_label == APP_LABEL and model_name is not None:
-            return group is None and self._own_table(db, model_name)
+            return group is None and self._allow_library_table(db, model_name)
         if db != DEFAULT_DB_ALIAS and (
             db in runtime.config().tickets or db == runtime.config().directory
         ):
-            return False  # Servers of their own, which hold nothing else.
+            return False  # These servers hold the library's own tables only.
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             return belongs == group if belongs is not None or group is not None else None
-        # RunPython and RunSQL without hints run wherever the app has tables.
+        # RunPython and RunSQL without hints run on every database with tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups
         return None if None in groups or not groups else False
 
-    def _own_table(self, db: str, model_name: str) -> bool | None:
+    def _allow_library_table(self, db: str, model_name: str) -> bool | None:
         config = runtime.config()
         if model_name == "placement":
             return db == config.directory
@@ -163,29 +169,29 @@ class ShardRouter:
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
-        # Migrations pass historical models, which have lost their base class; the
-        # current model of that name knows.
+        # Migrations pass historical models, which have lost their base class. Their group is that
+        # of the current model with this name.
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
-            return group_of_former(app_label, model_name)
+            return group_of_historical_model(app_label, model_name)
         return options.group if options is not None else None
 
 
-def _tells_nothing(instance: Model) -> bool:
-    """Whether it is a new row of an automatic many-to-many table, which has no key."""
+def _is_new_link_row(instance: Model) -> bool:
+    """Whether ``instance`` is a new row of an automatic many-to-many table, without a key."""
     options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
-def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
-    """Refuse to put ``row`` on ``alias`` if it holds an instance of another shard."""
+def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
+    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance of another shard."""
     if alias == options.group:
         return
     for field in row._meta.concrete_fields:
         other: Any = field.get_cached_value(row, default=None) if field.is_relation else None
-        theirs = None if other is None else options_of(other)
-        if theirs is None or theirs.group != options.group:
+        other_options = None if other is None else options_of(other)
+        if other_options is None or other_options.group != options.group:
             continue
         if other._state.db not in (None, options.group, alias):
             raise CrossShardRelation(
@@ -195,15 +201,15 @@ def _check_beside(options: ShardOptions, row: Any, alias: str) -> None:
             )
 
 
-def _stands_in(group: str) -> str | None:
-    alias = _standing.get()
+def _default_alias_in(group: str) -> str | None:
+    alias = _default_alias.get()
     if alias is None or alias == group:
         return alias
     shard = runtime.topology().resolve(alias)
     return alias if shard is not None and shard.group == group else None
 
 
-def _unplaced(options: ShardOptions, key: Any) -> UnplacedKey:
+def _unplaced_key(options: ShardOptions, key: Any) -> UnplacedKey:
     return UnplacedKey(
         f"The key {key!r} of {options.model._meta.object_name} has no shard in group"
         f" {options.group!r} yet: it has no rows. Saving its first row places it."

@@ -1,8 +1,7 @@
-"""Settings made into live objects; the only assembler.
+"""The live objects that the settings describe: topology, strategies, ticket generator, cache.
 
-Everything else asks here for the topology, a group's strategy or the ticket
-generator. The objects are made at first use, are shared by all threads, and are
-dropped whole by :func:`reset` (Django's ``setting_changed``; tests).
+This is the only module that assembles them. They are made at first use, are shared by all
+threads, and are all dropped by :func:`reset` (Django's ``setting_changed``).
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
     from sharded_orm.ids.tickets.generator import TicketGenerator
 
 
-def _changed() -> None:
-    """The source has another topology, which is in use by now. The lock is held."""
+def _topology_changed() -> None:
+    """The topology in use has been replaced by another of its source. The lock is held."""
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Also if the change is taken back: who has looked by then must look once more.
+        # Even if the change is undone: connections that have looked meanwhile must look again.
         relocation.topology_changed()
 
 
@@ -55,34 +54,34 @@ def _renew_strategies() -> None:
     _former, _strategies = {**_former, **_strategies}, {}
 
 
-_configured = ActiveConfig(_changed)
+_active = ActiveConfig(_topology_changed)
 
 
-def _forked() -> None:
-    if _configured.forked():
-        # Another thread of the parent may have been about to do so. And whoever has a connection
-        # object of the parent's has to ask here once, or the child would never follow.
+def _after_fork() -> None:
+    if _active.after_fork():
+        # A thread of the parent may have been about to do this. And connection objects of the
+        # parent must ask here once: only that makes the child watch its source.
         _renew_strategies()
         relocation.topology_changed()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register
-def _end() -> None:
+def _stop() -> None:
     if _cache is not None:
         _cache.statistics.flush()
-    _configured.end()
+    _active.stop()
 
 
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-# Of the topology before this one: what they remember of keys goes on.
+# Strategies of the previous topology, by group: their successors take over what they remember.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
-# In place of the configured prefix, while tests run.
+# Replaces the configured prefix; see swap_cache_prefix().
 _cache_prefix: str | None = None
 
 
@@ -96,7 +95,7 @@ _directory_store: Callable[[str], DirectoryStore] = _no_directory
 
 
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
-    """Tell how to open the directory on an alias. The app does so when it is ready."""
+    """Open the directory on an alias with ``factory`` from now on. The app calls this when ready."""
     global _directory_store
     _directory_store = factory
 
@@ -104,97 +103,99 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """The checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    At its first use the source is asked; from then on it is followed in the background.
+    The first call asks the source, which is watched in the background from then on.
 
     :raises InvalidConfiguration: the setting is wrong.
-    :raises TopologyUnavailable: the source has no topology to give, nor has the disk.
+    :raises TopologyUnavailable: neither the source nor the last good copy has a topology.
     """
-    found = _configured.current  # Read once: another thread may reset() it at any time.
-    return _configured.load() if found is None else found
+    current = _active.current  # Read once: another thread may reset() it at any time.
+    return _active.load() if current is None else current
 
 
 def source() -> TopologySource:
-    """The source of the topology; also while it has none to give. Shared by all threads."""
-    return _configured.source()
+    """The source of the topology, even if it has none to give. Shared by all threads."""
+    return _active.source()
 
 
-def standing() -> TopologyStatus:
-    """Which topology this process uses, and what it has refused.
+def topology_status() -> TopologyStatus:
+    """Which topology this process uses, and which document it has refused.
 
-    :raises TopologyUnavailable: it has none.
+    :raises TopologyUnavailable: there is no topology.
     """
-    return _configured.standing()
+    return _active.status()
 
 
 def document() -> Document:
-    """What this process uses, as a document; of a static source, the settings.
+    """The topology that this process uses, as a document; with a static source, the settings.
 
-    :raises TopologyUnavailable: it has none.
+    :raises TopologyUnavailable: there is no topology.
     """
-    return _configured.document()
+    return _active.document()
 
 
 def check_document(new: Document) -> conf.Config:
-    """What ``new`` makes of the setting, if it may follow what this process uses.
+    """The setting with ``new`` laid over it, if ``new`` may follow the document in use.
 
     :raises InvalidTopology: it may not; lists everything that is wrong.
     """
-    return _configured.check(new)
+    return _active.check(new)
 
 
 def refresh(at_least: int = 0) -> None:
-    """Use what the source holds now, unless ``at_least`` that version is in use already.
+    """Use the document that the source holds now. Costs a round trip to the source.
 
-    Costs a round trip to the source.
-
-    :raises TopologyError: the source does not answer, or what it holds is refused.
+    :param at_least: do nothing if this version, or a later one, is in use already; 0: never so.
+    :raises TopologyError: the source does not answer, or its document is refused.
     """
-    _configured.refresh(at_least)
+    _active.refresh(at_least)
 
 
 def topology() -> Topology:
-    """The current snapshot. Take it once per operation; it may be swapped any time."""
+    """The current topology, an immutable value. Take it once per operation: it may be swapped any time."""
     swapped = _topology  # Read once, as in config().
     return config().topology if swapped is None else swapped
 
 
 def validate() -> None:
-    """Check the setting as a whole, strategies included; one error that lists all that is wrong."""
-    found: list[str] = []
+    """Check the setting as a whole, strategies included.
+
+    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    """
+    problems: list[str] = []
     for name in topology().groups:
         try:
             strategy(name)
         except InvalidConfiguration as exc:
-            found += exc.problems
+            problems += exc.problems
     for key, aliases in (("TICKETS", config().tickets), ("DIRECTORY", (config().directory,))):
-        found += [
+        problems += [
             f"{key} names {alias!r}, which is no alias of DATABASES"
             for alias in aliases
             if (topology().groups or key == "TICKETS")
             and not dict.__contains__(settings.DATABASES, alias)
         ]
     if topology().groups and not isinstance(settings.DATABASES, ShardedDatabases):
-        found.append(
+        problems.append(
             "DATABASES must be wrapped: DATABASES = sharded_databases({...})"
             " (from sharded_orm.topology.aliases)"
         )
     elif topology().groups:
         try:
-            settings.DATABASES.keys()  # Adds the groups' aliases, before there are threads.
+            settings.DATABASES.keys()  # Adds the aliases of the groups before threads start.
         except InvalidConfiguration as exc:
-            found += exc.problems
-    if found:
-        raise InvalidConfiguration(found)
+            problems += exc.problems
+    if problems:
+        raise InvalidConfiguration(problems)
 
 
 def swap(new: Topology | None) -> None:
-    """Use another snapshot from now on; None goes back to the configured one.
+    """Use another topology from now on; None goes back to the configured one.
 
-    A statement that runs finishes where it is, and so does a transaction; the next one goes
-    where the new snapshot says. Strategies are made anew, and remember nothing.
+    A running statement or transaction finishes where it is; the next one goes where the new
+    topology says. Strategies are made anew, and remember nothing.
     """
     global _topology
-    with _configured.lock:
+    with _active.lock:
         _topology = new
         _strategies.clear()
         _former.clear()
@@ -202,7 +203,10 @@ def swap(new: Topology | None) -> None:
 
 
 def group(name: str) -> ShardGroup:
-    """The group ``name``. Raises :exc:`UnknownShard`."""
+    """The group ``name``.
+
+    :raises UnknownShard: there is no such group.
+    """
     groups = topology().groups
     try:
         return groups[name]
@@ -213,89 +217,89 @@ def group(name: str) -> ShardGroup:
 
 
 def strategy(name: str) -> Strategy:
-    """The routing strategy of group ``name``. Thread-safe; made at first use."""
-    found = _strategies.get(name)
-    if found is None:
-        with _configured.lock:
-            found = _strategies.get(name)
-            if found is None:
-                found = make_strategy(group(name))
-                if isinstance(found, DirectoryStrategy):
-                    found.store = _directory_store(config().directory)
+    """The routing strategy of group ``name``, made at first use. Thread-safe."""
+    strategy = _strategies.get(name)
+    if strategy is None:
+        with _active.lock:
+            strategy = _strategies.get(name)
+            if strategy is None:
+                strategy = make_strategy(group(name))
+                if isinstance(strategy, DirectoryStrategy):
+                    strategy.store = _directory_store(config().directory)
                 former = _former.pop(name, None)
                 if former is not None:
-                    found.succeed(former)
-                _strategies[name] = found
-    return found
+                    strategy.succeed(former)
+                _strategies[name] = strategy
+    return strategy
 
 
 def tickets() -> TicketGenerator:
     """The generator of ticket ids (Flickr, F1-F3). Thread-safe."""
     global _tickets
-    found = _tickets
-    if found is None:
-        with _configured.lock:
-            found = _tickets
-            if found is None:
+    generator = _tickets
+    if generator is None:
+        with _active.lock:
+            generator = _tickets
+            if generator is None:
                 from sharded_orm.ids.tickets.generator import TicketGenerator
 
-                found = _tickets = TicketGenerator(config().tickets, config().ticket_options)
-    return found
+                generator = _tickets = TicketGenerator(config().tickets, config().ticket_options)
+    return generator
 
 
 def cache() -> CacheClient | None:
-    """The cache servers (Yupoo, Y13-Y16); None while there is no ``CACHE``. Thread-safe.
+    """The client of the cache servers (Yupoo, Y13-Y16); None without ``CACHE``. Thread-safe.
 
-    Asks no server.
+    Costs no round trip.
 
-    :raises ImproperlyConfigured: it names an alias of ``CACHES`` that cannot be used.
+    :raises ImproperlyConfigured: ``CACHE`` names an alias of ``CACHES`` that cannot be used.
     """
     global _cache
-    found = _cache
-    if found is None:
+    client = _cache
+    if client is None:
         options = config().cache
         if options is None:
             return None
-        with _configured.lock:
-            found = _cache
-            if found is None:
+        with _active.lock:
+            client = _cache
+            if client is None:
                 from sharded_orm.cache.client import CacheClient
 
                 if _cache_prefix is not None:
                     options = replace(options, prefix=_cache_prefix)
-                made = CacheClient(options)
+                client = CacheClient(options)
                 if _cache_prefix is not None:
-                    # A test that counts round trips has no use for one that comes by the clock.
-                    made.statistics.interval = None
-                found = _cache = made
-    return found
+                    # No round trips by the clock: tests count round trips.
+                    client.statistics.interval = None
+                _cache = client
+    return client
 
 
-def made_cache() -> CacheClient | None:
-    """What :func:`cache` gives, if it was ever used."""
+def used_cache() -> CacheClient | None:
+    """The client of :func:`cache`; None if it was not used yet."""
     return _cache
 
 
 def swap_cache_prefix(prefix: str | None) -> None:
-    """Use other names in the cache from now on; None goes back to the configured ones.
+    """Use ``prefix`` for names in the cache from now on; None goes back to the configured one.
 
-    So that a test run meets no entry of another one, or of the site.
+    Test runs use this, so that they meet no entry of another run or of the site.
     """
     global _cache_prefix
-    with _configured.lock:
+    with _active.lock:
         _cache_prefix = prefix
     reset_cache()
 
 
 def reset_cache() -> None:
-    """Make the cache anew at its next use: ``CACHES`` or the routers have changed."""
+    """Make the client of the cache anew at its next use: ``CACHES`` or the routers have changed."""
     global _cache
-    with _configured.lock:
-        found, _cache = _cache, None
+    with _active.lock:
+        client, _cache = _cache, None
         forgetters = tuple(_forgetters)
-    if found is not None:
-        found.statistics.flush()
-        found.close()
+    if client is not None:
+        client.statistics.flush()
+        client.close()
     for forgetter in forgetters:
         forgetter()
 
@@ -304,7 +308,7 @@ _forgetters: list[Callable[[], None]] = []
 
 
 def on_reset(forget: Callable[[], None]) -> None:
-    """Call ``forget`` whenever what was derived from :func:`cache` is void."""
+    """Call ``forget`` whenever values that were derived from :func:`cache` are void."""
     _forgetters.append(forget)
 
 
@@ -312,28 +316,28 @@ TEMPLATE_SUFFIX = "_template"
 
 
 def template_group(alias: str) -> str | None:
-    """The group whose template schema ``alias`` names (``photos_template``), or None.
+    """The group whose template ``alias`` names (``photos_template``), or None.
 
-    A template holds the tables of a group and no rows of users; test shards are
-    cloned from it.
+    A template is a schema with the tables of a group and without rows of users; test shards
+    are cloned from it.
     """
     name = alias.removesuffix(TEMPLATE_SUFFIX)
     return name if name != alias and name in topology().groups else None
 
 
 def alias_settings(alias: str) -> dict[str, Any] | None:
-    """What ``DATABASES`` would hold for ``alias``; None when it names no shard."""
+    """The settings of the shard ``alias``, as an entry of ``DATABASES``; None if it names no shard."""
     current = topology()
-    found = current.resolve(alias)
-    return None if found is None else database_settings(found, current)
+    shard = current.resolve(alias)
+    return None if shard is None else database_settings(shard, current)
 
 
 def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
-    """What ``DATABASES`` would hold for ``shard``.
+    """The settings of ``shard``, as an entry of ``DATABASES``.
 
-    :param among: the snapshot that it is from, if that may have been swapped since.
+    :param among: the topology that ``shard`` is from, if another may be in use by now.
     """
-    # Before the topology: a swap in between then only leads to one more look-up.
+    # Read before the topology: a swap in between then only leads to one more look-up.
     generation = relocation.generation
     node = _application_settings((among or topology()).nodes[shard.node])
     name = shard.schema
@@ -343,30 +347,30 @@ def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, 
 
 
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
-    """Of a connection to ``shard`` at its node, though it may be on another one by now.
+    """Complete settings of ``shard`` on its node, even if the shard is on another node by now.
 
-    None if there is no such node any more.
+    None if that node does not exist any more.
     """
     current = topology()
     return complete(database_settings(shard, current)) if shard.node in current.nodes else None
 
 
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the account of operators, which nothing else may use or show."""
+    """The settings of a node without the operators' account, which nothing else may use or show."""
     return {key: value for key, value in node.items() if key != "OPERATOR"}
 
 
 def operator_settings(node: str) -> dict[str, Any] | None:
-    """The settings of ``node`` with its operators' account; None where it has none."""
-    found = topology().nodes[node]
-    account = found.get("OPERATOR")
-    return {**_application_settings(found), **account} if account else None
+    """The settings of ``node`` with its operators' account; None if it has no such account."""
+    node_settings = topology().nodes[node]
+    account = node_settings.get("OPERATOR")
+    return {**_application_settings(node_settings), **account} if account else None
 
 
 def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
-    """What ``DATABASES`` holds for the alias that stands for the whole of ``group``.
+    """The entry of ``DATABASES`` for the alias that stands for the whole of ``group``.
 
-    :param among: as of :func:`database_settings`.
+    :param among: as for :func:`database_settings`.
     """
     generation = relocation.generation
     node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
@@ -383,20 +387,20 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
 
 def reset() -> None:
-    """Forget everything that was made from the settings; they have changed.
+    """Forget everything that was made from the settings: they have changed.
 
-    A snapshot that was swapped in stays: in a test run it is what keeps the shards of
-    the test apart from the real ones.
+    A topology that was swapped in stays: in a test run it keeps the test's shards apart from
+    the real ones.
     """
     global _tickets
-    with _configured.lock:
-        used, stop_source = _configured.reset()
+    with _active.lock:
+        used, stop_source = _active.reset()
         names = set(used.topology.groups) if used is not None else set()
         generator, _tickets = _tickets, None
         _strategies.clear()
         _former.clear()
         relocation.topology_changed()
-    # Not with the lock, which the source's thread may be waiting for.
+    # Without the lock, which the source's thread may be waiting for.
     stop_source()
     if generator is not None:
         generator.close()
@@ -407,8 +411,13 @@ def reset() -> None:
 
 def shard(name: str, number: int) -> Shard:
     """Shard ``number`` of group ``name``. Raises :exc:`UnknownShard`."""
+    return shard_in(group(name), number)
+
+
+def shard_in(group: ShardGroup, number: int) -> Shard:
+    """Shard ``number`` of ``group``. Raises :exc:`UnknownShard`."""
     try:
-        return group(name).shard(number)
+        return group.shard(number)
     except LookupError as exc:
         raise UnknownShard(
             f"{exc.args[0]} If a key was placed on it, this process uses an older topology"
@@ -418,18 +427,18 @@ def shard(name: str, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """The shard of ``key`` in group ``name``; None if no row can have it. See :meth:`Strategy.locate`."""
+    """The shard of ``key`` in group ``name``; None if no row can have ``key``. See :meth:`Strategy.locate`."""
     number = strategy(name).locate(key)
     return None if number is None else shard(name, number)
 
 
 def place(name: str, key: Any) -> Shard:
-    """The shard of ``key``, which is given one if it has none. See :meth:`Strategy.place`."""
+    """The shard of ``key``. A key without a shard is placed on one. See :meth:`Strategy.place`."""
     return shard(name, strategy(name).place(key))
 
 
 class _CurrentAliases:
-    """The aliases of the snapshot that is in use, for ``DATABASES``."""
+    """The aliases of the topology in use, for ``DATABASES``."""
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Signals of the library."""
+"""The signals that the library sends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import django
 from django.db.models import Model
 from django.dispatch import Signal
 
-# Frames of the library and of Django are not where the query was written.
+# The call site of a query is outside the library and Django.
 _INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, django.__file__))
 
 
 class ScatterSignal(Signal):
-    """Sent before a query asks more than one shard because it may scatter.
+    """Sent before a scattered query asks more than one shard.
 
     Receivers get ``sender`` (the model), ``route`` and ``call_site`` (``"file:line"`` of
-    the first frame outside the library and Django). A receiver that raises stops the
-    query, which makes it a budget: ``if len(route.shards) > 64: raise``.
+    the first frame outside the library and Django). A receiver that raises stops the query, so it
+    can limit costs: ``if len(route.shards) > 64: raise``.
     """
 
     def announce(self, model: type[Model], route: object) -> None:
-        # Walking the stack is worth it only when somebody listens.
+        # Walking the stack is expensive, so it is done only if there is a receiver.
         if self.has_listeners(model):
             self.send(sender=model, route=route, call_site=_call_site())
 
@@ -40,6 +40,6 @@ def _call_site() -> str:
 scattered = ScatterSignal()
 
 #: Sent about every ten seconds by a process that uses the cache, and after requests. Receivers
-#: get ``counts``: label of each model -> what was counted since the last time, by name (see
-#: ``manage.py cache_stats``). What a receiver raises is logged, and nothing else.
+#: get ``counts``: label of each model -> name of a counter (see ``manage.py cache_stats``) -> its
+#: growth since the last signal. An exception of a receiver is logged and ignored.
 cache_counted = Signal()

@@ -20,20 +20,20 @@ def atomic(
     durable: bool = False,
     **key: Any,
 ) -> transaction.Atomic:
-    """``transaction.atomic`` on the shard where a row is, or will be.
+    """``transaction.atomic()`` on the shard of a row, or of a key.
 
     ::
 
         with sharded_orm.atomic(Photo, user_id=1):
             ...
 
-    :param model: a sharded model with its shard key as the only keyword, or an instance.
-    :param savepoint: as Django's.
-    :param durable: as Django's.
+    :param model: a sharded model, with its shard key as the only keyword; or an instance.
+    :param savepoint: as of ``transaction.atomic()``.
+    :param durable: as of ``transaction.atomic()``.
     :raises ShardKeyRequired: the keyword is not the model's shard key.
 
-    A key without a shard is placed: it is about to be written. The transaction covers
-    this one shard; blocks on two shards commit one after the other (P14).
+    A key without a shard is placed, because it is about to be written. The transaction covers
+    one shard; blocks on two shards commit one after the other (P14).
     """
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)
@@ -58,6 +58,6 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return runtime.place(options.group, key.get_prep_value(value))
-    # A related instance, whose field tells the key, or None, which is refused.
+    # An instance that the key refers to; or None, which is refused.
     name = key.name if isinstance(value, Model) else key.attname
     return options.place(options.model(**{name: value}))

@@ -6,7 +6,7 @@
     MariaDB servers instead of files: a JSON list of one or two
     ``{"host": …, "port": …, "user": …, "password": …}``. The shards are spread over them.
 ``SHARDED_ORM_DEMO_PREFIX``
-    What the names of all databases on MariaDB begin with; by default ``demo_``.
+    The prefix of all database names on MariaDB; by default ``demo_``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SHARDS = 16
 
 
 def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The explicit entries of ``DATABASES``, and ``SHARDED_ORM``.
+    """Return the explicit entries of ``DATABASES``, and ``SHARDED_ORM``.
 
-    :param folder: where SQLite files go.
+    :param folder: folder for the SQLite files.
     """
     servers = os.environ.get("SHARDED_ORM_DEMO_MYSQL")
     if not servers:
@@ -40,7 +40,8 @@ def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     engine: dict[str, Any] = {
         "ENGINE": "sharded_orm.backends.sqlite3",
         "OPTIONS": {
-            # The server of the demo has several threads; one that wants to write waits.
+            # The server of the demo has several threads, and a thread that writes waits for the
+            # others.
             "timeout": 20,
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
@@ -48,8 +49,8 @@ def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     }
     databases = {alias: {**engine, "NAME": str(folder / f"{alias}.sqlite3")} for alias in ALIASES}
     for alias in TICKETS:
-        # Synced: a power cut must not let it forget ids. And an id is one statement, which
-        # needs no transaction mode; a test case that begins like that would lock it out.
+        # Synced: a power cut must not lose ids. An id takes one statement, which needs no
+        # transaction mode; a test case that begins in that mode would lock it out.
         databases[alias]["OPTIONS"] = {"init_command": "PRAGMA synchronous=FULL;"}
     nodes = {name: {**engine, "NAME": str(folder / name)} for name in ("node_1", "node_2")}
     return databases, _sharded_orm(nodes, prefix="")
@@ -57,7 +58,7 @@ def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
 def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     try:
-        found = [
+        addresses = [
             {key.upper(): value for key, value in server.items()} for server in json.loads(servers)
         ]
     except (ValueError, AttributeError, TypeError) as exc:
@@ -65,15 +66,15 @@ def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[s
             "SHARDED_ORM_DEMO_MYSQL must be a JSON list of"
             ' {"host": …, "port": …, "user": …, "password": …}'
         ) from exc
-    if not found:
+    if not addresses:
         raise ImproperlyConfigured("SHARDED_ORM_DEMO_MYSQL names no server.")
     engine: dict[str, Any] = {
         "ENGINE": "sharded_orm.backends.mysql",
         "CONN_MAX_AGE": 60,
         "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
     }
-    one, two = found[0], found[-1]
-    # The second ticket server is on the other node, where there is one.
+    one, two = addresses[0], addresses[-1]
+    # The second ticket server is on the other node, if there is one.
     databases = {
         alias: {**engine, **(two if alias == "tickets_2" else one), "NAME": f"{prefix}{alias}"}
         for alias in ALIASES
@@ -96,7 +97,8 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
     return {
         "NODES": nodes,
         "GROUPS": {
-            # Who owns a photo is looked up; whose rating it is can be computed.
+            # The shard of a photo's owner is looked up in the directory; the shard of a rating's
+            # user is computed.
             "photos": group("photos", "directory"),
             "ratings": group("ratings", "modulo"),
         },

@@ -1,11 +1,12 @@
-"""Settings of the example. Where its databases are: see ``testproject/databases.py``.
+"""Settings of the example. For its databases see ``testproject/databases.py``.
 
 ``SHARDED_ORM_DEMO_MEMCACHED``
-    Addresses of memcached servers, with commas between them; without them the cache is in the
-    memory of the process, which is right for one process only.
+    Addresses of memcached servers, separated by commas; without them the cache is in the memory
+    of the process, which is right for one process only.
 ``SHARDED_ORM_DEMO_DEBUG``
-    ``1``: ``DEBUG``, with a panel on each page that tells what served it. On one's own machine only:
-    a bug then shows its traceback. What is not there or not reachable has the same page as without.
+    ``1`` turns on ``DEBUG``, with a panel on each page that shows which shards served it. Only on
+    your own machine: a bug then shows its traceback. Missing objects and unreachable databases
+    have the same pages as without.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ else:
     # The demo is one process: its server.
     SILENCED_SYSTEM_CHECKS = ["sharded_orm.W030"]
 
-# A demonstration on one's own machine: nothing is signed with it that is worth forging.
+# A demonstration on your own machine: it signs nothing that is worth forging.
 SECRET_KEY = os.environ.get("SHARDED_ORM_DEMO_SECRET_KEY", "for-demonstration-only")
 DEBUG = os.environ.get("SHARDED_ORM_DEMO_DEBUG") == "1"
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
@@ -54,7 +55,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
 ]
 MIDDLEWARE = [
-    # First, so that it sees what the others ask; it leaves itself out without DEBUG.
+    # First, so that it records the queries of the others; without DEBUG it removes itself.
     "testproject.panel.middleware.PanelMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -63,7 +64,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    # Last, so that it is the first to see what a view raises.
+    # Last, so that it is the first to get the exceptions of a view.
     "testproject.photos.errors.ErrorPages",
 ]
 TEMPLATES = [

@@ -15,7 +15,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("login/", Login.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
-    # Browsers ask for it on pages that name no icon, as those of the admin.
+    # Browsers request it for pages that name no icon, such as those of the admin.
     path("favicon.ico", RedirectView.as_view(url=static("photos/icon.svg"))),
     path("", include("testproject.photos.urls")),
 ]

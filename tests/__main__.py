@@ -1,10 +1,10 @@
 """All routine checks and tests, with the servers they need: ``python -m tests``.
 
-Without arguments (or with just ``--long``) it runs ruff, the import contracts, mypy and
-two rounds of pytest: everything on SQLite (tests of the MySQL backend start from there
-as well), then the tests marked ``every_backend`` or ``mysql_settings`` under
-``tests.settings.mysql``. Beside them run the tests of operations and tickets, which mostly wait
-for processes that they start. With other arguments it passes them to one pytest.
+Without arguments (or with just ``--long``) it runs the static checks and all tests: everything on
+SQLite (tests of the MySQL backend start from there as well), and the tests marked
+``every_backend`` or ``mysql_settings`` under ``tests.settings.mysql``. The tests are cut into
+lanes, and a few lanes run at a time, each with servers of its own. With other arguments it
+passes them to one pytest.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.services import ServiceMissing, keeper, required
-from tests.services.mariadb import ENVIRONMENT, run_to_end, servers, to_environment
+from tests.services import ServiceMissing, find_program, keeper, required
+from tests.services.mariadb import run_to_end, servers, to_environment
 
 NO_TESTS_COLLECTED = 5
-
-# In a pytest of their own, with servers of their own.
-BESIDE = {
-    "tests of operations and tickets": [
-        "migrate", "shards", "topology", "growing", "promotion", "tickets"
-    ]
-}  # fmt: skip
+# Lanes at a time: many tests wait for processes that they have started.
+LANES_AT_A_TIME = (os.cpu_count() or 1) + 1
+SLOWEST = 10
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
@@ -43,6 +42,47 @@ CHECKS = {
 }
 
 
+@dataclass(frozen=True)
+class Lane:
+    """Tests that one pytest runs, one after the other.
+
+    :param paths: where they are; nothing for all that no other lane on SQLite has.
+    """
+
+    name: str
+    paths: Sequence[str] = ()
+    on_mariadb: bool = False
+
+    def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
+        """The command line; the report in JUnit's format goes to ``report``."""
+        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *arguments]
+        if self.on_mariadb:
+            chosen = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
+            own_servers = [sys.executable, "-m", "tests.services.mariadb", "--"]
+            return [*own_servers, *command, *chosen, *self.paths]
+        if self.paths:
+            return [*command, *self.paths]
+        elsewhere = {path for lane in LANES if not lane.on_mariadb for path in lane.paths}
+        return [*command, *(f"--ignore={path}" for path in sorted(elsewhere))]
+
+
+# The longest first, so that the last ones to run are short.
+LANES = (
+    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
+    Lane("all other tests"),
+    Lane("queries", ("tests/queries",)),
+    Lane("admin", ("tests/admin",)),
+    Lane("acceptance", ("tests/acceptance",)),
+    Lane("migrate", ("tests/integration/migrate",)),
+    Lane("tickets", ("tests/integration/tickets",)),
+    Lane("queries on MariaDB", ("tests/queries",), on_mariadb=True),
+    Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
+    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),
+    Lane("admin on MariaDB", ("tests/admin", "tests/unit"), on_mariadb=True),
+    Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
+)
+
+
 @dataclass
 class Outcome:
     """What ran, in numbers. A check counts as one test."""
@@ -51,8 +91,11 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     trouble: list[str] = field(default_factory=list)
+    #: Seconds by file of tests.
+    seconds: Counter[str] = field(default_factory=Counter)
 
     def check(self, name: str, code: int) -> None:
+        """Count a static check that ended with the exit code ``code``."""
         if code:
             self.failed += 1
             self.trouble.append(name)
@@ -60,85 +103,135 @@ class Outcome:
             self.passed += 1
 
     def pytest(self, name: str, code: int, report: Path) -> None:
+        """Count a run of pytest that ended with the exit code ``code``."""
         if code == NO_TESTS_COLLECTED:
             return
         failed = 0
         if report.exists():
-            for suite in ElementTree.parse(report).iter("testsuite"):
+            tree = ElementTree.parse(report)
+            for suite in tree.iter("testsuite"):
                 count = {
                     k: int(suite.get(k, 0)) for k in ("tests", "failures", "errors", "skipped")
                 }
                 failed += count["failures"] + count["errors"]
                 self.skipped += count["skipped"]
                 self.passed += count["tests"] - sum(list(count.values())[1:])
+            for case in tree.iter("testcase"):
+                self.seconds[str(case.get("file"))] += float(case.get("time", 0))
         # pytest may fail without a failed test: interrupted, wrong usage, internal error.
         self.failed += failed or bool(code)
         if failed or code:
             self.trouble.append(name)
+
+    def slowest(self) -> Iterable[str]:
+        """A line for each of the files that took longest."""
+        for path, seconds in self.seconds.most_common(SLOWEST):
+            yield f"{seconds:7.1f}s {path}"
 
 
 def heading(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-def run_checks(outcome: Outcome) -> None:
-    programs = Path(sys.executable).parent
-    for name, (program, *arguments) in CHECKS.items():
-        heading(name)
-        outcome.check(name, run_to_end([str(programs / program), *arguments], dict(os.environ)))
+class Runner:
+    """Runs commands at the same time; shows what each printed when it has ended."""
 
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
 
-def pytest_command(report: Path, arguments: list[str]) -> list[str]:
-    return [
-        sys.executable, "-m", "pytest", "--durations=10", f"--junitxml={report}", *arguments
-    ]  # fmt: skip
+    def check(self) -> None:
+        """Run the static checks."""
+        programs = Path(sys.executable).parent
+        for name, (program, *arguments) in CHECKS.items():
+            code = self._run(name, [str(programs / program), *arguments])
+            with self._lock:
+                self._outcome.check(name, code)
 
+    def test(self, lane: Lane, arguments: Sequence[str]) -> None:
+        """Run the tests of ``lane``."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            code = self._run(lane.name, lane.command(report, arguments))
+            with self._lock:
+                self._outcome.pytest(lane.name, code, report)
 
-def run_pytest(outcome: Outcome, name: str, arguments: list[str], env: dict[str, str]) -> None:
-    heading(name)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        outcome.pytest(name, run_to_end(pytest_command(report, arguments), env), report)
-
-
-@contextmanager
-def pytest_beside(outcome: Outcome, name: str, arguments: list[str]) -> Iterator[None]:
-    """Run a pytest beside what the block does; its output comes at the end."""
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "output", "w+b") as output:
-        report = Path(folder) / "report.xml"
-        child = subprocess.Popen(
-            pytest_command(report, arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=functools.partial(keeper.die_with_parent, signal.SIGTERM),
-        )
-        try:
-            yield
+    def _run(self, name: str, command: list[str]) -> int:
+        began = time.monotonic()
+        with tempfile.TemporaryFile() as output:
+            with self._lock:
+                if self._stopped:
+                    return 1
+                # It dies with its thread, which lives as long as the child.
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=functools.partial(keeper.die_with_parent, signal.SIGTERM),
+                )
+                self._children.add(child)
+                print(f"... {name} has begun", flush=True)
             code = child.wait()
-        finally:
-            if child.poll() is None:
+            with self._lock:
+                self._children.discard(child)
+                heading(f"{name} ({time.monotonic() - began:.0f} s)")
+                output.seek(0)
+                sys.stdout.buffer.write(output.read())
+                sys.stdout.flush()
+        return code
+
+    def stop(self) -> None:
+        """End what still runs; nothing is started any more."""
+        with self._lock:
+            self._stopped = True
+            for child in self._children:
                 child.terminate()
-                child.wait()
-            heading(name)
-            output.seek(0)
-            sys.stdout.buffer.write(output.read())
-            sys.stdout.flush()
-        outcome.pytest(name, code, report)
 
 
-def start_servers(stack: ExitStack) -> dict[str, str]:
-    """The environment with two MariaDB servers in it; without them where they are missing."""
+def has_mariadb() -> bool:
+    """Whether MariaDB is installed; where it has to be and is not, an error."""
     try:
-        running = stack.enter_context(servers(2))
+        find_program("MariaDB", "mariadbd", "mysqld")
     except ServiceMissing as exc:
         if required():
             raise
         print(f"{exc} Its tests are skipped.", flush=True)
-        return dict(os.environ)
-    ports = ", ".join(str(server.address.port) for server in running)
-    print(f"private MariaDB servers run on ports {ports}", flush=True)
-    return {**os.environ, **to_environment([server.address for server in running])}
+        return False
+    return True
+
+
+def run_everything(arguments: Sequence[str]) -> int:
+    began = time.monotonic()
+    lanes = [lane for lane in LANES if not lane.on_mariadb or has_mariadb()]
+    outcome = Outcome()
+    runner = Runner(outcome)
+    with ThreadPoolExecutor(LANES_AT_A_TIME) as executor, ExitStack() as on_exit:
+        on_exit.callback(runner.stop)
+        jobs = [executor.submit(runner.check)]
+        jobs += [executor.submit(runner.test, lane, arguments) for lane in lanes]
+        for job in jobs:
+            job.result()
+    heading("the slowest files")
+    print(*outcome.slowest(), sep="\n")
+    heading(f"failed: {', '.join(outcome.trouble)}" if outcome.trouble else "all is well")
+    print(
+        f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+        f" in {time.monotonic() - began:.0f}s (each of the {len(CHECKS)} checks counts as one)"
+    )
+    return 1 if outcome.failed else 0
+
+
+def run_one(arguments: Sequence[str]) -> int:
+    """One pytest with ``arguments``, with two MariaDB servers if MariaDB is installed."""
+    with ExitStack() as stack:
+        environment = dict(os.environ)
+        if has_mariadb():
+            running = stack.enter_context(servers(2))
+            environment |= to_environment([server.address for server in running])
+        return run_to_end([sys.executable, "-m", "pytest", *arguments], environment)
 
 
 def main(arguments: list[str]) -> int:
@@ -146,39 +239,13 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(128 + signum)
 
     signal.signal(signal.SIGTERM, interrupt)
-    with ExitStack() as stack:
-        try:
-            if arguments and arguments != ["--long"]:
-                env = start_servers(stack)
-                return run_to_end([sys.executable, "-m", "pytest", *arguments], env)
-            return run_everything(stack, arguments)
-        except ServiceMissing as exc:
-            print(exc)
-            return 1
-
-
-def run_everything(stack: ExitStack, arguments: list[str]) -> int:
-    began = time.monotonic()
-    outcome = Outcome()
-    run_checks(outcome)
-    heading("servers")
-    env = start_servers(stack)
-    with ExitStack() as beside:
-        apart = []
-        for name, folders in BESIDE.items():
-            paths = [f"tests/integration/{folder}" for folder in folders]
-            beside.enter_context(pytest_beside(outcome, name, [*arguments, *paths]))
-            apart += [f"--ignore={path}" for path in paths]
-        run_pytest(outcome, "tests on SQLite", [*arguments, *apart], env)
-        if ENVIRONMENT in env:
-            again = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
-            run_pytest(outcome, "tests on MariaDB", [*arguments, *again], env)
-    heading(f"failed: {', '.join(outcome.trouble)}" if outcome.trouble else "all is well")
-    print(
-        f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-        f" in {time.monotonic() - began:.0f}s (each of the {len(CHECKS)} checks counts as one)"
-    )
-    return 1 if outcome.failed else 0
+    try:
+        if arguments and arguments != ["--long"]:
+            return run_one(arguments)
+        return run_everything(arguments)
+    except ServiceMissing as exc:
+        print(exc)
+        return 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A clock that stands still until a test puts it forward."""
+"""A clock that stands still until a test advances it."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Seconds, wherever a function that tells the time may be given."""
+    """Seconds; takes the place of any function that returns the time."""
 
     now = 100.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from django.conf import settings
 
@@ -12,6 +13,12 @@ from tests.services import mariadb as mariadb_service
 from tests.services import memcached as memcached_service
 from tests.services import postgresql as postgresql_service
 from tests.services import redis as redis_service
+
+# A generated case has no time limit, nor is it slow: the machine may be busy.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

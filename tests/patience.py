@@ -1,7 +1,7 @@
-"""How long a test waits for what must come."""
+"""The time that a test waits for an event."""
 
 from __future__ import annotations
 
-#: Seconds until what is waited for counts as missing. A wait ends with its event, so this costs a
-#: test nothing; it must be far above what a machine under several times its load takes.
+#: Seconds until an event counts as missing. A wait ends with its event, so a large value costs a
+#: test nothing. It must be far above what a machine under several times its load needs.
 PATIENCE = 600.0

@@ -1,4 +1,4 @@
-"""The rows that an action is about, shard by shard."""
+"""The rows that were selected for an action, by shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one shard: a queryset that names it, and how many there are."""
+    """The selected rows of one shard: a queryset that names its alias, and their number."""
 
     shard: Shard
     rows: Any
@@ -33,17 +33,19 @@ class Part:
 
 @dataclass(frozen=True)
 class ActionSelection:
-    """The rows that were chosen, by shard; ``outages``: the shards that did not say how many.
+    """The selected rows of all shards.
 
-    ``whole`` is one queryset of all of them. ``unknown``: how many names led to no row here.
-    ``left``: by alias, how many rows were left out because their keys lead to other shards.
+    :param outages: the shards that could not count their rows.
+    :param queryset: all selected rows in one queryset.
+    :param unknown: the number of object ids that led to no row.
+    :param misplaced: alias -> the number of rows left out because their keys lead elsewhere.
     """
 
     parts: tuple[Part, ...]
     outages: Outages
-    whole: Any
+    queryset: Any
     unknown: int = 0
-    left: Mapping[str, int] = field(default_factory=dict)
+    misplaced: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -51,36 +53,38 @@ class ActionSelection:
 
 
 def select(
-    options: ShardOptions, queryset: Any, names: Iterable[str], within: Shard | None
+    options: ShardOptions, queryset: Any, object_ids: Iterable[str], within: Shard | None
 ) -> ActionSelection:
     """The rows of ``queryset`` with these object ids.
 
-    Names that are forged, or out of date, lead to no row, and so do those of misplaced rows. One
-    count per shard; where primary keys alone are the names, one query more for their keys.
+    Object ids that are forged, outdated or of misplaced rows lead to no row. Costs a count per
+    shard. Object ids that are primary keys alone cost one query more, for the keys of their rows.
 
-    :param within: the shard of the page, which only its own rows are selected on. A primary key
-        is name enough there, as in pages of actions that were written for Django's admin.
+    :param within: the shard of the page, if its scope is one: no other rows are selected then,
+        and a primary key alone is enough, as on pages of actions written for Django's admin.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0
-    for name in dict.fromkeys(names):
+    for object_id in dict.fromkeys(object_ids):
         try:
-            found = parse(options, name, within)
+            identity = parse(options, object_id, within)
         except InvalidObjectID:
             unknown += 1
             continue
-        # What lies where its key does not lead must not be written.
-        if found.away or (within is not None and found.shard != within):
+        # A misplaced row must not be written.
+        if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
-        by_shard.setdefault(found.shard, []).append(found)
-    told = options.tells(options.model._meta.pk)  # An id leads to where its row belongs.
+        by_shard.setdefault(identity.shard, []).append(identity)
+    pk_tells_shard = options.names_shard(
+        options.model._meta.pk
+    )  # It leads to where the row belongs.
     outages = Outages()
-    everyone = Q()
-    wanted: dict[Shard, tuple[Any, int]] = {}
-    for shard, found_here in sorted(by_shard.items(), key=lambda item: item[0].number):
-        condition = _are(found_here)
-        if not told and any(one.key is None for one in found_here):
+    all_selected = Q()
+    rows_by_shard: dict[Shard, Any] = {}
+    for shard, identities in sorted(by_shard.items(), key=lambda item: item[0].number):
+        condition = _any_of(identities)
+        if not pk_tells_shard and any(identity.key is None for identity in identities):
             try:
                 elsewhere = misplaced(options, queryset.using(shard.alias).filter(condition), shard)
             except (Error, ShardedOrmError) as error:
@@ -88,65 +92,66 @@ def select(
                 continue
             if elsewhere is not None:
                 condition &= ~elsewhere
-        # Another shard may have a copy of these rows, which a move has left.
-        everyone |= condition & Q(OnShard(shard.alias))
-        wanted[shard] = queryset.using(shard.alias).filter(condition), len(found_here)
-    parts = _counted(((shard, rows) for shard, (rows, _) in wanted.items()), outages)
-    silent = outages.errors
-    sought = sum(number for shard, (_, number) in wanted.items() if shard.alias not in silent)
-    unknown += sought - sum(part.count for part in parts)
-    whole = queryset.filter(everyone) if wanted else queryset.none()
-    return ActionSelection(parts, outages, whole, unknown)
+        # Another shard may have a copy of these rows, left behind by a move.
+        all_selected |= condition & Q(OnShard(shard.alias))
+        rows_by_shard[shard] = queryset.using(shard.alias).filter(condition)
+    parts = _parts(rows_by_shard.items(), outages)
+    answered = [shard for shard in rows_by_shard if shard.alias not in outages.errors]
+    unknown += sum(len(by_shard[shard]) for shard in answered) - sum(part.count for part in parts)
+    selected = queryset.filter(all_selected) if rows_by_shard else queryset.none()
+    return ActionSelection(parts, outages, selected, unknown)
 
 
 def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
-    """All rows of ``queryset``, on each of ``shards``, but for misplaced ones.
+    """All rows of ``queryset`` on ``shards``, except misplaced ones.
 
-    One count per shard, and what :func:`misplaced.misplaced` costs.
+    Costs a count per shard, and what :func:`misplaced` costs.
     """
     outages = Outages()
-    found: dict[Shard, Any] = {}
-    left: dict[str, int] = {}
-    own = Q()
+    rows_by_shard: dict[Shard, Any] = {}
+    misplaced_counts: dict[str, int] = {}
+    all_selected = Q()
     for shard in shards:
         if outages.is_lost(shard):
             continue
         rows = queryset.using(shard.alias)
-        here = Q(OnShard(shard.alias))
+        condition = Q(OnShard(shard.alias))
         try:
             elsewhere = misplaced(options, rows, shard)
             if elsewhere is not None:
-                left[shard.alias] = rows.filter(elsewhere).count()
-                rows, here = rows.exclude(elsewhere), here & ~elsewhere
+                misplaced_counts[shard.alias] = rows.filter(elsewhere).count()
+                rows, condition = rows.exclude(elsewhere), condition & ~elsewhere
         except (Error, ShardedOrmError) as error:
             outages.add(shard, error)
             continue
-        found[shard] = rows
-        own |= here
-    parts = _counted(found.items(), outages)
-    return ActionSelection(parts, outages, queryset.filter(own) if left else queryset, left=left)
+        rows_by_shard[shard] = rows
+        all_selected |= condition
+    parts = _parts(rows_by_shard.items(), outages)
+    selected = queryset.filter(all_selected) if misplaced_counts else queryset
+    return ActionSelection(parts, outages, selected, misplaced=misplaced_counts)
 
 
-def _are(identities: list[Identity]) -> Q:
-    """Whether a row is one of these: by its primary key, and its shard key where that is said."""
+def _any_of(identities: list[Identity]) -> Q:
+    """The condition for the rows with these primary keys, and shard keys where there are any."""
     pks: dict[Any, list[Any]] = {}
     for identity in identities:
         pks.setdefault(identity.key, []).append(identity.pk)
     condition = Q()
     for key, values in pks.items():
-        # Not pk__in: SQLite fails with a number that no column can hold, which a forged name may
-        # have. By equality Django finds nothing.
-        one = Q(*(("pk", value) for value in values), _connector=Q.OR)
+        # Not pk__in: SQLite fails with a number that no column can hold, which a forged object id
+        # may have. With equality Django finds nothing.
+        rows_of_key = Q(*(("pk", value) for value in values), _connector=Q.OR)
         field = identities[0].options.key
         if key is not None and field is not None:
-            one &= Q(**{field.attname: key})
-        condition |= one
+            rows_of_key &= Q(**{field.attname: key})
+        condition |= rows_of_key
     return condition
 
 
-def _counted(wanted: Iterable[tuple[Shard, Any]], outages: Outages) -> tuple[Part, ...]:
+def _parts(rows_by_shard: Iterable[tuple[Shard, Any]], outages: Outages) -> tuple[Part, ...]:
+    """Count the rows of each shard; shards without any have no part."""
     parts: list[Part] = []
-    for shard, rows in wanted:
+    for shard, rows in rows_by_shard:
         if outages.is_lost(shard):
             continue
         try:

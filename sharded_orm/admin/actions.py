@@ -1,4 +1,4 @@
-"""Actions on rows of several shards: once per shard, each for itself, with one report."""
+"""Actions on rows of several shards: a call per shard, in a transaction there, and one report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 from sharded_orm import runtime
 from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.display import named
-from sharded_orm.admin.failures import listed
-from sharded_orm.admin.global_lookups import cuts
-from sharded_orm.admin.identity import is_away
+from sharded_orm.admin.display import NamedRow
+from sharded_orm.admin.failures import join_names
+from sharded_orm.admin.global_lookups import lookup_notes
+from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.run_by_shard import report, run_by_shard
 from sharded_orm.routers import standing_on
 
@@ -25,49 +25,49 @@ from sharded_orm.routers import standing_on
 class ActionsMixin(ShardedBase):
     """The actions of a :class:`ShardedModelAdmin`.
 
-    An action is called once for each shard with chosen rows, with a queryset on that shard, in
-    a transaction there; its log entries are committed after it. A shard where it fails keeps
-    nobody back, and the messages tell what was done where.
+    An action is called once for each shard with selected rows, with a queryset on that shard, in
+    a transaction there. Its log entries are committed after that transaction. If the action fails
+    on a shard, the others go on; messages say what was done on which shards.
 
     An action with ``across_shards = True`` is called once, with all rows, and without a
     transaction.
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # No action may write a row that lies where its key does not lead: see select().
-        return "" if is_away(obj) else super().action_checkbox(named(obj))
+        # No action may write a misplaced row; see select().
+        return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
         # Overrides ModelAdmin.response_action, which filters by primary keys.
-        chosen = self._chosen(request)
-        if chosen is None:
+        action = self._chosen_action(request)
+        if action is None:
             self.message_user(request, _("No action selected."), messages.WARNING)
             return None
-        func, description, select_across = chosen
-        names = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
-        if not names and not select_across:
-            sentence = _(
+        func, description, select_across = action
+        object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        if not object_ids and not select_across:
+            message = _(
                 "Items must be selected in order to perform "
                 "actions on them. No items have been changed."
             )
-            self.message_user(request, sentence, messages.WARNING)
+            self.message_user(request, message, messages.WARNING)
             return None
-        if select_across and (cut := cuts(request)):
-            # The list says so as well, but it would not be all that match.
+        if select_across and (notes := lookup_notes(request)):
+            # The list shows the notes as well. But not all rows that match would be selected.
             self.message_user(
-                request, f"{' '.join(cut)} No items have been changed.", messages.ERROR
+                request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )
             return HttpResponseRedirect(request.get_full_path())
-        selection = self._selection(request, queryset, None if select_across else names)
+        selection = self._selection(request, queryset, None if select_across else object_ids)
         if selection.unknown:
             self.message_user(
                 request,
-                f"{selection.unknown} of {len(names)} selected rows are not here, or not any more."
+                f"{selection.unknown} of {len(object_ids)} selected rows are not here, or not any more."
                 " No items have been changed.",
                 messages.WARNING,
             )
             return None
-        self._tell_left(request, selection)
+        self._report_misplaced(request, selection)
         if getattr(func, "takes_selection", False):
             response = func(self, request, selection)
         elif getattr(func, "across_shards", False):
@@ -80,21 +80,23 @@ class ActionsMixin(ShardedBase):
             return response
         return HttpResponseRedirect(request.get_full_path())
 
-    def _tell_left(self, request: HttpRequest, selection: ActionSelection) -> None:
-        count = sum(selection.left.values())
+    def _report_misplaced(self, request: HttpRequest, selection: ActionSelection) -> None:
+        count = sum(selection.misplaced.values())
         if not count:
             return
-        where = listed(f"{alias} ({number})" for alias, number in selection.left.items())
+        on_shards = join_names(
+            f"{alias} ({number})" for alias, number in selection.misplaced.items()
+        )
         rows, keys = ("row", "its key leads") if count == 1 else ("rows", "their keys lead")
         verb, shards = ("is", "another shard") if count == 1 else ("are", "other shards")
         self.message_user(
             request,
-            f"{count} misplaced {rows} on {where} {verb} left alone: {keys} to {shards}.",
+            f"{count} misplaced {rows} on {on_shards} {verb} left alone: {keys} to {shards}.",
             messages.WARNING,
         )
 
-    def _chosen(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
-        """The action whose button was pushed, its description, and whether it is about all rows."""
+    def _chosen_action(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
+        """The chosen action, its description, and whether it is about all rows of the list."""
         try:
             index = int(request.POST.get("index", 0))
         except ValueError:
@@ -102,35 +104,35 @@ class ActionsMixin(ShardedBase):
         data = request.POST.copy()
         for name in (helpers.ACTION_CHECKBOX_NAME, "index"):
             data.pop(name, None)
-        given = data.getlist("action")
-        if -len(given) <= index < len(given):
-            data["action"] = given[index]
+        names = data.getlist("action")
+        if -len(names) <= index < len(names):
+            data["action"] = names[index]
         form: Any = self.action_form(data, auto_id=None)
         form.fields["action"].choices = self.get_action_choices(request)
         if not form.is_valid():
             return None
-        offered: Any = self.get_actions(request)
-        func, _name, description = offered[form.cleaned_data["action"]]
+        actions: Any = self.get_actions(request)
+        func, _name, description = actions[form.cleaned_data["action"]]
         opts = self.opts
-        names = {
+        words = {
             "verbose_name": opts.verbose_name,
             "verbose_name_plural": opts.verbose_name_plural,
         }
-        return func, str(description) % names, form.cleaned_data["select_across"]
+        return func, str(description) % words, form.cleaned_data["select_across"]
 
     def _selection(
-        self, request: HttpRequest, queryset: Any, names: list[str] | None
+        self, request: HttpRequest, queryset: Any, object_ids: list[str] | None
     ) -> ActionSelection:
-        focus = self.focus(request)
-        if focus.everywhere:
-            # An action must not take the rows of the shards that answer for all rows.
+        scope = self.focus(request)
+        if scope.everywhere:
+            # Not partial: an action must not take the rows of the shards that answer for all.
             queryset = queryset.scatter()
-        if names is not None:
-            return select(self.shard_options, queryset, names, focus.home)
+        if object_ids is not None:
+            return select(self.shard_options, queryset, object_ids, scope.home)
         if queryset.query.is_empty():
             shards = []
-        elif focus.home is not None:
-            shards = [focus.home]
+        elif scope.home is not None:
+            shards = [scope.home]
         else:
             route = queryset.explain_routing()
             shards = [runtime.shard(route.group, number) for number in route.shards]
@@ -149,4 +151,4 @@ class ActionsMixin(ShardedBase):
             return None
         home = selection.parts[0].alias if len(selection.parts) == 1 else None
         with standing_on(home):
-            return func(self, request, selection.whole)
+            return func(self, request, selection.queryset)

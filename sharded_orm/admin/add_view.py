@@ -1,4 +1,4 @@
-"""Adding a row: on which shard it is to be has to be known before its form can be made."""
+"""The add page: the shard of a new row must be known before its form can be built."""
 
 from __future__ import annotations
 
@@ -16,96 +16,98 @@ from django.utils.translation import gettext
 
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.display import change_url
-from sharded_orm.admin.error_pages import no_rows
-from sharded_orm.admin.forms import draw, is_open
-from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_referred
+from sharded_orm.admin.error_pages import message_page
+from sharded_orm.admin.forms import draw_shard, is_open
+from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_related
 from sharded_orm.admin.shard_scope import (
     KEY_VAR,
     SHARD_VAR,
     ShardScope,
     locate,
-    narrow,
-    new_row_focus,
+    new_row_scope,
     read_key,
+    set_scope,
 )
 from sharded_orm.exceptions import InvalidFocus
 from sharded_orm.models.sharding.options import shard_options
 
 
 class AddViewMixin(PickersMixin, ShardedBase):
-    """Of :class:`ShardedModelAdmin`: what comes before the form of a new row."""
+    """The part of :class:`ShardedModelAdmin` that finds the shard for the form of a new row."""
 
-    def begin_adding(self, request: HttpRequest) -> Any:
-        """Look where the new row is to be put. A response, if that is to be asked first.
+    def prepare_add(self, request: HttpRequest) -> Any:
+        """Set the scope for a new row; or return a page that asks for it first.
 
-        A form with relations inside the group can only be made for a known shard: its pickers
-        offer what is there. Without them the key is a field like any other.
+        A form with relations inside the group needs a known shard, because its widgets offer the
+        rows of that shard. In a form without such relations, the key is a field like any other.
         """
         if not self.has_add_permission(request):
             raise PermissionDenied
         options = self.shard_options
         try:
-            focus = self._new_row_focus(request)
+            scope = self._new_row_scope(request)
         except InvalidFocus as exc:
-            if options.key_is_made:
-                return no_rows(
-                    self, request, self.reason(request, exc)
-                )  # There is no key to ask for.
-            return self._ask_for_key(request, self.reason(request, exc))
-        if options.key_is_made:
-            return self._choose_shard(request, focus)
-        # One that is shown only could not be typed into the form.
-        shown = options.key is not None and options.key.name in self.get_readonly_fields(request)
-        if focus.key is None and (shown or self.relates_inside_group(request)):
+            if options.key_is_generated:
+                # There is no key to ask for.
+                return message_page(self, request, self.error_text(request, exc))
+            return self._ask_for_key(request, self.error_text(request, exc))
+        if options.key_is_generated:
+            return self._choose_shard(request, scope)
+        # A read-only key cannot be typed into the form.
+        readonly = options.key is not None and options.key.name in self.get_readonly_fields(request)
+        if scope.key is None and (readonly or self.relates_inside_group(request)):
             return self._ask_for_key(request)
-        if focus.key is not None and request.method == "GET":
-            asked = self._key_form(request, {KEY_VAR: str(focus.key)})
-            if not asked.is_valid():
-                return self._ask_for_key(request, form=asked)
-        narrow(request, focus)
+        if scope.key is not None and request.method == "GET":
+            form = self._key_form(request, {KEY_VAR: str(scope.key)})
+            if not form.is_valid():
+                return self._ask_for_key(request, form=form)
+        set_scope(request, scope)
         return None
 
-    def _new_row_focus(self, request: HttpRequest) -> ShardScope:
+    def _new_row_scope(self, request: HttpRequest) -> ShardScope:
         options = self.shard_options
-        focus = new_row_focus(request, options)
+        scope = new_row_scope(request, options)
         name = options.key.name if options.key is not None else ""
-        if focus.key is None and not options.key_is_made and request.GET.get(name):
-            # ?owner=414, as Django takes initial values.
+        if scope.key is None and not options.key_is_generated and request.GET.get(name):
+            # ?owner=414, as Django reads initial values.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
-        return focus
+        return scope
 
-    def _choose_shard(self, request: HttpRequest, focus: ShardScope) -> Any:
-        """For a row whose key is made: that of the page, or one that is drawn."""
-        options, home = self.shard_options, focus.home
+    def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
+        """Set the scope for a row whose key is generated: the shard of the page, or a random one."""
+        options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):
             if request.method == "GET":
-                told = f"{home.alias} takes no new rows; this one is to be on another shard."
-                self.message_user(request, told, messages.WARNING)
+                text = f"{home.alias} takes no new rows; this one is to be on another shard."
+                self.message_user(request, text, messages.WARNING)
             home = None
-        asked = request.method == "GET" and self.relates_inside_group(request)
-        if home is None and (asked or not self.may_look_everywhere(request)):
-            home = draw(options, partial(self.has_shard_permission, request))
+        needs_shard = request.method == "GET" and self.relates_inside_group(request)
+        if home is None and (needs_shard or not self.may_look_everywhere(request)):
+            home = draw_shard(options, partial(self.has_shard_permission, request))
             if home is None:
                 raise PermissionDenied
-            if asked:
+            if needs_shard:
                 query = request.GET.copy()
                 query.pop(KEY_VAR, None)
                 query[SHARD_VAR] = home.alias
                 return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
-        narrow(request, ShardScope(options, shard=home, home=home))
+        set_scope(request, ShardScope(options, shard=home, home=home))
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
-        """Where the page's transaction is: on its shard, or on whichever the row turns out to be."""
-        focus = self.focus(request)
-        decided = known or focus.key is not None or self.shard_options.key_is_made
-        if focus.alias is not None and decided:
-            return focus.alias
+        """The alias for the page's transaction: the shard, or the group while the shard is not known.
+
+        :param known: whether the page is about a stored row.
+        """
+        scope = self.focus(request)
+        shard_known = known or scope.key is not None or self.shard_options.key_is_generated
+        if scope.alias is not None and shard_known:
+            return scope.alias
         return self.shard_options.group
 
     def relates_inside_group(self, request: HttpRequest) -> bool:
-        """Whether the form of a new row refers to other rows of the group, or has inlines of it."""
+        """Whether the form of a new row has relations inside the group, or inlines of its models."""
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
         relations = [
@@ -114,43 +116,42 @@ class AddViewMixin(PickersMixin, ShardedBase):
             if field.is_relation and field.editable and not field.remote_field.parent_link
         ]
         relations += [inline.model for inline in self.get_inlines(request, None)]
-        found = [shard_options(model) for model in relations if isinstance(model, type)]
-        return any(options is not None and options.group == group for options in found)
+        related = [shard_options(model) for model in relations if isinstance(model, type)]
+        return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Related rows that the URL names and that cannot be: widgets would ask for them.
-        found: dict[str, Any] = super().get_changeform_initial_data(request)
+        # Without values from the URL that no related row can have: widgets would query for them.
+        initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
-            theirs = self._in_group(field)
-            value = found.get(field.name)
-            if theirs is None or value is None:
+            value = initial.get(field.name)
+            if value is None or self._options_in_group(field) is None:
                 continue
             if isinstance(value, list):
-                found[field.name] = [one for one in value if can_be_referred(field, one)]
-            elif not can_be_referred(field, value):
-                del found[field.name]
-        return found
+                initial[field.name] = [pk for pk in value if can_be_related(field, pk)]
+            elif not can_be_related(field, value):
+                del initial[field.name]
+        return initial
 
-    # -- The question ----------------------------------------------------------
+    # -- Ask for the key -------------------------------------------------------
 
     def key_formfield(self, request: HttpRequest) -> Any:
-        """The form field that asks for the shard key: the one that the form would have."""
+        """The form field that asks for the shard key: by default that of the model's form."""
         key: Any = self.shard_options.key
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # A row of a shard that is not known yet: its id, and a link to look for it anywhere.
+        # The related row may be on any shard: ask for its id, with a link to the list of all shards.
         target = key.target_field
-        made = target.formfield() or forms.CharField()
-        made.widget = RawId(key.remote_field, self.admin_site)
-        made.label = key.verbose_name.capitalize()
-        return made
+        field = target.formfield() or forms.CharField()
+        field.widget = RawId(key.remote_field, self.admin_site)
+        field.label = key.verbose_name.capitalize()
+        return field
 
     def _key_form(self, request: HttpRequest, data: Any = None) -> forms.Form:
-        made: type[forms.Form] = type(
+        form_class: type[forms.Form] = type(
             "KeyForm", (forms.Form,), {KEY_VAR: self.key_formfield(request)}
         )
-        return made(data)
+        return form_class(data)
 
     def _ask_for_key(
         self, request: HttpRequest, problem: str = "", form: forms.Form | None = None
@@ -166,8 +167,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # All else that the URL says, for the form that comes next.
-            "kept": [
+            # The other parameters of the URL, for the form that comes next.
+            "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()
                 for value in values
@@ -181,17 +182,17 @@ class AddViewMixin(PickersMixin, ShardedBase):
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/sharded_orm/add_key.html", context)
 
-    def tell_added(self, request: HttpRequest, obj: Any) -> None:
-        """The message of ``response_add``."""
+    def message_added(self, request: HttpRequest, obj: Any) -> None:
+        """Show the message of ``response_add()``, with a link by the object id."""
         url = change_url(obj, self.admin_site.name)
-        shown = (
+        link = (
             format_html('<a href="{}">{}</a>', url, obj)
             if url and self.has_change_permission(request, obj)
             else str(obj)
         )
-        told = format_html(
+        text = format_html(
             gettext("The {name} “{obj}” was added successfully."),
             name=self.opts.verbose_name,
-            obj=shown,
+            obj=link,
         )
-        self.message_user(request, told, messages.SUCCESS)
+        self.message_user(request, text, messages.SUCCESS)

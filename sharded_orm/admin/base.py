@@ -1,4 +1,4 @@
-"""What every part of a :class:`ShardedModelAdmin` and of its inlines builds on."""
+"""The base of all parts of :class:`ShardedModelAdmin`: scope, rows and permissions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from django.db import DatabaseError
 from django.http import Http404, HttpRequest
 
 from sharded_orm import runtime
-from sharded_orm.admin.display import bare
-from sharded_orm.admin.failures import silence
-from sharded_orm.admin.identity import is_away
-from sharded_orm.admin.shard_scope import ShardScope, focus_of
+from sharded_orm.admin.display import unwrap
+from sharded_orm.admin.failures import outage_text
+from sharded_orm.admin.identity import is_misplaced
+from sharded_orm.admin.shard_scope import ShardScope, scope_of
 from sharded_orm.exceptions import InvalidFocus, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -28,12 +28,15 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Django's decorator of the views of a model admin, which the stubs have without a type.
+#: Django's decorator for views of a model admin. The stubs have no type for it.
 csrf_protected: Callable[[View], View] = csrf_protect_m
 
 
 def options_of(model: type[Any]) -> ShardOptions:
-    """The options of a sharded model; raises ``ImproperlyConfigured`` for any other."""
+    """The options of a sharded model.
+
+    :raises ImproperlyConfigured: the model is not sharded.
+    """
     options = shard_options(model)
     if options is None:
         raise ImproperlyConfigured(
@@ -43,34 +46,30 @@ def options_of(model: type[Any]) -> ShardOptions:
 
 
 class ShardedBase(_ModelAdmin):
-    """The place that a request looks at, the rows there, and who may.
+    """The scope of a request (:class:`ShardScope`), its rows, and the user's permissions.
 
-    Parts of ``ShardedModelAdmin`` derive from it, so that each can be read and typed alone.
+    The mixins of ``ShardedModelAdmin`` derive from this class, so each can be read and typed alone.
     """
 
     def __init__(self, model: type[Any], admin_site: Any) -> None:
-        options_of(model)
+        self.shard_options: ShardOptions = options_of(model)
         super().__init__(model, admin_site)
 
-    @property
-    def shard_options(self) -> ShardOptions:
-        return options_of(self.model)
-
     def focus(self, request: HttpRequest) -> ShardScope:
-        """Where the request looks.
+        """The scope of the request: a shard, a key, or the whole group.
 
-        :raises InvalidFocus: there is no such place.
-        :raises PermissionDenied: the user may not look there.
+        :raises InvalidFocus: there is no such shard or key.
+        :raises PermissionDenied: the user may not look at the shard.
         """
-        found = focus_of(request, self.shard_options)
-        if found.home is not None and not self.has_shard_permission(request, found.home):
+        scope = scope_of(request, self.shard_options)
+        if scope.home is not None and not self.has_shard_permission(request, scope.home):
             raise PermissionDenied
-        return found
+        return scope
 
-    def reason(self, request: HttpRequest, error: Exception) -> str:
-        """What the user may read of ``error``: where a key is, only who may look there.
+    def error_text(self, request: HttpRequest, error: Exception) -> str:
+        """The text of ``error`` for the user: it names no shard at which the user may not look.
 
-        Every message of a refusal goes through here: those of routing name shards.
+        Every message of a refusal goes through here, because errors of routing name shards.
         """
         if isinstance(error, InvalidFocus):
             home = error.home and runtime.topology().resolve(error.home)
@@ -84,45 +83,45 @@ class ShardedBase(_ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
         try:
-            focus = self.focus(request)
+            scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist asks for the focus first, and has more to say.
+            # Not for the changelist: it reads the scope first, and shows a page of its own.
             raise Http404(str(exc)) from exc
-        if focus.everywhere and not self.may_look_everywhere(request):
+        if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
-        return focus.of(rows)
+        return scope.restrict(rows)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # For the autocomplete view; the changelist turns its own pages, and the log is global.
+        # For the autocomplete view. The changelist has pages of its own, and the log is global.
         if getattr(queryset, "model", None) is self.model and not queryset.ordered:
             queryset = queryset.order_by("pk")
-        made = super().get_paginator(request, queryset, *args, **kwargs)
+        paginator = super().get_paginator(request, queryset, *args, **kwargs)
         match = request.resolver_match
         if match is not None and match.url_name == "autocomplete":
-            self._answer_or_404(request, made)
-        return made
+            self._count_or_404(request, paginator)
+        return paginator
 
-    def _answer_or_404(self, request: HttpRequest, pages: Any) -> None:
-        """Of Django's view, in which an outage could not be told in another way."""
+    def _count_or_404(self, request: HttpRequest, paginator: Any) -> None:
+        """Raise ``Http404`` if the shard does not answer: the autocomplete view has no other way."""
         home = self.focus(request).home
         if home is None:
-            return  # Shards that do not answer are left out.
+            return  # Over all shards, those that do not answer are left out.
         try:
-            # The view's first question, asked here, where its failure can be answered. The
-            # paginator remembers the number.
-            _ = pages.count
+            # The view's first query, run here, where its failure can be answered. The paginator
+            # caches the count.
+            _ = paginator.count
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise
-            raise Http404(silence(home, exc)) from exc
+            raise Http404(outage_text(home, exc)) from exc
 
-    # -- Who may ---------------------------------------------------------------
+    # -- Permissions -----------------------------------------------------------
 
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
-        """A hook: whether the user may look at ``shard`` and change what is there.
+        """A hook: whether the user may look at ``shard`` and change its rows.
 
-        Asked beside the permissions of Django and of the group. Where it refuses any shard,
-        nothing is asked over all shards.
+        Called in addition to the permissions of Django and of the group. If it refuses any shard,
+        the user gets no list over all shards.
         """
         return True
 
@@ -134,27 +133,34 @@ class ShardedBase(_ModelAdmin):
         shards = runtime.group(self.shard_options.group).shards()
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def _may(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
-        options = self.shard_options
-        if not may_access(request.user, options.group):
+    def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
+        if not may_access(request.user, self.shard_options.group):
             return False
-        row = bare(row)
-        if row is None or row._state.db is None:
+        if row is None:
+            return True
+        row = unwrap(row)
+        if row._state.db is None:
             return True
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # save() would refuse it, and so would a delete.
-        return not (write and is_away(row))
+        # save() and delete() refuse a misplaced row.
+        return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and self._may(request, None, write=True)
+        return super().has_add_permission(request) and self._may_access(request, None, write=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) and self._may(request, obj, write=False)
+        return super().has_view_permission(request, obj) and self._may_access(
+            request, obj, write=False
+        )
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_change_permission(request, obj) and self._may(request, obj, write=True)
+        return super().has_change_permission(request, obj) and self._may_access(
+            request, obj, write=True
+        )
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_delete_permission(request, obj) and self._may(request, obj, write=True)
+        return super().has_delete_permission(request, obj) and self._may_access(
+            request, obj, write=True
+        )

@@ -1,4 +1,4 @@
-"""The changelist of a sharded model: one shard, one key, or a page of all shards."""
+"""The ``ChangeList`` of a sharded model: of one shard, one key, or a page of all shards."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from django.utils.html import format_html
 
 from sharded_orm.admin import pagination
 from sharded_orm.admin.filters import count_where_possible, routed_filters, split_filters
-from sharded_orm.admin.global_lookups import crossing, cuts
-from sharded_orm.admin.identity import is_away, object_id, warm
+from sharded_orm.admin.global_lookups import global_lookup, lookup_notes
+from sharded_orm.admin.identity import identify, is_misplaced, object_id
 from sharded_orm.admin.shard_picker import ShardPicker
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, focus_of
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, scope_of
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
@@ -31,10 +31,10 @@ COUNT_VAR = "_count"
 
 
 class ShardedChangeList(ChangeList):
-    """Django's, of the place that the request is about.
+    """Django's ``ChangeList``, for the scope of the request.
 
-    Of one shard or key it costs what Django's does. Of all shards nothing is counted: see
-    :func:`paging.read`.
+    For one shard or key it costs what Django's does. Over all shards nothing is counted; see
+    :func:`pagination.read`.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class ShardedChangeList(ChangeList):
         list_per_page: int,
         list_max_show_all: int,
         list_editable: Any,
-        *rest: Any,
+        *args: Any,
     ) -> None:
         options = shard_options(model)
         assert options is not None
         self.shard_options: ShardOptions = options
-        self.focus = focus_of(request, options)
-        self.across = self.focus.everywhere
-        model_admin: Any = rest[0]
+        self.scope = scope_of(request, options)
+        self.all_shards = self.scope.everywhere
+        model_admin: Any = args[0]
         permits = partial(model_admin.has_shard_permission, request)
-        self.picker = ShardPicker(options, request.GET, self.focus, permits)
-        #: What the page cannot offer here, in sentences.
+        self.picker = ShardPicker(options, request.GET, self.scope, permits)
+        #: Sentences for the user, such as what the page cannot offer over all shards.
         self.notes: list[str] = []
-        self.answer: pagination.PageOfRows | None = None
-        self.dates: dict[str, Any] | None = None
+        self.page_of_rows: pagination.PageOfRows | None = None
+        self.date_choices: dict[str, Any] | None = None
         self.counted = COUNT_VAR in request.GET
         list_filter = routed_filters(model, list_filter)
-        if self.across:
+        if self.all_shards:
             list_display = [*list_display, self._shard_column()]
-        if self.focus.home is None:
-            list_filter, left_out = split_filters(model, list_filter)
-            if left_out:
-                self.notes.append(f"To filter by {', '.join(left_out)}, choose a shard.")
+        if self.scope.home is None:
+            list_filter, unusable = split_filters(model, list_filter)
+            if unusable:
+                self.notes.append(f"To filter by {', '.join(unusable)}, choose a shard.")
             if list_editable:
                 self.notes.append("To edit rows in the list, choose a shard or a key.")
                 list_editable = ()
@@ -87,99 +87,101 @@ class ShardedChangeList(ChangeList):
             list_per_page,
             list_max_show_all,
             list_editable,
-            *rest,
+            *args,
         )
 
-    # -- What the page asks ----------------------------------------------------
+    # -- Queries ---------------------------------------------------------------
 
     def get_filters_params(self, params: Any = None) -> Any:
-        # Where one looks is no filter. It stays in every link; see get_query_string().
-        found = super().get_filters_params(params)
+        # The scope is no filter. It stays in every link; see get_query_string().
+        filter_params = super().get_filters_params(params)
         for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
-            found.pop(name, None)
-        return found
+            filter_params.pop(name, None)
+        return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # The number of rows is asked for once, not with every further page.
+        # A count is for this page, not for those to which its links lead.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
-        # The choices of filters: related rows of this shard.
-        with scoped(self.focus.alias) if self.focus.alias is not None else nullcontext():
+        # The choices of filters are related rows of this shard.
+        with scoped(self.scope.alias) if self.scope.alias is not None else nullcontext():
             return self._filters(request)
 
     def _filters(self, request: HttpRequest) -> Any:
-        specs, has, given, duplicates, active = super().get_filters(request)
-        lookups: dict[str, Any] = given
+        specs, has_filters, remaining, duplicates, active = super().get_filters(request)
+        lookups: dict[str, Any] = remaining
         for name in list(lookups):
-            found = crossing(self.model, name)
-            if found is not None:
-                theirs = found.find_by({found.rest: lookups.pop(name)}, request)
-                if found.name in lookups:
-                    # By another condition, or as text of the URL. Django takes several lists for
-                    # alternatives, and all conditions must hold.
-                    before = {str(value) for some in lookups[found.name] for value in some}
-                    theirs = [value for value in theirs if str(value) in before]
-                lookups[found.name] = [theirs]
+            lookup = global_lookup(self.model, name)
+            if lookup is not None:
+                values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
+                if lookup.name in lookups:
+                    # Set by another condition, or text of the URL. Django takes several lists for
+                    # alternatives, but all conditions must hold.
+                    others = {str(value) for part in lookups[lookup.name] for value in part}
+                    values = [value for value in values if str(value) in others]
+                lookups[lookup.name] = [values]
         for spec in specs:
-            if self.across:
+            if self.all_shards:
                 count_where_possible(spec)
             if note := getattr(spec, "note", ""):
                 self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
-                # Read now: the page is rendered when the shard is no longer assumed.
+                # Evaluated now: when the page is rendered, queries have no default shard any more.
                 len(choices)
-        return specs, has, lookups, duplicates, active
+        return specs, has_filters, lookups, duplicates, active
 
     def apply_select_related(self, qs: Any) -> Any:
-        """Follows relations inside the group by joins, and those to global rows by a prefetch."""
-        wanted = self.list_select_related
+        """Join relations inside the group, and prefetch those to global rows."""
+        select_related = self.list_select_related
         paths: list[str] = []
-        if wanted is True or (wanted is False and self.has_related_field_in_list_display()):
+        if select_related is True or (
+            select_related is False and self.has_related_field_in_list_display()
+        ):
             paths = [
                 field.name
                 for field in self.lookup_opts.concrete_fields
                 if isinstance(field, ForeignKey)
-                and (field.name in self.list_display or (wanted is True and not field.null))
+                and (field.name in self.list_display or (select_related is True and not field.null))
             ]
-        elif wanted:
-            paths = list(wanted)
-        beside = [path for path in paths if not self._leaves(path)]
-        outside = [path for path in paths if self._leaves(path)]
-        if beside:
-            qs = qs.select_related(*beside)
+        elif select_related:
+            paths = list(select_related)
+        inside = [path for path in paths if not self._leaves_group(path)]
+        outside = [path for path in paths if self._leaves_group(path)]
+        if inside:
+            qs = qs.select_related(*inside)
         return qs.prefetch_related(*outside) if outside else qs
 
-    def _leaves(self, path: str) -> bool:
+    def _leaves_group(self, path: str) -> bool:
         """Whether the relations of ``path`` lead to another group or the global database."""
         group = self.shard_options.group
         fields: list[Any] = get_fields_from_path(self.model, path)
-        related = [field.path_infos[-1].to_opts.model for field in fields]
-        theirs = [shard_options(model) for model in related]
-        return any(options is None or options.group != group for options in theirs)
+        models = [field.path_infos[-1].to_opts.model for field in fields]
+        related = [shard_options(model) for model in models]
+        return any(options is None or options.group != group for options in related)
 
     def get_ordering_field(self, field_name: Any) -> Any:
-        found = super().get_ordering_field(field_name)
-        if not isinstance(found, str):
-            return found
-        path = found.lstrip("-")
+        ordering = super().get_ordering_field(field_name)
+        if not isinstance(ordering, str):
+            return ordering
+        path = ordering.lstrip("-")
         try:
             field: Any = self.lookup_opts.get_field(path)
         except FieldDoesNotExist:
             # No shard can order by a column of the global database.
-            return None if crossing(self.model, path) is not None else found
-        if isinstance(field, ForeignKey) and self._leaves(path):
-            return field.attname  # Django orders by the ordering of the related model.
-        return found
+            return None if global_lookup(self.model, path) is not None else ordering
+        if isinstance(field, ForeignKey) and self._leaves_group(path):
+            return field.attname  # Django would use the ordering of the related model.
+        return ordering
 
-    # -- What it shows ---------------------------------------------------------
+    # -- Results ---------------------------------------------------------------
 
     def get_results(self, request: HttpRequest) -> None:
-        self.notes += cuts(request)
-        if not self.across:
+        self.notes += lookup_notes(request)
+        if not self.all_shards:
             super().get_results(request)
-            self._mark_misplaced()
+            self._mark_misplaced(len(identify(self.result_list)))
             return
         size = self.list_per_page
         self.page_num = max(1, self.page_num)
@@ -202,55 +204,55 @@ class ShardedChangeList(ChangeList):
             self.multi_page = False
             self.notes.append("You may not look at all shards: choose a shard or a key.")
             return
-        self.answer = pagination.read(self.queryset, self.page_num, size)
-        self.result_list = self.answer.rows
-        warm(self.result_list)
-        self.multi_page = self.answer.more or self.page_num > 1
-        # As many as are known of, unless they are counted.
-        seen = pagination.first_row(self.page_num, size) + len(self.answer.rows) + self.answer.more
-        self.counted = self.counted and not self.answer.silent
-        self.result_count = self.queryset.count() if self.counted else seen
-        if not self.answer.rows and self.page_num > 1:
+        self.page_of_rows = pagination.read(self.queryset, self.page_num, size)
+        self.result_list = self.page_of_rows.rows
+        identify(self.result_list)
+        self.multi_page = self.page_of_rows.more or self.page_num > 1
+        # The known rows, unless all are counted.
+        known = (
+            pagination.first_row(self.page_num, size)
+            + len(self.page_of_rows.rows)
+            + self.page_of_rows.more
+        )
+        self.counted = self.counted and not self.page_of_rows.silent
+        self.result_count = self.queryset.count() if self.counted else known
+        if not self.page_of_rows.rows and self.page_num > 1:
             self.notes.append(f"There is no page {self.page_num}.")
-        # Not while somebody is waited for in vain: it would be once more.
-        if self.date_hierarchy and not self.answer.errors:
-            self.dates = self._dates()
+        # Not if a shard has failed: the page would wait for it again.
+        if self.date_hierarchy and not self.page_of_rows.errors:
+            self.date_choices = self._date_choices()
 
-    def _dates(self) -> dict[str, Any] | None:
-        """What Django's template tag shows, of rows that need not be told apart.
+    def _date_choices(self) -> dict[str, Any] | None:
+        """The context of Django's template tag ``date_hierarchy``.
 
-        A search through a relation finds rows twice; that dates are distinct is enough, and
-        aggregates of distinct rows cannot be merged.
+        A search through a relation finds rows twice. Dates are distinct anyway, and aggregates of
+        distinct rows cannot be merged over shards; so the query is not distinct.
         """
-        unlike = copy.copy(self)
-        unlike.queryset = self.queryset._chain()
-        unlike.queryset.query.distinct = False
-        found: dict[str, Any] | None = date_hierarchy(unlike)
-        return found
+        not_distinct = copy.copy(self)
+        not_distinct.queryset = self.queryset._chain()
+        not_distinct.queryset.query.distinct = False
+        context: dict[str, Any] | None = date_hierarchy(not_distinct)
+        return context
 
-    def _mark_misplaced(self) -> None:
-        """Show the shard of rows that are not where their key leads."""
-        if self.focus.key is not None:
-            return
-        warm(self.result_list)
-        away = sum(map(is_away, self.result_list))
-        if away:
+    def _mark_misplaced(self, count: int) -> None:
+        """Show the shards of the rows if ``count`` of them are misplaced."""
+        if count and self.scope.key is None:
             self.list_display = [*self.list_display, self._shard_column()]
-            rows = "row is" if away == 1 else "rows are"
+            rows = "row is" if count == 1 else "rows are"
             self.notes.append(
-                f"{away} {rows} misplaced: the key leads to another shard. They can be looked at,"
+                f"{count} {rows} misplaced: the key leads to another shard. They can be looked at,"
                 " not changed."
             )
 
     def _shard_column(self) -> Callable[[Any], str]:
-        """The column that says the shard, and links to its list."""
+        """The column with the shard of each row, and a link to its list."""
         picker = self.picker
 
         @admin.display(description="shard")
         def sharded_orm_shard(row: Any) -> str:
             alias = row._state.db
             link = format_html('<a href="{}">{}</a>', picker.link_to(alias), alias)
-            if not is_away(row):
+            if not is_misplaced(row):
                 return link
             return format_html('{} <strong class="misplaced">misplaced</strong>', link)
 
@@ -264,37 +266,38 @@ class ShardedChangeList(ChangeList):
         )
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether :attr:`result_count` is the number of all rows."""
-        return not self.across or self.counted
+        return not self.all_shards or self.counted
 
     @property
     def count_link(self) -> str:
-        return self._linked(**{COUNT_VAR: "1"})
+        return self._link(**{COUNT_VAR: "1"})
 
     @property
     def all_link(self) -> str:
-        """This place without a search or filters."""
-        kept = {SHARD_VAR, KEY_VAR, "_popup", "_to_field", "_facets"}
-        return str(self.get_query_string(remove=[n for n in self.filter_params if n not in kept]))
+        """The link to this scope without a search or filters."""
+        scope_and_flags = {SHARD_VAR, KEY_VAR, "_popup", "_to_field", "_facets"}
+        filters = [name for name in self.filter_params if name not in scope_and_flags]
+        return str(self.get_query_string(remove=filters))
 
     @property
     def previous_link(self) -> str | None:
-        """To the page before this one; from far behind, to the last one that there may be."""
+        """The link to the page before this one; beyond the last page, to the last one."""
         if self.page_num <= 1:
             return None
         page = min(self.page_num - 1, pagination.last_page(self.list_per_page))
-        return self._linked(**{PAGE_VAR: page})
+        return self._link(**{PAGE_VAR: page})
 
     @property
     def next_link(self) -> str | None:
-        if self.answer is None or not self.answer.more:
+        if self.page_of_rows is None or not self.page_of_rows.more:
             return None
-        return self._linked(**{PAGE_VAR: self.page_num + 1})
+        return self._link(**{PAGE_VAR: self.page_num + 1})
 
     @property
     def search_parameters(self) -> list[tuple[str, str]]:
-        """What a search keeps of this page, for hidden inputs."""
+        """The parameters that a search keeps, for hidden inputs."""
         return [
             (name, value)
             for name, value in self.params.items()
@@ -311,9 +314,9 @@ class ShardedChangeList(ChangeList):
         return self.first_number + len(self.result_list) - 1
 
     @property
-    def place(self) -> str:
-        """Where this list looks, as the query of another page's URL; may be empty."""
-        return self.focus.query_string
+    def scope_query(self) -> str:
+        """The scope of this list, as the query of another page's URL; may be empty."""
+        return self.scope.query_string
 
-    def _linked(self, **new: Any) -> str:
+    def _link(self, **new: Any) -> str:
         return str(super().get_query_string(new, [COUNT_VAR]))

@@ -1,4 +1,4 @@
-"""System checks of model admins; of inlines there is one in :mod:`sharded_orm.admin.inlines`."""
+"""System checks of model admins. That of inlines is in :mod:`sharded_orm.admin.inlines`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from django.contrib.admin.utils import flatten, flatten_fieldsets
 from django.core import checks
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.global_lookups import crossing
+from sharded_orm.admin.global_lookups import global_lookup
 from sharded_orm.admin.inlines import ShardedInlineMixin
 from sharded_orm.models.sharding.options import shard_options
 
 
 @checks.register(checks.Tags.admin)
 def check_sites(sites: Iterable[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Whether sharded models are registered with the classes that were made for them.
+    """Check that sharded models are registered with the admin classes of this package.
 
-    :param sites: those to check; by default every admin site of the process.
+    :param sites: the admin sites to check; by default all of the process.
     """
-    found: list[checks.CheckMessage] = []
+    errors: list[checks.CheckMessage] = []
     for site in all_sites if sites is None else sites:
         for model_admin in site._registry.values():
-            found += _of_django(model_admin)
-    return found
+            errors += _unsharded_classes(model_admin)
+    return errors
 
 
-def _of_django(model_admin: Any) -> Iterator[checks.CheckMessage]:
+def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
     if shard_options(model_admin.model) is not None and not isinstance(model_admin, ShardedBase):
         yield checks.Error(
             f"{model_admin.model._meta.label} is sharded, and its model admin asks no shard: every"
@@ -41,7 +41,7 @@ def _of_django(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            continue  # Django's own check says so.
+            continue  # Django's own check reports it.
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
             continue
@@ -56,7 +56,7 @@ def _of_django(model_admin: Any) -> Iterator[checks.CheckMessage]:
 if TYPE_CHECKING:
 
     class _Checks(ModelAdminChecks):
-        """With the methods for one option each, which the stubs leave out."""
+        """With the checks of single options, which the stubs leave out."""
 
         def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...
         def _check_date_hierarchy(self, obj: Any) -> list[Any]: ...
@@ -65,26 +65,26 @@ else:
 
 
 class ShardedModelAdminChecks(_Checks):
-    """Django's, and what a shard cannot do."""
+    """Django's checks, and those of options that no shard can serve."""
 
     def check(self, admin_obj: Any, **kwargs: Any) -> list[Any]:
-        return [*super().check(admin_obj, **kwargs), *_foreign(admin_obj)]
+        return [*super().check(admin_obj, **kwargs), *_foreign_groups(admin_obj)]
 
     def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]:
-        found = super()._check_ordering_item(obj, field_name, label)
+        errors = super()._check_ordering_item(obj, field_name, label)
         expression = getattr(field_name, "expression", field_name)
         path = getattr(expression, "name", expression)
         if isinstance(path, str):
-            found += _leaving(obj, path.removeprefix("-"), label)
-        return found
+            errors += _global_columns(obj, path.removeprefix("-"), label)
+        return errors
 
     def _check_date_hierarchy(self, obj: Any) -> list[Any]:
-        found = super()._check_date_hierarchy(obj)
-        return [*found, *_leaving(obj, obj.date_hierarchy or "", "date_hierarchy")]
+        errors = super()._check_date_hierarchy(obj)
+        return [*errors, *_global_columns(obj, obj.date_hierarchy or "", "date_hierarchy")]
 
 
-def _leaving(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
-    if crossing(obj.model, path) is None:
+def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
+    if global_lookup(obj.model, path) is None:
         return
     yield checks.Error(
         f"The value of {label!r} refers to {path!r}, which is in the global database: no shard can"
@@ -95,22 +95,22 @@ def _leaving(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
     )
 
 
-def _foreign(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Foreign keys into another group, whose rows no page could look for."""
-    mine = shard_options(obj.model)
+def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
+    """Warnings of foreign keys into another group, whose rows no page can find."""
+    own = shard_options(obj.model)
     field: Any
     for field in obj.opts.fields:
-        theirs = shard_options(field.related_model) if field.is_relation else None
-        if theirs is None or mine is None or theirs.group == mine.group or field is mine.key:
+        related = shard_options(field.related_model) if field.is_relation else None
+        if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # An id that carries its shard is enough to show its row.
-        shown = not theirs.tells(field.target_field) and (
+        # If the foreign key tells the shard, the related row can be shown.
+        shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )
-        if not shown and not _in_form(obj, field):
+        if not shows_row and not _in_form(obj, field):
             continue
         yield checks.Warning(
-            f"{field.name!r} is a foreign key into group {theirs.group!r}: this page would look for"
+            f"{field.name!r} is a foreign key into group {related.group!r}: this page would look for"
             " its rows and not know on which shard.",
             hint=f"Leave {field.name!r} out of the form by exclude, and show {field.attname!r}.",
             obj=type(obj),
@@ -119,10 +119,10 @@ def _foreign(obj: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _in_form(obj: Any, field: Any) -> bool:
-    """Whether the form has ``field``, as far as attributes say; methods may say otherwise."""
-    told: Any = obj.fields or (obj.fieldsets and flatten_fieldsets(obj.fieldsets))
-    if told:
-        named = field.name in flatten(told)
+    """Whether the form has ``field`` by the attributes of the admin; methods may differ."""
+    names: Any = obj.fields or (obj.fieldsets and flatten_fieldsets(obj.fieldsets))
+    if names:
+        included = field.name in flatten(names)
     else:
-        named = field.editable and field.name not in (obj.exclude or ())
-    return named and field.name not in obj.readonly_fields
+        included = field.editable and field.name not in (obj.exclude or ())
+    return included and field.name not in obj.readonly_fields

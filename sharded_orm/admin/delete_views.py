@@ -1,4 +1,4 @@
-"""Deleting one row, or rows of several shards, with what hangs on them."""
+"""Delete one row, or rows of several shards, with their related rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from django.utils.translation import gettext_lazy
 
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import csrf_protected
-from sharded_orm.admin.display import change_url, named
-from sharded_orm.admin.error_pages import no_answer
-from sharded_orm.admin.identity import warm
+from sharded_orm.admin.display import change_url, named_row
+from sharded_orm.admin.error_pages import shard_down_page
+from sharded_orm.admin.identity import identify
 from sharded_orm.admin.object_views import ObjectViewsMixin
 from sharded_orm.admin.run_by_shard import run_by_shard
 from sharded_orm.exceptions import ShardedOrmError
@@ -33,17 +33,17 @@ from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
-#: As many of the chosen rows of a shard are listed with what hangs on them; all are counted.
-MOST_LISTED = 100
+#: Selected rows of a shard that are listed with their related rows; all rows are counted.
+MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What a deletion would take on one shard: plural name of each model -> number of rows."""
+    """The rows that a deletion takes on one shard; ``counts``: plural name of a model -> rows."""
 
     part: Part
     counts: dict[str, int]
-    #: As Django's ``unordered_list`` takes them, and how many more there are.
+    #: Rows in the form of Django's ``unordered_list``; ``unlisted``: the number of further rows.
     listed: list[Any]
     unlisted: int
 
@@ -63,9 +63,9 @@ class Deletion:
 def delete_selected(
     model_admin: Any, request: HttpRequest, selection: ActionSelection
 ) -> HttpResponse | None:
-    """Django's action of that name, for rows of several shards."""
-    found: HttpResponse | None = model_admin.delete_selection(request, selection)
-    return found
+    """Django's action ``delete_selected``, for rows of several shards."""
+    response: HttpResponse | None = model_admin.delete_selection(request, selection)
+    return response
 
 
 # Read by ActionsMixin.
@@ -73,21 +73,20 @@ delete_selected.takes_selection = True  # type: ignore[attr-defined]  # on a fun
 
 
 class DeleteViewsMixin(ObjectViewsMixin):
-    """Of :class:`ShardedModelAdmin`: what deletes rows."""
+    """The views and actions of :class:`ShardedModelAdmin` that delete rows."""
 
     delete_confirmation_template = "admin/sharded_orm/delete_confirmation.html"
     delete_selected_confirmation_template = "admin/sharded_orm/delete_selected_confirmation.html"
 
     def get_actions(self, request: HttpRequest) -> Any:
-        found: dict[str, Any] = super().get_actions(request)
-        theirs = found.get("delete_selected")
-        if theirs is not None and theirs[0] is actions.delete_selected:
-            found["delete_selected"] = (delete_selected, *theirs[1:])
-        return found
+        available: dict[str, Any] = super().get_actions(request)
+        action = available.get("delete_selected")
+        if action is not None and action[0] is actions.delete_selected:
+            available["delete_selected"] = (delete_selected, *action[1:])
+        return available
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Overrides ModelAdmin's: on the shard of the rows, which are all on one, with links that
-        # hold their keys.
+        # Overrides ModelAdmin's. All rows are on one shard, which is queried; links have object ids.
         rows = list(objs)
         if not rows:
             return [], {}, set(), []
@@ -95,31 +94,31 @@ class DeleteViewsMixin(ObjectViewsMixin):
         with standing_on(alias):
             collector: Any = NestedObjects(using=alias, origin=objs)
             collector.collect(rows)
-        for model, found in collector.model_objs.items():
+        for model, related_rows in collector.model_objs.items():
             if shard_options(model) is not None and not model._meta.auto_created:
-                warm(found)
-        lacking: set[Any] = set()
+                identify(related_rows)
+        perms_needed: set[Any] = set()
 
-        def shown(row: Any) -> Any:
+        def describe(row: Any) -> Any:
             opts = row._meta
             name = f"{capfirst(opts.verbose_name)}: {row}"
             if not self.admin_site.is_registered(type(row)):
                 return name
             model_admin = self.admin_site.get_model_admin(type(row))
             if not model_admin.has_delete_permission(request, row):
-                lacking.add(opts.verbose_name)
+                perms_needed.add(opts.verbose_name)
             url = change_url(row, self.admin_site.name)
             if url is None:
                 return name
             return format_html('{}: <a href="{}">{}</a>', capfirst(opts.verbose_name), url, row)
 
-        nested = collector.nested(shown)
-        protected = [shown(row) for row in collector.protected]
+        nested = collector.nested(describe)
+        protected = [describe(row) for row in collector.protected]
         counts = {
-            model._meta.verbose_name_plural: len(found)
-            for model, found in collector.model_objs.items()
+            model._meta.verbose_name_plural: len(related_rows)
+            for model, related_rows in collector.model_objs.items()
         }
-        return nested, counts, lacking, protected
+        return nested, counts, perms_needed, protected
 
     # -- One row ---------------------------------------------------------------
 
@@ -127,23 +126,23 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: Any = None
     ) -> HttpResponse:
-        """Django's, on the row's shard, which commits before the admin's log."""
-        self._look_at(request, object_id)
-        focus = self.focus(request)
+        """Django's view, on the row's shard, which commits before the admin's log."""
+        self._scope_to_row(request, object_id)
+        scope = self.focus(request)
         try:
             if request.method != "POST":
                 return super().delete_view(request, object_id, extra_context)
             with transaction.atomic(using=router.db_for_write(LogEntry)):
-                with standing_on(focus.alias):
+                with standing_on(scope.alias):
                     return super().delete_view(request, object_id, extra_context)
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise
-            return no_answer(self, request, focus, exc)
+            return shard_down_page(self, request, scope, exc)
 
     def render_delete_form(self, request: HttpRequest, context: Any) -> HttpResponse:
         row = context["object"]
-        context["object"], context["shard"] = named(row), self.focus(request).home
+        context["object"], context["shard"] = named_row(row), self.focus(request).home
         return super().render_delete_form(request, context)
 
     # -- Rows of several shards ------------------------------------------------
@@ -151,15 +150,15 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_selection(
         self, request: HttpRequest, selection: ActionSelection
     ) -> HttpResponse | None:
-        """Shows what would be deleted on which shards; once confirmed, deletes it there.
+        """Show the rows that would be deleted on each shard; once confirmed, delete them.
 
-        Every shard for itself: see :func:`run_by_shard`. What is deleted is what was shown; if it
-        has become more or less since, it is shown again.
+        In a transaction per shard; see :func:`run_by_shard`. If the numbers of rows have changed
+        since the page was shown, nothing is deleted and the page is shown again.
         """
-        deletions, lacking, protected = self._deletions(request, selection)
+        deletions, perms_needed, protected = self._deletions(request, selection)
         shown = _digest(deletions)
         if request.POST.get("post") and not protected:
-            if lacking:
+            if perms_needed:
                 raise PermissionDenied
             if request.POST.get("confirmed", shown) == shown:
                 self._delete(request, selection, deletions)
@@ -169,26 +168,28 @@ class DeleteViewsMixin(ObjectViewsMixin):
                 "What would be deleted has changed since it was shown. Nothing has been deleted.",
                 messages.WARNING,
             )
-        return self._confirm(request, selection, deletions, lacking, protected)
+        return self._confirm(request, selection, deletions, perms_needed, protected)
 
     def _deletions(
         self, request: HttpRequest, selection: ActionSelection
     ) -> tuple[list[Deletion], set[Any], list[Any]]:
-        found: list[Deletion] = []
-        lacking: set[Any] = set()
+        deletions: list[Deletion] = []
+        perms_needed: set[Any] = set()
         protected: list[Any] = []
         for part in selection.parts:
             if selection.outages.is_lost(part.shard):
                 continue
             try:
-                nested, counts, missing, kept = self.get_deleted_objects(part.rows, request)
+                nested, counts, part_perms_needed, part_protected = self.get_deleted_objects(
+                    part.rows, request
+                )
             except (Error, ShardedOrmError) as error:
                 selection.outages.add(part.shard, error)
                 continue
-            found.append(Deletion(part, dict(counts), *_cut(nested)))
-            lacking |= missing
-            protected += kept
-        return found, lacking, protected
+            deletions.append(Deletion(part, dict(counts), *_first_rows(nested)))
+            perms_needed |= part_perms_needed
+            protected += part_protected
+        return deletions, perms_needed, protected
 
     def _delete(
         self, request: HttpRequest, selection: ActionSelection, deletions: list[Deletion]
@@ -197,22 +198,24 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # The report counts what hangs on the rows as well.
+        # The report counts related rows as well.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
-        known = replace(selection, parts=tuple(parts))
-        run_by_shard(self, request, known, "Deleted, with what belonged to them", run)
+        counted = replace(selection, parts=tuple(parts))
+        run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)
 
     def _confirm(
         self,
         request: Any,
         selection: ActionSelection,
         deletions: list[Deletion],
-        lacking: set[Any],
+        perms_needed: set[Any],
         protected: list[Any],
     ) -> HttpResponse:
         name = model_ngettext(self.opts, selection.count)
         title = (
-            _("Cannot delete %(name)s") % {"name": name} if lacking or protected else _("Delete")
+            _("Cannot delete %(name)s") % {"name": name}
+            if perms_needed or protected
+            else _("Delete")
         )
         counts: Counter[str] = Counter()
         for deletion in deletions:
@@ -228,9 +231,9 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "confirmed": _digest(deletions),
             "model_count": counts.items(),
             "failed": selection.outages.failed,
-            "names": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
+            "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
-            "perms_lacking": lacking,
+            "perms_lacking": perms_needed,
             "protected": protected,
             "opts": self.opts,
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
@@ -240,15 +243,15 @@ class DeleteViewsMixin(ObjectViewsMixin):
 
 
 def _digest(deletions: list[Deletion]) -> str:
-    """Tells whether as many rows of the same models on the same shards are meant."""
-    told = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    """Equal for deletions of as many rows of the same models on the same shards."""
+    counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
+    return hashlib.sha256(repr(counts).encode()).hexdigest()
 
 
-def _cut(nested: list[Any]) -> tuple[list[Any], int]:
-    """The first rows of ``nested`` with what hangs on them, and how many more rows there are."""
-    # A row may be followed by the list of what hangs on it.
+def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
+    """The first rows of ``nested`` with their related rows, and the number of further rows."""
+    # A row may be followed by the list of its related rows.
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
-    if len(starts) <= MOST_LISTED:
+    if len(starts) <= MAX_LISTED:
         return nested, 0
-    return nested[: starts[MOST_LISTED]], len(starts) - MOST_LISTED
+    return nested[: starts[MAX_LISTED]], len(starts) - MAX_LISTED

@@ -1,4 +1,4 @@
-"""What templates of Django's admin show of a sharded row: links by its name, not by its id."""
+"""Sharded rows in templates of Django's admin: links with their object ids."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sharded_orm.admin.identity import object_id
 from sharded_orm.models.sharding.options import shard_options
 
 
-class Named:
-    """A row whose ``pk`` is its name in URLs and the log; all else is the row's own.
+class NamedRow:
+    """A row whose ``pk`` is its object id (see :mod:`identity`); all else is the row's own.
 
-    Django makes links and log entries of ``obj.pk`` in a dozen places, most of them templates.
+    Django uses ``obj.pk`` for links and log entries in a dozen places, most of them templates.
     """
 
     def __init__(self, row: Any) -> None:
@@ -29,7 +29,7 @@ class Named:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        if "row" not in self.__dict__:  # While it is copied.
+        if "row" not in self.__dict__:  # While the object is copied.
             raise AttributeError(name)
         return getattr(self.row, name)
 
@@ -37,36 +37,37 @@ class Named:
         return str(self.row)
 
 
-def named(row: Any) -> Any:
-    """``row``, as :class:`Named` if it is a stored row of a sharded model."""
-    if row is None or isinstance(row, Named) or shard_options(type(row)) is None:
+def named_row(row: Any) -> Any:
+    """``row``, as :class:`NamedRow` if it is a stored row of a sharded model."""
+    if row is None or isinstance(row, NamedRow) or shard_options(type(row)) is None:
         return row
-    return Named(row)
+    return NamedRow(row)
 
 
 def change_url(row: Any, site: str) -> str | None:
-    """The page of a row of any model in the admin ``site``; None if it has none there."""
+    """The URL of the change page of a row of any model; None if ``site`` has no such page."""
     opts = row._meta
     try:
         return reverse(
             f"admin:{opts.app_label}_{opts.model_name}_change",
-            args=[quote(named(row).pk)],
+            args=[quote(named_row(row).pk)],
             current_app=site,
         )
     except NoReverseMatch:
         return None
 
 
-def bare(row: Any) -> Any:
-    """The row itself."""
-    return row.row if isinstance(row, Named) else row
+def unwrap(row: Any) -> Any:
+    """The row inside a :class:`NamedRow`; any other object as it is."""
+    return row.row if isinstance(row, NamedRow) else row
 
 
 def site_url(admin: Any, row: Any) -> str | None:
     """The "view on site" link of a row in a model admin or an inline.
 
-    Django's goes through the content types' view, which knows no shard. This one goes through
-    the row's own page, if it has one: its address on the site may cost queries.
+    Django's link goes through the view of content types, which knows no shard. This one goes
+    through ``site_view`` of the row's model admin, if there is one: ``get_absolute_url()`` may
+    cost queries.
     """
     if row is None or not admin.view_on_site:
         return None
@@ -81,21 +82,21 @@ def site_url(admin: Any, row: Any) -> str | None:
 
 
 class ReadonlyField(helpers.AdminReadonlyField):
-    """A read-only field; in a row of a shard, of a field that may refer to one."""
+    """A read-only field that links to sharded rows by their object ids."""
 
     def contents(self) -> Any:
-        shown = super().contents()
+        contents = super().contents()
         options = shard_options(type(self.form.instance))
         if options is None or options.key is None or options.key.name != self.field["field"]:
-            return shown
-        if shown != self.empty_value_display:
-            return shown
-        # The row that the key names is gone, which no database keeps anybody from.
+            return contents
+        if contents != self.empty_value_display:
+            return contents
+        # The key refers to a row that is gone; no database prevents that. Show the key itself.
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
         # Overrides AdminReadonlyField's, which links to a related row by its id.
-        model_admin: Any = self.model_admin  # Optional in the stubs; a page's always has one.
+        model_admin: Any = self.model_admin  # Optional in the stubs; always there on a page.
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 
@@ -117,7 +118,7 @@ else:
 
 
 class _Lines(_Lined):
-    """Of a fieldset: the lines that Django makes, with our read-only fields."""
+    """Mixin for fieldsets: Django's lines, with our read-only fields."""
 
     def __iter__(self) -> Iterator[Any]:
         for line in super().__iter__():
@@ -134,19 +135,19 @@ class _InlineFieldset(_Lines, helpers.InlineFieldset):
 
 class _Like:
     @classmethod
-    def like(cls, made: Any) -> Any:
-        """What Django's view has ``made``, as one of these."""
-        found = cls.__new__(cls)
-        found.__dict__.update(made.__dict__)
-        return found
+    def like(cls, original: Any) -> Any:
+        """A copy of ``original``, an object of Django's class, as an object of this class."""
+        copy = cls.__new__(cls)
+        copy.__dict__.update(original.__dict__)
+        return copy
 
 
 class Form(_Like, helpers.AdminForm):
     """The form of a page."""
 
     def __iter__(self) -> Iterator[Any]:
-        for name, given in self.fieldsets:
-            options: dict[str, Any] = given
+        for name, field_options in self.fieldsets:
+            options: dict[str, Any] = field_options
             yield _Fieldset(
                 self.form, name, self.readonly_fields, model_admin=self.model_admin, **options
             )
@@ -156,15 +157,15 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     """A form of an inline."""
 
     @classmethod
-    def like(cls, made: Any) -> Any:
-        found = super().like(made)
-        # For the template's link; the form has its own reference to the row.
-        found.original = named(made.original)
-        return found
+    def like(cls, original: Any) -> Any:
+        copy = super().like(original)
+        # For the template's link. The form itself keeps its reference to the row.
+        copy.original = named_row(original.original)
+        return copy
 
     def __iter__(self) -> Iterator[Any]:
-        for name, given in self.fieldsets:
-            options: dict[str, Any] = given
+        for name, field_options in self.fieldsets:
+            options: dict[str, Any] = field_options
             yield _InlineFieldset(
                 self.formset,
                 self.form,

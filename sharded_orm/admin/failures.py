@@ -1,4 +1,4 @@
-"""What an admin's user reads of shards that did not answer."""
+"""Failures of shards, in words for users of the admin."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# MySQL's words on a refused login tell nothing but the account; see is_node_gone().
+# Errors of MySQL that refuse a login. Their text holds nothing but the account; see is_node_gone().
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Shards of one node that failed alike."""
+    """Shards of one node that failed with the same error."""
 
     node: str
     aliases: tuple[str, ...]
@@ -26,14 +26,14 @@ class Failed:
     def __str__(self) -> str:
         count = len(self.aliases)
         if count == 1:
-            which = self.aliases[0]
+            shards = self.aliases[0]
         else:
-            which = f"{count} shards ({self.aliases[0]} … {self.aliases[-1]})"
-        return f"{which} on {self.node}: {self.cause}"
+            shards = f"{count} shards ({self.aliases[0]} … {self.aliases[-1]})"
+        return f"{shards} on {self.node}: {self.cause}"
 
 
 def cause_of(error: BaseException) -> str:
-    """``error`` in a sentence, without the account that was refused."""
+    """``error`` in a sentence, without the account that the server refused."""
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
@@ -41,27 +41,32 @@ def cause_of(error: BaseException) -> str:
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Its own words differ from shard to shard, and name folders of the server.
+        # The text of this error differs from shard to shard, and names folders of the server.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
 def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
-    """Alias -> error, with the shards of a node that failed alike taken together."""
+    """Take together the shards of a node that failed with the same error.
+
+    :param errors: alias -> error.
+    """
     topology = runtime.topology()
-    alike: dict[tuple[str, str], list[str]] = {}
+    aliases_by_cause: dict[tuple[str, str], list[str]] = {}
     for alias, error in sorted(errors.items()):
         shard = topology.resolve(alias)
         node = shard.node if shard is not None else "an unknown node"
-        alike.setdefault((node, cause_of(error)), []).append(alias)
-    return [Failed(node, tuple(aliases), cause) for (node, cause), aliases in alike.items()]
+        aliases_by_cause.setdefault((node, cause_of(error)), []).append(alias)
+    return [
+        Failed(node, tuple(aliases), cause) for (node, cause), aliases in aliases_by_cause.items()
+    ]
 
 
 class Outages:
-    """The errors of shards that are asked one after the other.
+    """The errors of shards that are queried one after the other.
 
-    A node that is gone keeps one waiting once: its other shards fail with the same error.
+    The page waits once for a node that is gone: its other shards fail with the same error at once.
     """
 
     def __init__(self, errors: Mapping[str, BaseException] | None = None) -> None:
@@ -79,7 +84,7 @@ class Outages:
             self._gone[shard.node] = error
 
     def is_lost(self, shard: Shard) -> bool:
-        """Whether it is useless to ask ``shard``, which has failed then."""
+        """Whether the node of ``shard`` is gone; ``shard`` counts as failed then."""
         error = self._gone.get(shard.node)
         if error is not None:
             self.errors[shard.alias] = error
@@ -90,13 +95,13 @@ class Outages:
         return by_node(self.errors)
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names for a message: the first ones, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
+def join_names(names: Iterable[str], most: int = 8) -> str:
+    """``a, b and 3 more``: at most ``most`` names, for a message."""
+    all_names = list(names)
+    more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
+    return ", ".join(all_names[:most]) + more
 
 
-def silence(shard: Shard, error: BaseException) -> str:
-    """That ``shard`` does not answer, and why."""
+def outage_text(shard: Shard, error: BaseException) -> str:
+    """The sentence that ``shard`` does not answer, with the cause."""
     return f"{shard.alias} on {shard.node} does not answer: {cause_of(error)}."

@@ -1,4 +1,4 @@
-"""List filters of sharded models: which can be offered where, and how they ask."""
+"""List filters of sharded models: which work in which scope, and how they query."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from sharded_orm.models.sharding.options import shard_options
 def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any], list[str]]:
     """The filters that work over all shards, and the names of those that need one shard.
 
-    One that lists the rows or the values of a shard needs one; so does a class of the
-    project's own with ``needs_shard = True``.
+    A filter needs one if it lists rows or values of a shard, or if it is a class of the project's
+    own with ``needs_shard = True``.
     """
-    kept, left_out = [], []
+    usable, names = [], []
     for item in filters:
         if _needs_shard(model, item):
-            left_out.append(_name(model, item))
+            names.append(_name(model, item))
         else:
-            kept.append(item)
-    return kept, left_out
+            usable.append(item)
+    return usable, names
 
 
 def routed_filters(model: type[Model], filters: Sequence[Any]) -> list[Any]:
-    """``filters`` with the classes whose own queries would join two databases replaced."""
+    """``filters``, with other classes for those whose queries would join two databases."""
     return [_routed(model, item) for item in filters]
 
 
@@ -55,22 +55,23 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
     if issubclass(cls, RelatedFieldListFilter):
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
-    # It lists every value there is: of the global database that may be, of all shards not.
+    # This filter lists every value: possible in the global database, not over all shards.
     return (
-        issubclass(cls, AllValuesFieldListFilter) and global_lookups.crossing(model, path) is None
+        issubclass(cls, AllValuesFieldListFilter)
+        and global_lookups.global_lookup(model, path) is None
     )
 
 
 def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
-    """Field, path and class of an entry of ``list_filter``, as ChangeList.get_filters does."""
+    """Field, path and class of an entry of ``list_filter``, as in ChangeList.get_filters()."""
     field, cls = item if isinstance(item, list | tuple) else (item, None)
     path = field.name if isinstance(field, Field) else str(field)
-    found: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
+    model_field: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
     if cls is None:
-        # FieldListFilter.create() goes through the same list, and makes the filter at once.
+        # FieldListFilter.create() goes through the same list, but creates the filter at once.
         registry: Any = FieldListFilter
-        cls = next((c for test, c in registry._field_list_filters if test(found)), None)
-    return found, path, cls
+        cls = next((c for test, c in registry._field_list_filters if test(model_field)), None)
+    return model_field, path, cls
 
 
 def _name(model: type[Model], item: Any) -> str:
@@ -88,9 +89,13 @@ def _routed(model: type[Model], item: Any) -> Any:
         return item
     if issubclass(cls, RelatedOnlyFieldListFilter) and not issubclass(cls, _EvaluatedChoices):
         return path, type(cls.__name__, (_EvaluatedChoices, cls), {})
-    found = global_lookups.crossing(model, path)
-    if found is not None and issubclass(cls, FieldListFilter) and not issubclass(cls, _Crossing):
-        return path, type(cls.__name__, (_Crossing, cls), {"crossing": found})
+    lookup = global_lookups.global_lookup(model, path)
+    if (
+        lookup is not None
+        and issubclass(cls, FieldListFilter)
+        and not issubclass(cls, _GlobalFieldFilter)
+    ):
+        return path, type(cls.__name__, (_GlobalFieldFilter, cls), {"global_lookup": lookup})
     return item
 
 
@@ -100,17 +105,17 @@ def count_where_possible(spec: Any) -> None:
     if count is None:
         return
 
-    def counted(changelist: Any) -> Any:
+    def count_or_dash(changelist: Any) -> Any:
         try:
             return count(changelist)
         except ScatterNotSupported:
-            return uncounted()
+            return unknown_counts()
 
-    spec.get_facet_queryset = counted
+    spec.get_facet_queryset = count_or_dash
 
 
-def uncounted() -> defaultdict[str, str]:
-    """Facets that nobody has counted."""
+def unknown_counts() -> defaultdict[str, str]:
+    """The facets of a filter that are not counted: a dash for each choice."""
     return defaultdict(lambda: "-")
 
 
@@ -121,40 +126,42 @@ else:
 
 
 class _EvaluatedChoices(_Related):
-    """Reads the related keys first: the rows they lead to may be in another database."""
+    """Reads the related keys first: the related rows may be in another database."""
 
     field_path: str
-    #: What the page says of the choices.
+    #: A sentence for the page if not all choices are offered.
     note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
-        # Overrides RelatedOnlyFieldListFilter.field_choices, which makes it a subquery.
+        # Overrides RelatedOnlyFieldListFilter.field_choices, which uses a subquery.
         rows = model_admin.get_queryset(request).order_by()
-        every = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
-        keys = list(every[: global_lookups.MOST_FOUND + 1])
-        if len(keys) > global_lookups.MOST_FOUND:
-            keys = keys[: global_lookups.MOST_FOUND]
-            self.note = f"The filter by {field.verbose_name} offers {global_lookups.MOST_FOUND} of its choices."
+        all_keys = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
+        keys = list(all_keys[: global_lookups.MAX_VALUES + 1])
+        if len(keys) > global_lookups.MAX_VALUES:
+            keys = keys[: global_lookups.MAX_VALUES]
+            self.note = f"The filter by {field.verbose_name} offers {global_lookups.MAX_VALUES} of its choices."
         ordering = self.field_admin_ordering(field, request, model_admin)
         return field.get_choices(
             include_blank=False, limit_choices_to={"pk__in": keys}, ordering=ordering
         )
 
 
-class _Crossing:
-    """Filters by a field of a global model: that is asked first, then the shards by key."""
+class _GlobalFieldFilter:
+    """Filters by a field of a global model: looked up there first, then on the shards by key."""
 
-    crossing: GlobalLookup
+    global_lookup: GlobalLookup
     used_parameters: dict[str, Any]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         # Overrides FieldListFilter.queryset.
         if not self.used_parameters:
             return queryset
-        start = f"{self.crossing.prefix}{LOOKUP_SEP}"
-        rest = {name.removeprefix(start): value for name, value in self.used_parameters.items()}
-        return queryset.filter(**{self.crossing.name: self.crossing.find_by(rest, request)})
+        start = f"{self.global_lookup.prefix}{LOOKUP_SEP}"
+        lookups = {name.removeprefix(start): value for name, value in self.used_parameters.items()}
+        return queryset.filter(
+            **{self.global_lookup.name: self.global_lookup.find_by(lookups, request)}
+        )
 
     def get_facet_queryset(self, changelist: Any) -> Any:
-        # Overrides FacetsMixin.get_facet_queryset: to count would take a join.
-        return uncounted()
+        # Overrides FacetsMixin.get_facet_queryset: counting would take a join.
+        return unknown_counts()

@@ -1,4 +1,4 @@
-"""Forms of sharded rows: the shard key stays what it is, and new rows get it from the page."""
+"""Forms of sharded rows: a stored row keeps its shard key; a new row gets that of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.db.models import Model
 from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoiceField
 
 from sharded_orm import runtime
-from sharded_orm.admin.failures import silence
+from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -23,7 +23,7 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
-    # With what the stubs leave out of Django's classes, because it is not public.
+    # With private methods of Django that the stubs leave out.
     class _ModelForm(forms.ModelForm[Any]):
         def _get_validation_exclusions(self) -> set[str]: ...
 
@@ -37,7 +37,7 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# Of shards, in search of one that a user may use.
+# Random shards that are tried before a user is refused.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -47,10 +47,11 @@ KEY_STAYS = (
 
 
 class KeepsKey(_ModelForm):
-    """A model form under which no stored row changes its shard key.
+    """A model form that does not change the shard key of a stored row.
 
-    ``new_key`` is that of a new row, if the page says so; ``new_shard`` the number of the shard
-    of a new row whose key is made. Mixed into the project's own form by :func:`keeping_key`.
+    Mixed into the project's own form by :func:`with_fixed_key`. ``new_key`` is the key for a new
+    row, if the page sets it; ``new_shard`` is the number of the shard for a new row whose key is
+    generated.
     """
 
     sharded: ShardOptions
@@ -70,8 +71,8 @@ class KeepsKey(_ModelForm):
         return self.sharded.key
 
     @property
-    def _kept(self) -> Any:
-        """The key that the row has and keeps; None if this form is to give it one."""
+    def _fixed_key(self) -> Any:
+        """The key that the row has and keeps; None if the form sets it."""
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
         value = self.instance.__dict__.get(self._key.attname)
@@ -82,57 +83,57 @@ class KeepsKey(_ModelForm):
         return super().clean()
 
     def _refuse_another_key(self) -> None:
-        kept, name = self._kept, self._key.name
-        if kept is None:
+        key, name = self._fixed_key, self._key.name
+        if key is None:
             return
         if name in self.fields:
-            # A model admin of the project's own shows it as a field all the same.
-            value = self.cleaned_data.get(name, kept)
-            if isinstance(value, Model):  # what it refers to, or the row of a hidden id
+            # A project's own model admin may have a form field for the key.
+            value = self.cleaned_data.get(name, key)
+            if isinstance(value, Model):  # The related row, or the row of a hidden id.
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)
-            same = self._key.get_prep_value(value) == kept
+            same = self._key.get_prep_value(value) == key
         elif self.add_prefix(name) in self.data:
-            given = str(self.data[self.add_prefix(name)])
+            text = str(self.data[self.add_prefix(name)])
             try:
-                same = given == str(kept) or read_key(self.sharded, given) == kept
+                same = text == str(key) or read_key(self.sharded, text) == key
             except InvalidFocus:
                 same = False
         else:
             return
         if not same:
-            shown = f"{self._key.verbose_name} is {kept} and cannot be changed here. {KEY_STAYS}"
-            self.add_error(name if name in self.fields else None, shown)
+            error = f"{self._key.verbose_name} is {key} and cannot be changed here. {KEY_STAYS}"
+            self.add_error(name if name in self.fields else None, error)
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Overrides BaseModelForm's. Django skips a constraint if one of its fields is not in
-        # the form; the key is not, and belongs to most constraints of a sharded model.
+        # Overrides BaseModelForm's. Django skips a constraint if one of its fields is not in the
+        # form. The key is not in the form, but in most constraints of a sharded model.
         excluded = super()._get_validation_exclusions()
-        if self._kept is not None:
+        if self._fixed_key is not None:
             excluded.discard(self._key.name)
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Of a field that is not in the form, Django would raise ValueError.
-        found = getattr(error, "error_dict", {})
-        if field is None and self._key.name in found and self._key.name not in self.fields:
-            rest = {name: errors for name, errors in found.items() if name != self._key.name}
+        # Django would raise ValueError for an error of a field that is not in the form.
+        errors = getattr(error, "error_dict", {})
+        if field is None and self._key.name in errors and self._key.name not in self.fields:
+            other_errors = {name: part for name, part in errors.items() if name != self._key.name}
             if self.instance._state.adding:
                 messages = [
                     f"{self._key.verbose_name}: {message}"
-                    for one in found[self._key.name]
-                    for message in one.messages
+                    for key_error in errors[self._key.name]
+                    for message in key_error.messages
                 ]
-                rest[NON_FIELD_ERRORS] = [
-                    *rest.get(NON_FIELD_ERRORS, ()),
+                other_errors[NON_FIELD_ERRORS] = [
+                    *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # A stored row keeps its key, whatever has become of the row that it names.
-            error = ValidationError(rest)
+            # No error for a stored row: it keeps its key, even if the row that it names is gone.
+            error = ValidationError(other_errors)
         super().add_error(field, error)
 
 
-def keeping_key(
+def with_fixed_key(
     form: type[Any],
     options: ShardOptions,
     *,
@@ -140,30 +141,33 @@ def keeping_key(
     new_shard: int | None = None,
     hidden: Any = (),
 ) -> type[Any]:
-    """``form`` with :class:`KeepsKey`; without the declared fields that are named ``hidden``."""
+    """A subclass of ``form`` with :class:`KeepsKey`.
+
+    :param hidden: names of declared fields to leave out.
+    """
     if options.key is None:
-        return form  # An automatic many-to-many table, whose rows follow their instance.
+        return form  # A row of an automatic many-to-many table is on the shard of its instance.
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)
     attributes |= {"sharded": options, "new_key": new_key, "new_shard": new_shard}
     metaclass: Any = type(form)
-    made: type[Any] = metaclass(form.__name__, bases, attributes)
-    return made
+    form_class: type[Any] = metaclass(form.__name__, bases, attributes)
+    return form_class
 
 
-def on_shard(formset: type[Any], base: type[Any]) -> type[Any]:
-    """``formset``, which may be the project's own, as one of ``base``, a class of this module."""
+def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
+    """``formset``, which may be the project's own, as a subclass of ``base``, a formset of this module."""
     if issubclass(formset, base):
         return formset
     return type(formset.__name__, (base, formset), {})
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset whose forms ask no shard for rows that are not among its own."""
+    """A formset that queries its own shard only."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields: a row that is gone, or was never there, is
-        # looked up on no shard in particular.
+        # Overrides BaseModelFormSet.add_fields, which would look up a row that is gone, or never
+        # was there, without a shard.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -171,16 +175,16 @@ class OnShardFormSet(_ModelFormSet):
             field.queryset = rows.none()
 
     def is_valid(self) -> bool:
-        with self._standing():
+        with self._on_shard():
             return super().is_valid()
 
     def full_clean(self) -> None:
-        with self._standing():
+        with self._on_shard():
             super().full_clean()
 
     @contextmanager
-    def _standing(self) -> Iterator[None]:
-        # InlineModelAdmin's form asks the router where to look for what a deletion takes along.
+    def _on_shard(self) -> Iterator[None]:
+        # To find what a deletion takes along, InlineModelAdmin's form asks the router for an alias.
         rows = list(self.get_queryset())
         if rows:
             with standing_on(rows[0]._state.db):
@@ -190,67 +194,68 @@ class OnShardFormSet(_ModelFormSet):
 
 
 class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
-    """Children on the shard of their parent: new ones get its key.
+    """Children on the shard of their parent; new ones get its key.
 
-    Those of a global row are saved in one transaction of their shard: before that row's own, or
-    after it if the row is new, for then they would be left under a key that nobody has.
+    The children of a global row are saved in one transaction of their shard, which commits before
+    that of the row. If the row is new, they are saved after its commit: else they could be left
+    under a key that no row has.
     """
 
     #: The shard of the children of a global row, if they have one.
     home: Shard | None = None
-    #: Why they are not shown.
-    _silence = ""
+    #: Why the children of a global row are not shown.
+    _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._of_new = self.instance._state.adding
+        self._parent_is_new = self.instance._state.adding
 
     def get_queryset(self) -> Any:
         rows = super().get_queryset()
-        if self.home is None or self._silence:
+        if self.home is None or self._outage:
             return rows
-        # Below a global row, whose page is not about this shard: it is shown without them.
+        # The page is about a global row: it is shown without the children if their shard is down.
         try:
             len(rows)
         except DatabaseError as exc:
             if not is_failure(exc):
                 raise
-            self._silence = f"{silence(self.home, exc)} Nothing below can be saved now."
+            self._outage = f"{outage_text(self.home, exc)} Nothing below can be saved now."
             self._queryset = rows = rows.none()
             self.min_num = self.max_num = self.extra = 0
         return rows
 
     def clean(self) -> None:
-        if self._silence:
-            raise ValidationError(self._silence)
+        if self._outage:
+            raise ValidationError(self._outage)
         super().clean()
 
     def non_form_errors(self) -> Any:
-        # What the template shows above the forms.
-        found = super().non_form_errors()
-        if self._silence and not self.is_bound:
-            return self.error_class([self._silence], error_class="nonform")
-        return found
+        # The template shows these above the forms.
+        errors = super().non_form_errors()
+        if self._outage and not self.is_bound:
+            return self.error_class([self._outage], error_class="nonform")
+        return errors
 
     def _construct_form(self, i: int, **kwargs: Any) -> Any:
         form = super()._construct_form(i, **kwargs)
-        self._give_key(form.instance)
+        self._set_key(form.instance)
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Again, for a parent whose own key was made only now.
-        self._give_key(form.instance)
+        # Again, because the key of a new parent may have been generated only now.
+        self._set_key(form.instance)
         return super().save_new(form, commit)
 
     def save(self, commit: bool = True) -> Any:
         options = shard_options(self.model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # Below a global row, whose transaction is on another database.
-        if commit and self._of_new:
+        # The transaction of a global row is on another database.
+        if commit and self._parent_is_new:
             rows = super().save(commit=False)
-            later = partial(self._save_rows, rows, options)
-            transaction.on_commit(later, using=self.instance._state.db)
+            save_rows = partial(self._save_rows, rows, options)
+            transaction.on_commit(save_rows, using=self.instance._state.db)
             return rows
         with transaction.atomic(using=options.group):
             return super().save(commit)
@@ -261,27 +266,27 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
                 row.save()
             self.save_m2m()
 
-    def _give_key(self, row: Any) -> None:
+    def _set_key(self, row: Any) -> None:
         options, parent = shard_options(type(row)), self.instance
         above = shard_options(type(parent))
         if not row._state.adding or options is None or options.key in (None, self.fk):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        if not options.key_is_made:  # Else the foreign key tells the shard.
+        if not options.key_is_generated:  # A generated key gets its shard from the foreign key.
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether a shard takes new rows that may go anywhere."""
-    found = runtime.group(options.group).range_of(number)
-    return found.open and found.weight > 0
+    """Whether a shard takes new rows that are bound to no shard."""
+    shard_range = runtime.group(options.group).range_of(number)
+    return shard_range.open and shard_range.weight > 0
 
 
-def draw(options: ShardOptions, may: Callable[[Shard], bool]) -> Shard | None:
-    """A shard for a new row whose key is made, among those where the user ``may`` be.
+def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard | None:
+    """A random shard for a new row whose key is generated, among those that ``permits`` allows.
 
-    None if none was found; it does not try for ever.
+    None if no shard is open, or none of a thousand random ones is allowed.
     """
     strategy = runtime.strategy(options.group)
     for _ in range(_DRAWS):
@@ -289,6 +294,6 @@ def draw(options: ShardOptions, may: Callable[[Shard], bool]) -> Shard | None:
             shard = runtime.shard(options.group, strategy.draw())
         except RoutingError:
             return None
-        if may(shard):
+        if permits(shard):
             return shard
     return None

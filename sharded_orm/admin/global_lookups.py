@@ -1,7 +1,7 @@
-"""Lookups of sharded models that lead to the global database, answered there first.
+"""Lookups of sharded models that lead to the global database are answered there first.
 
-``owner__username__icontains`` is a join that no shard can make: the ids of the people are
-asked for, and the shards for rows with ``owner__in`` those ids.
+``owner__username__icontains`` is a join that no shard can make. The global database is asked for
+the ids of the owners, and then the shards for rows with ``owner__in`` these ids.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.scatter.failures import is_node_gone
 
-#: More rows of the global database than these are not looked for.
-MOST_FOUND = 1000
+#: Values of the global database that a lookup passes on to the shards, at most.
+MAX_VALUES = 1000
 
 
 @dataclass(frozen=True)
 class GlobalLookup:
-    """Where a lookup leaves the shards.
+    """A lookup of a sharded model, split where it leaves the shards.
 
-    ``prefix`` is the path to the foreign key, ``model`` the global model it refers to,
-    ``rest`` what is asked of that.
+    ``prefix`` is the path to the foreign key, ``model`` the global model to which the key refers,
+    ``rest`` the lookup of that model, ``attname`` the attribute to which the key refers.
     """
 
     prefix: str
@@ -38,55 +38,57 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup of the sharded model that takes what is found."""
+        """The lookup of the sharded model for the values of :meth:`find`."""
         return f"{self.prefix}__in"
 
-    def find(self, queryset: Any, request: Any, sought: Any) -> list[Any]:
-        """What rows of the shards refer to if they refer to one of ``queryset``, of the global model.
+    def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
+        """The values by which rows of shards refer to rows of ``queryset``, of the global model.
 
-        One query. Of more than :data:`MOST_FOUND` the first ones are found, and :func:`cuts` of
-        the request say so.
+        One query. At most :data:`MAX_VALUES`; if there are more, :func:`lookup_notes` say so.
+
+        :param term: the text that the user looks for.
         """
         values = list(
-            queryset.order_by().values_list(self.attname, flat=True).distinct()[: MOST_FOUND + 1]
+            queryset.order_by().values_list(self.attname, flat=True).distinct()[: MAX_VALUES + 1]
         )
-        if len(values) > MOST_FOUND:
+        if len(values) > MAX_VALUES:
             plural = self.model._meta.verbose_name_plural
-            _cuts(request)[
-                f"More than {MOST_FOUND} {plural} match {sought!r}, and only the first {MOST_FOUND}"
+            _lookup_notes(request)[
+                f"More than {MAX_VALUES} {plural} match {term!r}, and only the first {MAX_VALUES}"
                 " are looked for: narrow it."
             ] = None
-        return values[:MOST_FOUND]
+        return values[:MAX_VALUES]
 
     def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
-        """The same, by lookups of the global model as ChangeList has them: of lists of values.
+        """The same, by lookups of the global model: name -> lists of values, as in ChangeList.
 
-        :raises IncorrectLookupParameters: they cannot be asked.
+        :raises IncorrectLookupParameters: a lookup or a value is wrong.
         """
-        sought = ", ".join(str(value) for values in lookups.values() for value in values)
+        term = ", ".join(str(value) for values in lookups.values() for value in values)
         try:
             condition = build_q_object_from_lookup_parameters(lookups)
-            return self.find(self.model._default_manager.filter(condition), request, sought)
+            return self.find(self.model._default_manager.filter(condition), request, term)
         except Exception as error:  # As ChangeList.get_queryset(): lookups may raise anything.
-            # What is wrong with the pattern of a regex, the database says. That it is gone itself
-            # is nothing wrong with the lookup.
+            # A database error may mean a wrong pattern of a regex. An unreachable database does
+            # not make the lookup wrong.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error
 
 
-def cuts(request: Any) -> list[str]:
-    """Sentences: for what the list of this request has not looked, as too much matches."""
-    return list(_cuts(request))
+def lookup_notes(request: Any) -> list[str]:
+    """Sentences about lookups of this request that match too much, and are answered in part."""
+    return list(_lookup_notes(request))
 
 
-def _cuts(request: Any) -> dict[str, None]:
-    found: dict[str, None] = request.__dict__.setdefault("_sharded_orm_cuts", {})
-    return found
+def _lookup_notes(request: Any) -> dict[str, None]:
+    # A dict for its order, and because a sentence may come twice.
+    notes: dict[str, None] = request.__dict__.setdefault("_sharded_orm_lookup_notes", {})
+    return notes
 
 
-def crossing(model: type[Model], path: str) -> GlobalLookup | None:
-    """Where ``path``, a lookup of ``model``, leaves the shards; None if it does not.
+def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
+    """``path``, a lookup of ``model``, split where it leaves the shards; None if it does not.
 
     The foreign key's own value is on the shard: ``owner``, ``owner__id`` and
     ``owner__isnull`` do not leave it.
@@ -97,26 +99,26 @@ def crossing(model: type[Model], path: str) -> GlobalLookup | None:
     current: Any = model
     for index, part in enumerate(parts):
         try:
-            found: Any = current._meta.pk if part == "pk" else current._meta.get_field(part)
+            field: Any = current._meta.pk if part == "pk" else current._meta.get_field(part)
         except FieldDoesNotExist:
             return None
-        if not found.is_relation or not getattr(found, "path_infos", None):
+        if not field.is_relation or not getattr(field, "path_infos", None):
             return None
-        target = found.path_infos[-1].to_opts.model
+        target = field.path_infos[-1].to_opts.model
         if shard_options(target) is None:
             rest = parts[index + 1 :]
-            if not rest or not _leaves(found, rest[0], target):
+            if not rest or not _leaves(field, rest[0], target):
                 return None
             prefix = LOOKUP_SEP.join(parts[: index + 1])
-            return GlobalLookup(prefix, target, LOOKUP_SEP.join(rest), found.target_field.attname)
+            return GlobalLookup(prefix, target, LOOKUP_SEP.join(rest), field.target_field.attname)
         current = target
     return None
 
 
-def _leaves(found: Any, name: str, target: Any) -> bool:
-    """Whether ``name`` is another field of the global model than the one referred to."""
+def _leaves(foreign_key: Any, name: str, target: Any) -> bool:
+    """Whether ``name`` is another field of the global model than the key refers to."""
     try:
-        asked = target._meta.pk if name == "pk" else target._meta.get_field(name)
+        field = target._meta.pk if name == "pk" else target._meta.get_field(name)
     except FieldDoesNotExist:
         return False
-    return asked is not found.target_field
+    return field is not foreign_key.target_field

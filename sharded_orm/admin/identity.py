@@ -1,70 +1,91 @@
-"""A row's name in URLs and in the log: enough to find it again, and no other one.
+"""The object id of a sharded row: its name in URLs and in the admin's log.
 
-Most ids count per group or per shard, so an id alone does not tell where its row is. The
-name holds the shard key as well, and the row is asked for by both where the key leads *now*:
-a link survives the move of a key, and one that is forged or out of date finds nothing.
+Most primary keys count per group or per shard, so a primary key alone does not say where its
+row is. The object id holds the shard key as well. The row is asked for by both, on the shard to
+which the key leads *now*: a link survives the move of a key, and a forged or outdated link finds
+nothing. A row is *misplaced* if it is on another shard than its key leads to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from django.core.exceptions import ValidationError
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.admin.shard_scope import locate, named_shard, read_key
+from sharded_orm.admin.misplaced_rows import shard_numbers
+from sharded_orm.admin.shard_scope import locate, named_shard, read_key, stored_value
 from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
-from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 
-SEPARATOR, AWAY = "~", "@"
+#: Between the parts of an object id; before the alias in that of a misplaced row.
+SEPARATOR, MISPLACED = "~", "@"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a name says: look for ``pk`` on ``shard``, among the rows of ``key`` if there is one.
+    """An object id taken apart: ``pk`` on ``shard``, among the rows of ``key`` if there is one.
 
-    ``away``: it names the shard because the key does not lead there.
+    ``misplaced``: the object id names the shard, because the key does not lead there.
     """
 
     options: ShardOptions
     shard: Shard
     pk: Any
     key: Any = None
-    away: bool = False
+    misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """The one row, or none, of ``rows``, on the shard."""
+        """The queryset ``rows`` with this row only, on its shard; empty if there is no such row."""
         conditions = {"pk": self.pk}
         if self.key is not None and self.options.key is not None:
             conditions[self.options.key.attname] = self.key
         return rows.using(self.shard.alias).filter(**conditions)
 
 
+@dataclass(frozen=True)
+class RowIdentity:
+    """What :func:`identify` keeps on a row: good while the row has this alias, id and key."""
+
+    alias: str
+    pk: Any
+    key_name: str
+    key: Any
+    object_id: str
+    misplaced: bool
+
+
 def object_id(row: Model) -> str:
-    """The name of a stored row, as text for ``quote()``.
+    """The object id of a stored row, as text for ``quote()``.
 
     - ``414~7``: shard key and primary key;
-    - ``7``: the primary key, where that tells the shard by itself;
-    - ``@photos_00003~7``: the shard and the primary key of a row that is not where its key leads.
+    - ``7``: the primary key, if its values tell the shard;
+    - ``@photos_00003~7``: the shard and the primary key of a misplaced row.
 
-    Costs a look-up in the directory for a key that was not met before; see :func:`warm`.
+    Costs nothing after :func:`identify`; else a look-up in the directory for a key that this
+    process does not remember.
     """
+    identity = _kept_identity(row)
+    if identity is not None:
+        return identity.object_id
     options = _options(type(row))
-    pk = _escaped(row._meta.pk.get_prep_value(row.pk))
-    if is_away(row):
-        return f"{AWAY}{row._state.db}{SEPARATOR}{pk}"
-    if options.tells(row._meta.pk):
-        return pk
-    return f"{_escaped(options.key_of(row))}{SEPARATOR}{pk}"
+    if is_misplaced(row):
+        return _object_id(row, alias=row._state.db)
+    return _object_id(row, key=None if options.names_shard(row._meta.pk) else options.key_of(row))
 
 
-def is_away(row: Model) -> bool:
-    """Whether a stored row is on another shard than its key leads to; nothing can write it there."""
+def is_misplaced(row: Model) -> bool:
+    """Whether a stored row is misplaced. ``save()`` and ``delete()`` refuse such a row.
+
+    Costs what :func:`object_id` does.
+    """
+    identity = _kept_identity(row)
+    if identity is not None:
+        return identity.misplaced
     options = _options(type(row))
     alias = row._state.db
     here = runtime.topology().resolve(alias) if alias is not None else None
@@ -76,37 +97,82 @@ def is_away(row: Model) -> bool:
         return True
 
 
-def warm(rows: Iterable[Model]) -> None:
-    """Find the shards of all these rows' keys at once: one query, for :func:`object_id` of each."""
-    keys: dict[str, dict[Any, None]] = {}
+def identify(rows: Iterable[Model]) -> list[Model]:
+    """Keep the answers of :func:`object_id` and :func:`is_misplaced` on each of ``rows``.
+
+    Costs at most one query of the directory for all rows of a model.
+
+    :return: the misplaced ones among them.
+    """
+    rows_by_model: dict[type[Model], list[Model]] = {}
     for row in rows:
-        options = _options(type(row))
-        keys.setdefault(options.group, {})[options.key_of(row)] = None
-    for group, found in keys.items():
-        try:
-            runtime.strategy(group).locate_many(found)
-        except RoutingError:
-            pass  # A key that leads nowhere; the others are asked for one by one.
+        rows_by_model.setdefault(type(row), []).append(row)
+    misplaced: list[Model] = []
+    for model, rows_of_model in rows_by_model.items():
+        misplaced += _identify(_options(model), rows_of_model)
+    return misplaced
+
+
+def _identify(options: ShardOptions, rows: Sequence[Model]) -> Iterator[Model]:
+    key_name = options.key.attname if options.key is not None else ""
+    keys = [options.key_of(row) for row in rows]
+    numbers = shard_numbers(options.group, dict.fromkeys(keys))
+    named_by_key = not options.names_shard(options.model._meta.pk)
+    topology = runtime.topology()
+    shards = {alias: topology.resolve(alias) for alias in {row._state.db or "" for row in rows}}
+    for row, key in zip(rows, keys, strict=True):
+        alias = row._state.db or ""
+        shard = shards[alias]
+        if shard is None or shard.group != options.group:
+            continue
+        misplaced = numbers.get(key) != shard.number
+        state: Any = row._state
+        state.admin_identity = RowIdentity(
+            alias=alias,
+            pk=row.pk,
+            key_name=key_name,
+            key=row.__dict__.get(key_name),
+            object_id=_object_id(row, alias if misplaced else None, key if named_by_key else None),
+            misplaced=misplaced,
+        )
+        if misplaced:
+            yield row
+
+
+def _kept_identity(row: Model) -> RowIdentity | None:
+    identity: RowIdentity | None = row._state.__dict__.get("admin_identity")
+    if identity is None:
+        return None
+    now = (row._state.db, row.pk, row.__dict__.get(identity.key_name))
+    return identity if now == (identity.alias, identity.pk, identity.key) else None
+
+
+def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
+    """The object id with the alias, with the shard key, or of the primary key alone."""
+    pk = _escaped(row._meta.pk.get_prep_value(row.pk))
+    if alias is not None:
+        return f"{MISPLACED}{alias}{SEPARATOR}{pk}"
+    return pk if key is None else f"{_escaped(key)}{SEPARATOR}{pk}"
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """What ``text``, as :func:`object_id` made it, names.
+    """Take apart an object id, as :func:`object_id` returns it.
 
-    :param within: the shard that the rest of the URL names: a primary key alone will do then,
-        as in links that Django's widgets make.
-    :raises InvalidObjectID: nothing can have that name, or its key has no shard.
+    :param within: the shard that the rest of the URL names. A primary key alone is enough then,
+        as in links of Django's widgets.
+    :raises InvalidObjectID: no row can have that object id, or its key has no shard.
     """
-    first, separator, rest = text.partition(SEPARATOR)
+    first, separator, pk_text = text.partition(SEPARATOR)
     try:
-        if separator and first.startswith(AWAY):
-            shard = named_shard(options, first.removeprefix(AWAY))
-            return Identity(options, shard, _pk(options, unquote(rest)), away=True)
+        if separator and first.startswith(MISPLACED):
+            shard = named_shard(options, first.removeprefix(MISPLACED))
+            return Identity(options, shard, _pk(options, unquote(pk_text)), misplaced=True)
         if separator:
             key = read_key(options, unquote(first))
-            return _placed(options, key, _pk(options, unquote(rest)), key)
+            return _identity(options, key, _pk(options, unquote(pk_text)), key)
         pk = _pk(options, unquote(first))
-        if options.tells(options.model._meta.pk):
-            return _placed(options, pk, pk, None)
+        if options.names_shard(options.model._meta.pk):
+            return _identity(options, pk, pk, None)
     except InvalidFocus as exc:
         raise InvalidObjectID(str(exc)) from exc
     if within is None:
@@ -114,10 +180,10 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
     return Identity(options, within, pk)
 
 
-def _placed(options: ShardOptions, tells: Any, pk: Any, key: Any) -> Identity:
-    shard = locate(options, tells)
+def _identity(options: ShardOptions, routing_key: Any, pk: Any, key: Any) -> Identity:
+    shard = locate(options, routing_key)
     if shard is None:
-        raise InvalidObjectID(f"Nothing is stored for the key {tells!r}.")
+        raise InvalidObjectID(f"Nothing is stored for the key {routing_key!r}.")
     return Identity(options, shard, pk, key)
 
 
@@ -128,20 +194,9 @@ def _pk(options: ShardOptions, text: str) -> Any:
     return value
 
 
-def stored_value(field: Any, text: Any) -> Any:
-    """``text`` as a value of ``field``, or of what that refers to; None if no row can have it."""
-    field = target_field(field)
-    try:
-        value = field.get_prep_value(field.to_python(text))
-        field.run_validators(value)  # SQLite takes no number that is too large in a list.
-    except (ValidationError, ValueError, TypeError, OverflowError):
-        return None
-    return value
-
-
 def _escaped(value: Any) -> str:
     text = str(value).replace("%", "%25").replace(SEPARATOR, "%7E")
-    return f"%40{text[1:]}" if text.startswith(AWAY) else text
+    return f"%40{text[1:]}" if text.startswith(MISPLACED) else text
 
 
 def _options(model: type[Model]) -> ShardOptions:

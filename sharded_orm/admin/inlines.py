@@ -1,4 +1,4 @@
-"""Inlines of sharded models: children of the page's row, on its shard, under its key."""
+"""Inlines of sharded models: children of the page's row, on its shard and under its key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.utils.functional import cached_property
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import ShardedBase, options_of
-from sharded_orm.admin.display import bare, site_url
-from sharded_orm.admin.forms import InlineFormSetOnShard, keeping_key, on_shard
+from sharded_orm.admin.display import site_url, unwrap
+from sharded_orm.admin.forms import InlineFormSetOnShard, with_base, with_fixed_key
 from sharded_orm.admin.relation_widgets import PickersMixin
-from sharded_orm.admin.shard_scope import ShardScope, focus_of, narrow
+from sharded_orm.admin.shard_scope import ShardScope, scope_of, set_scope
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
@@ -33,8 +33,8 @@ else:
 
 class ShardedInlineChecks(InlineModelAdminChecks):
     def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # Django's checks of inlines narrow it so, too
-        found = super().check(inline_obj, **kwargs)
-        return found or self._check_shard(inline_obj)
+        errors = super().check(inline_obj, **kwargs)
+        return errors or self._check_shard(inline_obj)
 
     def _check_shard(self, inline: Any) -> list[Any]:
         options = shard_options(inline.model)
@@ -61,10 +61,10 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 
 
 class ShardedInlineMixin(PickersMixin, _Inline):
-    """What makes an inline of Django's one of a sharded model.
+    """Mixin for inlines of sharded models, together with one of Django's inline classes.
 
-    The shard key is no field of its form: new rows get the parent's. The parent is of the same
-    group, or it is of the global database and the inline's foreign key to it is the shard key.
+    The shard key is no field of the form: new rows get the parent's. The parent is of the same
+    group; or it is of the global database, and the inline's foreign key to it is the shard key.
     """
 
     formset: Any = InlineFormSetOnShard
@@ -76,54 +76,54 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
-        alias = focus_of(request, self.shard_options).alias
+        alias = scope_of(request, self.shard_options).alias
         return rows if alias is None else rows.using(alias)
 
     def get_exclude(self, request: HttpRequest, obj: Any = None) -> Any:
         excluded = super().get_exclude(request, obj)
         if excluded is None:
             excluded = getattr(getattr(self.form, "_meta", None), "exclude", None)
-        return [*(excluded or ()), *self._given(request)]
+        return [*(excluded or ()), *self._fields_filled_in(request)]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        given = self._given(request)
-        return [field for field in super().get_fields(request, obj) if field not in given]
+        filled_in = self._fields_filled_in(request)
+        return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
-    def _given(self, request: HttpRequest) -> list[str]:
-        """The fields that are nobody's to fill in: the key, and an id that is made."""
+    def _fields_filled_in(self, request: HttpRequest) -> list[str]:
+        """The fields without a form field: the shard key, and a generated primary key."""
         options, pk = self.shard_options, self.opts.pk
-        found = []
+        names = []
         if options.key is not None and options.key is not _foreign_key(self):
-            found.append(options.key.name)
-        if pk.formfield() is None and pk.name not in found:
-            # Named, so that the admin's template has the row's id in a hidden field.
-            found.append(pk.name)
-        return found
+            names.append(options.key.name)
+        if pk.formfield() is None and pk.name not in names:
+            # Excluded, so that the admin's template has the primary key in a hidden field.
+            names.append(pk.name)
+        return names
 
     def get_formset(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> Any:
         options = self.shard_options
-        kwargs["form"] = keeping_key(kwargs.get("form", self.form), options)
-        kwargs["formset"] = on_shard(kwargs.get("formset", self.formset), InlineFormSetOnShard)
+        kwargs["form"] = with_fixed_key(kwargs.get("form", self.form), options)
+        kwargs["formset"] = with_base(kwargs.get("formset", self.formset), InlineFormSetOnShard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            raise PermissionDenied  # Django's views have left the inline out.
+            raise PermissionDenied  # Not from Django's views, which leave the inline out then.
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
-        narrow(request, ShardScope(options, shard=home, home=home))
-        made: Any = super().get_formset(request, obj, **kwargs)
-        made.home = home
-        return made
+        set_scope(request, ShardScope(options, shard=home, home=home))
+        formset: Any = super().get_formset(request, obj, **kwargs)
+        formset.home = home
+        return formset
 
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
-        """The shard of the parent's children; None while it has none."""
+        """The shard of the parent's children; None while the parent has none."""
         options = self.shard_options
-        parent = bare(parent)
+        parent = unwrap(parent)
         if parent is None or shard_options(type(parent)) is not None:
             if parent is not None and parent._state.db is not None:
                 return runtime.topology().resolve(parent._state.db)
             above = shard_options(self.parent_model)
-            return None if above is None else focus_of(request, above).home
-        # The parent is global, and its key leads to the shard.
+            return None if above is None else scope_of(request, above).home
+        # The parent is global, and its key tells the shard.
         foreign: Any = options.key  # A foreign key to the parent; E070 refuses any other.
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
@@ -131,10 +131,10 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def get_view_on_site_url(self, obj: Any = None) -> str | None:
         return site_url(self, obj)
 
-    # -- Who may ---------------------------------------------------------------
+    # -- Permissions -----------------------------------------------------------
 
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
-        """A hook: as that of the model's own model admin, which this asks."""
+        """A hook, like that of the model's own model admin, which decides by default."""
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
 
@@ -142,12 +142,12 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def _own_admin(self) -> ShardedBase | None:
         if not self.admin_site.is_registered(self.model):
             return None
-        found = self.admin_site.get_model_admin(self.model)
-        return found if isinstance(found, ShardedBase) else None
+        own = self.admin_site.get_model_admin(self.model)
+        return own if isinstance(own, ShardedBase) else None
 
     @cached_property
-    def _has_rule(self) -> bool:
-        """Whether anybody is refused any shard. Else a key's shard need not be looked up."""
+    def _restricts_shards(self) -> bool:
+        """Whether a hook may refuse shards. If not, no shard has to be looked up for a permission."""
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True
         own = self._own_admin
@@ -155,37 +155,37 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             type(own).has_shard_permission is not ShardedBase.has_shard_permission
         )
 
-    def _may(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
+    def _may_access(self, request: HttpRequest, parent: Any, *, add: bool = False) -> bool:
         if not may_access(request.user, self.shard_options.group):
             return False
-        if not self._has_rule:
+        if not self._restricts_shards:
             return True
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # There is nothing to see. What is added may come to be on any shard.
+        # Without a shard there are no rows to see. New rows may be put on any shard.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
     def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's inlines have one argument more than its model admins
-        return super().has_add_permission(request, obj) and self._may(request, obj, add=True)
+        return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) and self._may(request, obj)
+        return super().has_view_permission(request, obj) and self._may_access(request, obj)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_change_permission(request, obj) and self._may(request, obj)
+        return super().has_change_permission(request, obj) and self._may_access(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_delete_permission(request, obj) and self._may(request, obj)
+        return super().has_delete_permission(request, obj) and self._may_access(request, obj)
 
 
 class ShardedTabularInline(ShardedInlineMixin, _Tabular):
-    """``TabularInline`` for rows beside the page's row."""
+    """``TabularInline`` for rows on the shard of the page's row."""
 
 
 class ShardedStackedInline(ShardedInlineMixin, _Stacked):
-    """``StackedInline`` for rows beside the page's row."""
+    """``StackedInline`` for rows on the shard of the page's row."""
 
 
 def _foreign_key(inline: Any) -> Any:

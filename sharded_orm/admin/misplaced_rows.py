@@ -1,6 +1,6 @@
-"""Rows that are not where their shard key leads: what acts on many rows leaves them alone.
+"""Misplaced rows, which are on another shard than their key leads to, are kept out of actions.
 
-``save()`` refuses such a row; ``QuerySet.update()`` on a shard cannot, as it sees no keys.
+``save()`` refuses such a row. ``QuerySet.update()`` on a shard cannot: it sees no keys.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: The rows of so many keys, misplaced on one shard, are left alone; an action on more does nothing.
-MOST_LEFT = 1000
-#: Keys that are read, and looked up, at once.
+#: Shard keys whose misplaced rows an action leaves out; with more of them, the action fails.
+MAX_MISPLACED_KEYS = 1000
+#: Keys that are read and located at once.
 _BATCH = 1000
 
 
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
-    """The condition that the misplaced of ``rows`` fulfil, a queryset on ``shard``; None: none is.
+    """The condition for the misplaced rows of ``rows``, a queryset on ``shard``; None without any.
 
-    One query for each 1000 different shard keys of the rows, and with a directory one there for
-    those that this process does not remember.
+    Costs a query for each 1000 different shard keys of the rows, and one of the directory for
+    those of them that this process does not remember.
 
-    :raises TooManyMisplaced: more than :data:`MOST_LEFT` keys lead elsewhere.
+    :raises TooManyMisplaced: more than :data:`MAX_MISPLACED_KEYS` keys lead elsewhere.
     """
     key: Any = options.key
     if key is None:
         return None
-    found: list[Any] = []
+    misplaced_keys: list[Any] = []
     for keys in _different_keys(rows, key.attname):
-        numbers = _numbers(options.group, keys)
-        found += [value for value in keys if numbers.get(value) != shard.number]
-        if len(found) > MOST_LEFT:
+        numbers = shard_numbers(options.group, keys)
+        misplaced_keys += [value for value in keys if numbers.get(value) != shard.number]
+        if len(misplaced_keys) > MAX_MISPLACED_KEYS:
             raise TooManyMisplaced(
-                f"more than {MOST_LEFT} shard keys have rows on {shard.alias} that lead to other"
+                f"more than {MAX_MISPLACED_KEYS} shard keys have rows on {shard.alias} that lead to other"
                 " shards; choose rows one by one, or move them where they belong."
             )
-    return Q(**{f"{key.attname}__in": found}) if found else None
+    return Q(**{f"{key.attname}__in": misplaced_keys}) if misplaced_keys else None
 
 
 def _different_keys(rows: Any, attname: str) -> Iterator[list[Any]]:
@@ -56,15 +56,15 @@ def _different_keys(rows: Any, attname: str) -> Iterator[list[Any]]:
         )
 
 
-def _numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
-    """The numbers of the shards that ``keys`` lead to; None for those that lead nowhere."""
+def shard_numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
+    """The numbers of the shards to which ``keys`` lead; None for a key that leads nowhere."""
     try:
         return runtime.strategy(group).locate_many(keys)
     except RoutingError:
-        return {key: _number(group, key) for key in keys}
+        return {key: _shard_number(group, key) for key in keys}
 
 
-def _number(group: str, key: Any) -> int | None:
+def _shard_number(group: str, key: Any) -> int | None:
     try:
         shard = runtime.locate(group, key)
     except RoutingError:

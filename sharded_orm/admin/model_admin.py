@@ -10,7 +10,7 @@ from sharded_orm.admin.object_views import ObjectViewsMixin
 
 
 class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectViewsMixin):
-    """``ModelAdmin`` for a sharded model: everything on the right shard.
+    """``ModelAdmin`` for a sharded model: each page queries the right shard.
 
     ::
 
@@ -19,13 +19,13 @@ class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectV
             list_display = ["title", "owner", "posted_at"]
 
     Takes all options of Django's. The changelist shows one shard, the rows of one key, or all
-    shards; a row's URL carries its key; the key of a stored row is read-only.
+    shards. The URL of a row holds its key. The key of a stored row is read-only.
 
-    Hooks beside Django's: :meth:`has_shard_permission` and :meth:`get_queryset`, which is narrowed
-    to the place that the request looks at.
+    Hooks beside Django's: :meth:`has_shard_permission`, and :meth:`get_queryset`, which is
+    restricted to the scope of the request.
 
-    One instance serves all requests of its site, in any number of threads at a time: what
-    belongs to a request is kept on the request.
+    Thread-safe: one instance serves all requests of its site, in any number of threads. Data of a
+    request is kept on the request.
     """
 
     checks_class = ShardedModelAdminChecks

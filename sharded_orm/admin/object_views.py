@@ -1,4 +1,4 @@
-"""The pages of one row: change, add, history."""
+"""The pages of one row: change, add, history, view on site."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from django.utils.http import urlencode
 from sharded_orm.admin import display
 from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
-from sharded_orm.admin.display import change_url, named
-from sharded_orm.admin.error_pages import no_answer
-from sharded_orm.admin.forms import KEY_STAYS, keeping_key
-from sharded_orm.admin.identity import SEPARATOR, is_away, parse
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, narrow
+from sharded_orm.admin.display import change_url, named_row
+from sharded_orm.admin.error_pages import shard_down_page
+from sharded_orm.admin.forms import KEY_STAYS, with_fixed_key
+from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, set_scope
 from sharded_orm.exceptions import (
     CrossShardRelation,
     InvalidFocus,
@@ -39,51 +39,55 @@ _SAVE_AS_NEW = "_saveasnew"
 
 
 class ObjectViewsMixin(AddViewMixin):
-    """Of :class:`ShardedModelAdmin`: what shows and saves one row."""
+    """The views of :class:`ShardedModelAdmin` that show and save one row."""
 
-    # -- Which row -------------------------------------------------------------
+    # -- Find the row ----------------------------------------------------------
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
         """The row that a URL names, or None; see :mod:`sharded_orm.admin.identity`.
 
-        The request is about its shard from then on.
+        Its shard is the scope of the request from then on.
         """
         options = self.shard_options
         try:
-            home, among = self._find(request, object_id, from_field)
+            home, only_this_row = self._find(request, object_id, from_field)
         except InvalidFocus as exc:
             raise Http404(str(exc)) from exc
         except (InvalidObjectID, ValidationError, ValueError):
             return None
-        narrow(request, ShardScope(options, shard=home, home=home))
+        set_scope(request, ShardScope(options, shard=home, home=home))
         try:
-            row = among(self.get_queryset(request)).get()
+            row = only_this_row(self.get_queryset(request)).get()
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
-        # A related row that is added from its page can have the same key.
-        key = None if is_away(row) else options.key_of(row)
-        narrow(request, ShardScope(options, shard=home, key=key, home=home))
+        identify([row])
+        # With the key, for related rows that are added from this page.
+        key = None if is_misplaced(row) else options.key_of(row)
+        set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
 
     def _find(
         self, request: HttpRequest, object_id: str, from_field: str | None
     ) -> tuple[Shard, Callable[[Any], Any]]:
-        """The shard to ask, and what for. Asks the directory at most."""
+        """The shard of a row, and a function that narrows a queryset to the row.
+
+        Queries the directory at most.
+        """
         options, within = self.shard_options, self.focus(request).shard
-        by_name = from_field in (None, self.opts.pk.name)
-        if by_name or SEPARATOR in object_id:
+        by_object_id = from_field in (None, self.opts.pk.name)
+        if by_object_id or SEPARATOR in object_id:
             try:
                 identity = parse(options, object_id, within)
                 return identity.shard, identity.among
             except (InvalidFocus, InvalidObjectID):
-                if by_name:
+                if by_object_id:
                     raise
         # A link of a widget, by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
-        home = locate(options, value) if options.tells(field) else within
+        home = locate(options, value) if options.names_shard(field) else within
         if home is None:
             raise InvalidObjectID(f"{object_id!r} does not tell on which shard the row is.")
         return home, lambda rows: rows.filter(**{field.name: value})
@@ -93,14 +97,14 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> Any:
         # Overrides ModelAdmin's, which goes to the index: a link that names no row is a 404.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            raise PermissionDenied  # Not a word of which keys there are.
-        name = unquote(object_id)
+            raise PermissionDenied  # A 404 would say which keys exist.
+        text = unquote(object_id)
         try:
-            parse(self.shard_options, name, self.focus(request).shard)
+            parse(self.shard_options, text, self.focus(request).shard)
         except (InvalidFocus, InvalidObjectID) as exc:
-            raise Http404(f"{name!r} names no {opts.verbose_name}. {exc}") from exc
+            raise Http404(f"{text!r} names no {opts.verbose_name}. {exc}") from exc
         raise Http404(
-            f"There is no {opts.verbose_name} {name!r}. It may have been deleted, or is on another"
+            f"There is no {opts.verbose_name} {text!r}. It may have been deleted, or is on another"
             " shard by now."
         )
 
@@ -114,20 +118,20 @@ class ObjectViewsMixin(AddViewMixin):
         form_url: str = "",
         extra_context: Any = None,
     ) -> Any:
-        """Django's, on the row's shard; what a POST does is taken back on error, with its log entry.
+        """Django's view, on the row's shard. An error rolls back a POST with its log entry.
 
-        Two transactions: the shard's inside that of the global database, so the shard commits
-        first. If the process dies between the two, the row is saved and its log entry is not.
+        The transaction of the shard is inside that of the global database, so the shard commits
+        first. If the process dies between the two commits, the row is saved without a log entry.
         """
         try:
             if object_id is None:
-                answer = self.begin_adding(request)
-                if answer is not None:
-                    return answer
+                response = self.prepare_add(request)
+                if response is not None:
+                    return response
             elif request.method == "POST" and _SAVE_AS_NEW in request.POST:
-                self._begin_copy(request, object_id)
+                self._prepare_copy(request, object_id)
             else:
-                self._look_at(request, object_id)
+                self._scope_to_row(request, object_id)
             alias = self.alias_of_page(request, known=object_id is not None)
             form_url = form_url or _action(request)
             if request.method != "POST":
@@ -140,14 +144,14 @@ class ObjectViewsMixin(AddViewMixin):
                 raise
             # The row was moved since its form was checked, or relates to one that was.
             self.message_user(
-                request, f"Nothing was saved: {self.reason(request, exc)}", messages.ERROR
+                request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
             return HttpResponseRedirect(request.get_full_path())
         except DatabaseError as exc:
-            return self._no_answer(request, exc)
+            return self._shard_down(request, exc)
 
-    def _look_at(self, request: HttpRequest, object_id: str) -> None:
-        """Find the shard before Django's view opens a transaction on it."""
+    def _scope_to_row(self, request: HttpRequest, object_id: str) -> None:
+        """Set the scope to the row's shard, before Django's view opens a transaction on it."""
         to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
         if to_field and not self.to_field_allowed(request, to_field):
             raise DisallowedModelAdminToField(f"The field {to_field} cannot be referenced.")
@@ -156,34 +160,34 @@ class ObjectViewsMixin(AddViewMixin):
         except (InvalidFocus, InvalidObjectID, ValidationError, ValueError):
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         else:
-            narrow(request, ShardScope(self.shard_options, shard=home, home=home))
+            set_scope(request, ShardScope(self.shard_options, shard=home, home=home))
 
-    def _begin_copy(self, request: HttpRequest, object_id: str) -> None:
-        """Of "save as new": the copy gets the key of the original, or lies beside it."""
+    def _prepare_copy(self, request: HttpRequest, object_id: str) -> None:
+        """For "save as new": the copy gets the key of the original, or is put on its shard."""
         row = self.get_object(request, unquote(object_id))
         if row is None:
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
-        if not self.has_view_or_change_permission(request, row) or is_away(row):
+        if not self.has_view_or_change_permission(request, row) or is_misplaced(row):
             raise PermissionDenied
 
     def get_form(
         self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
     ) -> Any:
-        options, focus = self.shard_options, self.focus(request)
+        options, scope = self.shard_options, self.focus(request)
         readonly = self.get_readonly_fields(request, obj)
-        new: dict[str, Any] = {}
-        if obj is None and options.key_is_made:
-            new["new_shard"] = focus.home.number if focus.home is not None else None
+        new_row: dict[str, Any] = {}
+        if obj is None and options.key_is_generated:
+            new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
-            new["new_key"] = focus.key
-        # Also the project's own, which overrides this method as Django's documentation has it.
+            new_row["new_key"] = scope.key
+        # Also a form that the project passes in, as Django's documentation recommends.
         form = kwargs.get("form", self.form)
-        kwargs["form"] = keeping_key(form, options, hidden=readonly, **new)
+        kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:
-            told = getattr(getattr(form, "Meta", None), "help_texts", None) or {}
+            help_texts = getattr(getattr(form, "Meta", None), "help_texts", None) or {}
             kwargs["help_texts"] = {
                 options.key.name: KEY_STAYS,
-                **told,
+                **help_texts,
                 **kwargs.get("help_texts", {}),
             }
         return super().get_form(request, obj, change, **kwargs)
@@ -191,7 +195,7 @@ class ObjectViewsMixin(AddViewMixin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
         options = self.shard_options
-        if options.key is None or options.key_is_made or options.key.name in fields:
+        if options.key is None or options.key_is_generated or options.key.name in fields:
             return fields
         if obj is None and self.focus(request).key is None:
             return fields
@@ -202,31 +206,33 @@ class ObjectViewsMixin(AddViewMixin):
         key = self.shard_options.key
         if self.fields or key is None or key.name not in fields:
             return fields
-        # Where it is in the model, and not at the end with what is read-only.
+        # First, as in the model, and not at the end with the read-only fields.
         return [key.name, *(field for field in fields if field != key.name)]
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        # A key that was typed in, or is new, decides only now where the row is.
-        if not change and not self._may(request, form.instance, write=True):
+        # Only now is the shard of a row known whose key was typed in, or generated.
+        if not change and not self._may_access(request, form.instance, write=True):
             raise PermissionDenied
         super().save_related(request, form, formsets, change)
 
     def get_inline_formsets(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        made = super().get_inline_formsets(request, *args, **kwargs)
-        return [display.InlineFormSet.like(formset) for formset in made]
+        formsets = super().get_inline_formsets(request, *args, **kwargs)
+        return [display.InlineFormSet.like(formset) for formset in formsets]
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> Any:
         obj = context["original"]
         context["adminform"] = display.Form.like(context["adminform"])
-        context["original"] = named(obj)
-        focus = self.focus(request)
-        # A key that is yet to be typed decides where the row will be, and not the page.
-        decided = obj is not None or focus.key is not None or self.shard_options.key_is_made
-        context["shard"] = focus.home if decided else None
-        context["unplaced"] = focus.key is not None and focus.home is None
-        context["away"] = obj is not None and is_away(obj)
+        context["original"] = named_row(obj)
+        scope = self.focus(request)
+        # Without a key, the shard of a new row is not known yet.
+        shard_known = (
+            obj is not None or scope.key is not None or self.shard_options.key_is_generated
+        )
+        context["shard"] = scope.home if shard_known else None
+        context["unplaced"] = scope.key is not None and scope.home is None
+        context["misplaced"] = obj is not None and is_misplaced(obj)
         response: Any = super().render_change_form(request, context, *args, **kwargs)
         names = response.template_name
         if isinstance(names, list | tuple) and names[-1] == "admin/change_form.html":
@@ -234,14 +240,14 @@ class ObjectViewsMixin(AddViewMixin):
         return response
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        stays = {IS_POPUP_VAR, "_continue", "_addanother"}
+        handled_by_django = {IS_POPUP_VAR, "_continue", "_addanother"}
         if self.save_as_continue:
-            stays.add(_SAVE_AS_NEW)
-        if request.POST.keys() & stays:
-            return super().response_add(request, named(obj), post_url_continue)
-        # What Django's method does in the end, without a link to the row by its id; the hook
-        # after it is the project's.
-        self.tell_added(request, obj)
+            handled_by_django.add(_SAVE_AS_NEW)
+        if request.POST.keys() & handled_by_django:
+            return super().response_add(request, named_row(obj), post_url_continue)
+        # As Django's method does in the end, but with a link by the object id. The method that is
+        # called last is a hook for projects.
+        self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
     # -- History ---------------------------------------------------------------
@@ -250,25 +256,25 @@ class ObjectViewsMixin(AddViewMixin):
         try:
             response = super().history_view(request, object_id, extra_context)
         except DatabaseError as exc:
-            return self._no_answer(request, exc)
+            return self._shard_down(request, exc)
         context = getattr(response, "context_data", None)
         if context is not None and "object" in context:
-            shown = context["object"] = named(context["object"])
-            if shown.pk != unquote(object_id):
-                # A link of a widget, say. The log knows the row by one name only.
+            row = context["object"] = named_row(context["object"])
+            if row.pk != unquote(object_id):
+                # Such as a link of a widget. The log knows the row by its object id only.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
-                return HttpResponseRedirect(reverse(name, args=[quote(shown.pk)], current_app=site))
+                return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
         return response
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return super().log_addition(request, named(obj), message)
+        return super().log_addition(request, named_row(obj), message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return super().log_change(request, named(obj), message)
+        return super().log_change(request, named_row(obj), message)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
-        rows: Any = [named(obj) for obj in queryset]
+        rows: Any = [named_row(obj) for obj in queryset]
         return super().log_deletions(request, rows)
 
     # -- View on site ----------------------------------------------------------
@@ -280,27 +286,27 @@ class ObjectViewsMixin(AddViewMixin):
         info = self.opts.app_label, self.opts.model_name
         view = self.admin_site.admin_view(self.site_view)
         own = path("<path:object_id>/site/", view, name="{}_{}_site".format(*info))
-        # Before Django's last pattern, which takes everything.
+        # Before Django's last pattern, which matches everything.
         return [own, *super().get_urls()]
 
     def site_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Goes to the row's page on the site."""
+        """Redirect to ``get_absolute_url()`` of the row."""
         try:
             row = self.get_object(request, unquote(object_id))
         except DatabaseError as exc:
-            return self._no_answer(request, exc)
+            return self._shard_down(request, exc)
         if row is None:
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         if not self.has_view_or_change_permission(request, row):
             raise PermissionDenied
         return HttpResponseRedirect(row.get_absolute_url())
 
-    def _no_answer(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """The page of a shard that is down; any other error is raised."""
-        focus = self.focus(request)
-        if focus.home is None or not is_failure(error):
+    def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
+        """The page for a shard that is down; any other error is raised."""
+        scope = self.focus(request)
+        if scope.home is None or not is_failure(error):
             raise error
-        return no_answer(self, request, focus, error)
+        return shard_down_page(self, request, scope, error)
 
     def change_url(self, row: Any) -> str:
         """The page of a row in this admin site."""
@@ -308,6 +314,6 @@ class ObjectViewsMixin(AddViewMixin):
 
 
 def _action(request: HttpRequest) -> str:
-    """Where the page's form is sent: Django leaves out what the URL says of the place."""
-    place = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
-    return f"?{urlencode(place)}" if place else ""
+    """The URL for the page's form. Django would leave out the parameters of the scope."""
+    scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
+    return f"?{urlencode(scope)}" if scope else ""

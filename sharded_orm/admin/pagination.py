@@ -1,4 +1,4 @@
-"""A page of the rows of many shards: no count, and never more than the page in memory."""
+"""Pages of the rows of many shards: without a count, and with one page in memory at most."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: The row at which pages end: every shard reads the rows before a page, and throws them away.
+#: The last row that a page may show: every shard reads all rows before a page, and drops them.
 LAST_ROW = 10_000
 
 
 @dataclass(frozen=True)
 class PageOfRows:
-    """What the shards said to one page: its rows, whether there are more, who was silent."""
+    """One page: its rows, whether there are more, and the shards that failed."""
 
     rows: list[Any]
     more: bool
@@ -41,7 +41,7 @@ class PageOfRows:
 
     @property
     def silent(self) -> bool:
-        """Whether no shard has answered."""
+        """Whether all shards have failed."""
         return len(self.errors) == self.shards > 0
 
     @property
@@ -58,7 +58,7 @@ class PageOfRows:
 
 
 def first_row(number: int, size: int) -> int:
-    """The place of the first row of page ``number``, from 0."""
+    """The index of the first row of page ``number``, from 0."""
     return (number - 1) * size
 
 
@@ -73,24 +73,24 @@ def last_page(size: int) -> int:
 
 
 class Pages(_Paginator):
-    """Pages of all shards for a view of Django's: nothing is counted, and see :data:`LAST_ROW`.
+    """A paginator over all shards that counts nothing, and ends at :data:`LAST_ROW`.
 
-    Each page knows whether there is a next one; how many there are, nobody does.
+    Each page knows whether there is a next one; the number of pages is not known.
     """
 
     def page(self, number: Any) -> Any:
-        """Asks each node once.
+        """Read page ``number``; one query per node.
 
-        :raises InvalidPage: there can be no such page, or it is too far.
+        :raises InvalidPage: there is no such page, or it is beyond :data:`LAST_ROW`.
         """
         try:
-            wanted = int(number)
+            page_number = int(number)
         except (TypeError, ValueError) as exc:
             raise PageNotAnInteger(f"{number!r} is not the number of a page.") from exc
-        if wanted < 1 or is_too_far(wanted, self.per_page):
+        if page_number < 1 or is_too_far(page_number, self.per_page):
             raise EmptyPage(f"There is no page {number!r}, or it is behind row {LAST_ROW}.")
-        low = first_row(wanted, self.per_page)
-        return _PageOfMany(list(self.object_list[low : low + self.per_page + 1]), wanted, self)
+        low = first_row(page_number, self.per_page)
+        return _PageOfMany(list(self.object_list[low : low + self.per_page + 1]), page_number, self)
 
 
 class _PageOfMany(_Page):
@@ -103,10 +103,10 @@ class _PageOfMany(_Page):
 
 
 def read(queryset: Any, number: int, size: int) -> PageOfRows:
-    """Page ``number`` of ``queryset``, and the row behind it that tells of a next one.
+    """Read page ``number`` of ``queryset``, and one row more, which shows that there is a next one.
 
-    Asks each node once; see :meth:`ShardedQuerySet.scatter`. A query whose conditions leave one
-    shard is asked there, and may fail there.
+    One query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions leave one shard,
+    only that shard is queried. Its failure is an error of the page, like those of other shards.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

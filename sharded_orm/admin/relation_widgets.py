@@ -1,4 +1,4 @@
-"""Pickers: what a form offers for its relations inside the group is of its own shard."""
+"""Widgets and form fields for relations inside the group: they offer rows of one shard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from django.forms import ModelMultipleChoiceField
 from django.http import HttpRequest
 from django.utils.http import urlencode
 
-from sharded_orm.admin.identity import stored_value
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, focus_of
+from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, scope_of, stored_value
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     _Completing = widgets.AutocompleteMixin
 
     class _Several(ModelMultipleChoiceField[Any]):
-        # Not public, so the stubs leave it out.
+        # A private method, which the stubs leave out.
         def _check_values(self, value: Any) -> Any: ...
 else:
     _Completing = object
@@ -31,103 +30,106 @@ else:
 class RawId(widgets.ForeignKeyRawIdWidget):
     """A raw id whose magnifying glass opens the changelist of one shard."""
 
-    #: What its links have to say about the place.
-    place: dict[str, str] = {}
+    #: The URL parameters of the scope, for its links.
+    scope_query: dict[str, str] = {}
 
     def url_parameters(self) -> dict[str, Any]:
-        return {**super().url_parameters(), **self.place}
+        return {**super().url_parameters(), **self.scope_query}
 
     def label_and_url_for_value(self, value: Any) -> tuple[str, str]:
         if self.db is None:
             return "", ""
         label, url = super().label_and_url_for_value(value)
-        return label, f"{url}?{urlencode(self.place)}" if url else ""
+        return label, f"{url}?{urlencode(self.scope_query)}" if url else ""
 
 
 class RawIds(widgets.ManyToManyRawIdWidget):
-    """The same for several ids."""
+    """:class:`RawId` for several ids."""
 
-    place: dict[str, str] = {}
+    scope_query: dict[str, str] = {}
 
     def url_parameters(self) -> dict[str, Any]:
-        return {**super().url_parameters(), **self.place}
+        return {**super().url_parameters(), **self.scope_query}
 
 
 class _Autocomplete(_Completing):
-    place: dict[str, str] = {}
+    scope_query: dict[str, str] = {}
 
     def get_url(self) -> str:
-        return f"{super().get_url()}?{urlencode(self.place)}"
+        return f"{super().get_url()}?{urlencode(self.scope_query)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        # Overrides AutocompleteMixin's, which looks for all that was sent.
-        known = [one for one in value if can_be_referred(self.field, one)]
-        return super().optgroups(name, known, attr)
+        # Overrides AutocompleteMixin's, which queries for all values of the request.
+        possible = [text for text in value if can_be_related(self.field, text)]
+        return super().optgroups(name, possible, attr)
 
 
 class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
-    """Asks one shard."""
+    """An autocomplete widget that queries one shard."""
 
 
 class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
-    """The same for several rows."""
+    """:class:`Autocomplete` for several rows."""
 
 
 class SeveralRows(_Several):
-    """Rows by their ids, of which none is so large that SQLite would fail."""
+    """A field for several rows that refuses ids so large that SQLite would fail."""
 
     def _check_values(self, value: Any) -> Any:
-        # Overrides ModelMultipleChoiceField's, which asks for all of them at once.
+        # Overrides ModelMultipleChoiceField's, which queries for all ids at once.
         rows: Any = self.queryset
-        for one in value:
-            if stored_value(rows.model._meta.pk, one) is None:
+        for pk in value:
+            if stored_value(rows.model._meta.pk, pk) is None:
                 code = "invalid_pk_value"
-                raise ValidationError(self.error_messages[code], code=code, params={"pk": one})
+                raise ValidationError(self.error_messages[code], code=code, params={"pk": pk})
         return super()._check_values(value)
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
-    """The links beside a picker, to add, change, delete and view related rows of the shard."""
+    """The links beside a widget, to add, change, delete and view related rows of the shard."""
 
-    place: dict[str, str] = {}
+    scope_query: dict[str, str] = {}
 
     @classmethod
-    def like(cls, made: widgets.RelatedFieldWidgetWrapper, place: dict[str, str]) -> Wrapper:
-        found = cls.__new__(cls)
-        found.__dict__.update(made.__dict__)
-        found.place = place
-        return found
+    def like(
+        cls, original: widgets.RelatedFieldWidgetWrapper, scope_query: dict[str, str]
+    ) -> Wrapper:
+        """A copy of ``original`` whose links have the parameters of the scope."""
+        copy = cls.__new__(cls)
+        copy.__dict__.update(original.__dict__)
+        copy.scope_query = scope_query
+        return copy
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
         context = super().get_context(name, value, attrs)
         for params in ("url_params", "view_related_url_params"):
             if params in context:
-                context[params] += f"&{urlencode(self.place)}"
+                context[params] += f"&{urlencode(self.scope_query)}"
         return context
 
 
 class PickersMixin(_Admin):
-    """Form fields for relations; of a model admin and of an inline alike."""
+    """Mixin with the form fields for relations, of a model admin or an inline."""
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        theirs = self._in_group(db_field)
-        made = getattr(field, "widget", None)
-        if theirs is not None and isinstance(made, widgets.RelatedFieldWidgetWrapper):
-            focus = self._picks_from(request)
-            place = _place(focus)
-            if focus.key is not None and _same_key(focus.options, theirs):
-                place = {**place, KEY_VAR: str(focus.key)}
-            field.widget = Wrapper.like(made, place)
+        related = self._options_in_group(db_field)
+        widget = getattr(field, "widget", None)
+        if related is not None and isinstance(widget, widgets.RelatedFieldWidgetWrapper):
+            scope = self._scope(request)
+            scope_query = _scope_query(scope)
+            if scope.key is not None and _same_key(scope.options, related):
+                scope_query = {**scope_query, KEY_VAR: str(scope.key)}
+            field.widget = Wrapper.like(widget, scope_query)
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._in_group(db_field) is None:
+        if self._options_in_group(db_field) is None:
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
         return self._picker(super().formfield_for_foreignkey, Autocomplete, RawId, db_field, request, kwargs)  # fmt: skip
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._in_group(db_field) is None:
+        if self._options_in_group(db_field) is None:
             return super().formfield_for_manytomany(db_field, request, **kwargs)
         kwargs.setdefault("form_class", SeveralRows)
         return self._picker(super().formfield_for_manytomany, Autocompletes, RawIds, db_field, request, kwargs)  # fmt: skip
@@ -141,56 +143,56 @@ class PickersMixin(_Admin):
         request: HttpRequest,
         kwargs: dict[str, Any],
     ) -> Any:
-        focus = self._picks_from(request)
-        kwargs["using"] = focus.alias
+        scope = self._scope(request)
+        kwargs["using"] = scope.alias
         if "widget" not in kwargs:
-            # As BaseModelAdmin chooses them.
+            # In the order of BaseModelAdmin.
             if db_field.name in self.get_autocomplete_fields(request):
-                kwargs["widget"] = autocomplete(db_field, self.admin_site, using=focus.alias)
+                kwargs["widget"] = autocomplete(db_field, self.admin_site, using=scope.alias)
             elif db_field.name in self.raw_id_fields:
                 rel = db_field.remote_field
-                kwargs["widget"] = raw_id(rel, self.admin_site, using=focus.alias)
+                kwargs["widget"] = raw_id(rel, self.admin_site, using=scope.alias)
         if isinstance(kwargs.get("widget"), RawId | RawIds | _Autocomplete):
-            kwargs["widget"].place = _place(focus)
+            kwargs["widget"].scope_query = _scope_query(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Also of a queryset of the project's own; a template reads it after the view.
+            # Also for a queryset of the project's own. A template reads it after the view.
             rows = field.queryset
-            field.queryset = rows.none() if focus.alias is None else rows.using(focus.alias)
+            field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
 
-    def _picks_from(self, request: HttpRequest) -> ShardScope:
+    def _scope(self, request: HttpRequest) -> ShardScope:
         options = shard_options(self.opts.model)
         assert options is not None
-        return focus_of(request, options)
+        return scope_of(request, options)
 
-    def _in_group(self, db_field: Any) -> ShardOptions | None:
-        """The options of the related model, if it is sharded like this one."""
-        mine = shard_options(self.opts.model)
-        related = getattr(db_field.remote_field, "model", None)
-        theirs = None if related is None else shard_options(related)
-        if mine is None or theirs is None or theirs.group != mine.group:
+    def _options_in_group(self, db_field: Any) -> ShardOptions | None:
+        """The options of the related model, if it is of the same group; else None."""
+        own = shard_options(self.opts.model)
+        model = getattr(db_field.remote_field, "model", None)
+        related = None if model is None else shard_options(model)
+        if own is None or related is None or related.group != own.group:
             return None
-        return theirs
+        return related
 
 
-def can_be_referred(field: Any, value: Any) -> bool:
-    """Whether there can be a related row with this text; a database may fail over another."""
+def can_be_related(field: Any, value: Any) -> bool:
+    """Whether a related row can have this value. A database may fail over other values."""
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
 
 
-def _place(focus: ShardScope) -> dict[str, str]:
-    # A key without a shard: its rows are looked for, and there are none.
-    return {SHARD_VAR: focus.home.alias} if focus.home is not None else focus.query
+def _scope_query(scope: ShardScope) -> dict[str, str]:
+    # For a key without a shard, the key: a query for its rows finds none.
+    return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
 
 
-def _same_key(one: ShardOptions, other: ShardOptions) -> bool:
-    """Whether a value of one model's key means the same as one of the other's."""
-    mine: Any = one.key
-    theirs: Any = other.key
-    if mine is None or theirs is None or other.key_is_made or one.key_is_made:
+def _same_key(options: ShardOptions, other: ShardOptions) -> bool:
+    """Whether a value of one model's shard key means the same in the other model."""
+    key: Any = options.key
+    other_key: Any = other.key
+    if key is None or other_key is None or options.key_is_generated or other.key_is_generated:
         return False
-    if mine.remote_field is not None or theirs.remote_field is not None:
-        return mine.related_model is theirs.related_model
-    return mine.name == theirs.name and type(mine) is type(theirs)
+    if key.remote_field is not None or other_key.remote_field is not None:
+        return key.related_model is other_key.related_model
+    return key.name == other_key.name and type(key) is type(other_key)

@@ -1,4 +1,4 @@
-"""One thing done on several shards, each in a transaction of its own, and what is told of it."""
+"""Run an action on several shards, in a transaction on each, and report the outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.failures import Outages, listed
+from sharded_orm.admin.failures import Outages, join_names
 from sharded_orm.routers import standing_on
 
 logger = logging.getLogger("sharded_orm.admin")
@@ -24,7 +24,7 @@ _REFUSALS = (PermissionDenied, SuspiciousOperation, Http404)
 
 
 class _PageOfOneShard(Exception):
-    """What is to be done once per shard has answered with a page."""
+    """An action on rows of several shards has returned a page."""
 
 
 def run_by_shard(
@@ -34,13 +34,14 @@ def run_by_shard(
     description: str,
     run: Callable[[Part], Any],
 ) -> HttpResponseBase | None:
-    """``run`` for each part of ``selection``, in a transaction on its shard, and a report.
+    """Call ``run`` for each part of ``selection``, in a transaction on its shard, and report.
 
-    What goes wrong on one shard is taken back there, with its log entries, and reported; the
-    others go on. Not atomic over shards (P14).
+    An error rolls back its shard, with the log entries of that shard, and is reported; the other
+    shards go on. Not atomic over shards (P14).
 
-    :return: the page that it answered with, if there is but one part.
-    :raises PermissionDenied: and what else means a refusal, if nothing was done or went wrong before.
+    :return: the page that ``run`` has returned, if there is only one part.
+    :raises PermissionDenied: ``run`` refuses, before any shard was done or has failed. The same
+        holds for ``SuspiciousOperation`` and ``Http404``.
     """
     outages, done = selection.outages, list[Part]()
     response = None
@@ -58,7 +59,7 @@ def run_by_shard(
                 messages.ERROR,
             )
             break
-        except Exception as error:  # Logged and reported as this shard's; the others go on.
+        except Exception as error:  # Logged and reported; the other shards go on.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)
@@ -70,15 +71,15 @@ def run_by_shard(
 
 
 def _run(part: Part, run: Callable[[Part], Any], *, alone: bool) -> HttpResponseBase | None:
-    # The shard commits first: what it refuses then is not in the admin's log either.
+    # The shard commits first: if its commit fails, the admin's log has no entry either.
     log = transaction.atomic(using=router.db_for_write(LogEntry))
     with log, standing_on(part.alias), transaction.atomic(using=part.alias):
-        found = run(part)
-        if not isinstance(found, HttpResponseBase):
+        response = run(part)
+        if not isinstance(response, HttpResponseBase):
             return None
         if not alone:
             raise _PageOfOneShard
-        return found
+        return response
 
 
 def report(
@@ -88,14 +89,14 @@ def report(
     done: list[Part],
     outages: Outages,
 ) -> None:
-    """Messages: how many rows on which shards, and which shards failed why."""
+    """Show messages: the number of rows on each shard, and each failed shard with its cause."""
     if done:
         rows = sum(part.count for part in done)
-        where = listed(f"{part.alias} ({part.count})" for part in done)
+        shards = join_names(f"{part.alias} ({part.count})" for part in done)
         model_admin.message_user(
             request,
-            f"{description}: {rows} row{'s' if rows != 1 else ''} on {where}.",
+            f"{description}: {rows} row{'s' if rows != 1 else ''} on {shards}.",
             messages.WARNING if outages.errors else messages.SUCCESS,
         )
-    for failed in outages.failed:
-        model_admin.message_user(request, f"Not done on {failed}", messages.ERROR)
+    for failure in outages.failed:
+        model_admin.message_user(request, f"Not done on {failure}", messages.ERROR)

@@ -1,7 +1,9 @@
-"""Search terms, also in fields of global models that rows of a shard refer to."""
+"""Search in fields of a sharded model, and of global models to which its rows refer."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,58 +11,59 @@ from django.contrib.admin.options import ModelAdmin
 from django.db.models import Model
 from django.utils.text import smart_split
 
-from sharded_orm.admin.global_lookups import crossing
+from sharded_orm.admin.global_lookups import GlobalLookup, global_lookup
 
 _PREFIXES = "^=@"
 
 
-def crosses(model: type[Model], fields: Sequence[str]) -> bool:
-    """Whether any of the search fields leads to the global database."""
-    return any(crossing(model, _path(field)) is not None for field in fields)
+def leads_to_global(model: type[Model], fields: Sequence[str]) -> bool:
+    """Whether any of the search fields is one of a global model."""
+    return any(global_lookup(model, _path(field)) is not None for field in fields)
 
 
 def search(queryset: Any, fields: Sequence[str], term: str, request: Any) -> tuple[Any, bool]:
-    """What :meth:`ModelAdmin.get_search_results` gives, for fields that lead to both sides.
+    """:meth:`ModelAdmin.get_search_results`, for fields of both sides.
 
-    One query of the global database for each word and global model; see :func:`crossing.cuts`.
+    One query of the global database for each word and global model; see
+    :func:`global_lookups.lookup_notes`.
+
+    :return: the rows, and whether joins may yield a row twice.
     """
     model = queryset.model
-    own: list[str] = []
-    outside: dict[str, tuple[Any, list[str]]] = {}
+    own_fields: list[str] = []
+    global_fields: dict[str, tuple[GlobalLookup, list[str]]] = {}
     for name in map(str, fields):
-        found = crossing(model, _path(name))
-        if found is None:
-            own.append(name)
+        lookup = global_lookup(model, _path(name))
+        if lookup is None:
+            own_fields.append(name)
         else:
             prefix = name[0] if name[0] in _PREFIXES else ""
-            outside.setdefault(found.prefix, (found, []))[1].append(prefix + found.rest)
-    duplicates = False
+            global_fields.setdefault(lookup.prefix, (lookup, []))[1].append(prefix + lookup.rest)
+    may_have_duplicates = False
     for word in smart_split(term):
-        conditions = []
-        for found, theirs in outside.values():
-            people, _ = _as_django(found.model._default_manager.all(), theirs, word)
-            meant = {found.name: found.find(people, request, word)}
-            conditions.append(queryset.filter(**meant))
-        matching = None
-        if own:
-            matching, several = _as_django(queryset, own, word)
-            duplicates |= several
-        for other in conditions:
-            matching = other if matching is None else matching | other
-        queryset = matching
-    return queryset, duplicates
+        querysets = []
+        if own_fields:
+            matching, duplicates = _search_as_django(queryset, own_fields, word)
+            may_have_duplicates |= duplicates
+            querysets.append(matching)
+        for lookup, names in global_fields.values():
+            global_rows, _ = _search_as_django(lookup.model._default_manager.all(), names, word)
+            values = lookup.find(global_rows, request, word)
+            querysets.append(queryset.filter(**{lookup.name: values}))
+        queryset = functools.reduce(operator.or_, querysets)
+    return queryset, may_have_duplicates
 
 
 def _path(field: str) -> str:
     return str(field).lstrip(_PREFIXES)
 
 
-class _Searched:
-    """As much of a model admin as Django's search asks of it.
+class _SearchFields:
+    """The parts of a model admin that ``ModelAdmin.get_search_results()`` reads from ``self``.
 
-    That is a method of model admins, and reads the fields from ``self``. Here it searches in a part
-    of them, on one side of a crossing, and in models that may have no admin; to copy it would be
-    to copy its prefixes and lookups, and how it finds out which joins give rows twice.
+    That method is needed for some of the search fields only, and for models that may have no
+    admin. A copy of it would repeat its prefixes and lookups, and how it finds the joins that
+    yield a row twice.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:
@@ -70,7 +73,7 @@ class _Searched:
         return self.fields
 
 
-def _as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
-    searched: Any = _Searched(queryset.model, fields)
+def _search_as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
+    model_admin: Any = _SearchFields(queryset.model, fields)
     request: Any = None  # It is handed to get_search_fields(), and to nothing else.
-    return ModelAdmin.get_search_results(searched, request, queryset, word)
+    return ModelAdmin.get_search_results(model_admin, request, queryset, word)

@@ -1,4 +1,4 @@
-"""The head of a changelist: where one looks, and where else one may look."""
+"""The head of a changelist: its scope, and the links and boxes to choose another one."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import QueryDict
+from django.utils.functional import cached_property
 
 from sharded_orm import runtime
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# A list to choose from is of use to people up to some length; a larger group offers the
-# first shard of each range that one may look at, and any other can be typed.
-MOST_OFFERED = 256
-#: What another place does not take along: the page of this one, the flags of this request.
+# A longer list helps nobody. A larger group offers the first permitted shard of each range; any
+# other shard can be typed.
+MAX_CHOICES = 256
+#: Parameters that do not hold for another scope: the page number, flags of this request.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
 @dataclass(frozen=True)
 class ShardPicker:
-    """What ``admin/sharded_orm/includes/picker.html`` shows."""
+    """The data of ``admin/sharded_orm/includes/picker.html``."""
 
     options: ShardOptions
     parameters: QueryDict
-    #: None if the request named a place that there is not.
-    focus: ShardScope | None
-    #: Whether the user may look at a shard; no other is offered.
+    #: None if the request names a scope that does not exist.
+    scope: ShardScope | None
+    #: Whether the user may look at a shard. No other shard is offered.
     permits: Callable[[Shard], bool]
 
-    @property
+    @cached_property
     def group(self) -> ShardGroup:
         return runtime.group(self.options.group)
 
     @property
     def shard(self) -> Shard | None:
-        """The shard that is looked at; also the one of the key, if it has one."""
-        return self.focus.home if self.focus is not None else None
+        """The shard of the scope; also that of its key, if the key has one."""
+        return self.scope.home if self.scope is not None else None
 
     @property
     def key(self) -> Any:
-        return self.focus.key if self.focus is not None else None
+        return self.scope.key if self.scope is not None else None
 
     @property
     def key_text(self) -> str:
-        """The key as one types it; a template may write a number with separators."""
+        """The key as a user types it; a template may write a number with separators."""
         return str(self.key) if self.key is not None else ""
 
     @property
@@ -54,20 +55,20 @@ class ShardPicker:
         return str(self.options.key.name) if self.options.key is not None else ""
 
     @property
-    def across(self) -> bool:
-        return self.focus is not None and self.focus.everywhere
+    def all_shards(self) -> bool:
+        return self.scope is not None and self.scope.everywhere
 
     @property
     def state(self) -> str:
-        """Whether the shard takes new keys."""
+        """``"open"`` or ``"closed"`` for new keys; empty without a shard."""
         shard = self.shard
         if shard is None:
             return ""
         return "open" if self.group.range_of(shard.number) in self.group.open_ranges else "closed"
 
-    @property
-    def kept(self) -> list[tuple[str, str]]:
-        """The parameters that another place takes along, for hidden inputs."""
+    @cached_property
+    def parameters_to_keep(self) -> list[tuple[str, str]]:
+        """The parameters that hold for another scope too, for hidden inputs."""
         return [
             (name, value)
             for name, values in self.parameters.lists()
@@ -76,39 +77,39 @@ class ShardPicker:
         ]
 
     @property
-    def offered(self) -> list[tuple[str, str]]:
-        """Alias and description of the shards to choose from."""
+    def choices(self) -> list[tuple[str, str]]:
+        """Aliases and descriptions of the shards to choose from."""
         group = self.group
-        if group.count <= MOST_OFFERED:
+        if group.count <= MAX_CHOICES:
             shards = filter(self.permits, group.shards())
-            return [(shard.alias, self._described(shard)) for shard in shards]
-        found = []
-        for r in group.ranges[:MOST_OFFERED]:
-            every = map(group.shard, range(r.first, r.last + 1))
-            if (first := next(filter(self.permits, every), None)) is not None:
-                found.append((first.alias, f"{r.first} to {r.last}: {self._described(first)}"))
-        return found
+            return [(shard.alias, self._description(shard)) for shard in shards]
+        choices = []
+        for r in group.ranges[:MAX_CHOICES]:
+            shards_of_range = map(group.shard, range(r.first, r.last + 1))
+            if (first := next(filter(self.permits, shards_of_range), None)) is not None:
+                choices.append((first.alias, f"{r.first} to {r.last}: {self._description(first)}"))
+        return choices
 
-    def _described(self, shard: Shard) -> str:
+    def _description(self, shard: Shard) -> str:
         state = "" if self.group.range_of(shard.number).open else ", closed"
         return f"{shard.node}{state}"
 
     @property
-    def everywhere(self) -> str:
+    def all_shards_link(self) -> str:
         """The link to all shards."""
         return self._link()
 
-    @property
+    @cached_property
     def previous(self) -> tuple[str, str] | None:
-        """Alias and link of the shard before this one."""
+        """Alias and link of the shard before this one, if the scope is a shard."""
         return self._neighbour(-1)
 
-    @property
+    @cached_property
     def next(self) -> tuple[str, str] | None:
         return self._neighbour(1)
 
     def _neighbour(self, step: int) -> tuple[str, str] | None:
-        shard = self.focus.shard if self.focus is not None else None
+        shard = self.scope.shard if self.scope is not None else None
         if shard is None or self.key is not None or shard.number + step not in self.group:
             return None
         other = self.group.shard(shard.number + step)
@@ -118,8 +119,8 @@ class ShardPicker:
         """The link to a shard."""
         return self._link((SHARD_VAR, alias))
 
-    def _link(self, *place: tuple[str, str]) -> str:
+    def _link(self, *scope: tuple[str, str]) -> str:
         query = QueryDict(mutable=True)
-        for name, value in (*self.kept, *place):
+        for name, value in (*self.parameters_to_keep, *scope):
             query.appendlist(name, value)
         return f"?{query.urlencode()}"

@@ -1,4 +1,4 @@
-"""Where a request of the admin looks: a shard, the rows of one key, or the whole group."""
+"""The scope of an admin request: one shard, the rows of one key, or the whole shard group."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
-#: In which links of a changelist hand on its query (``ModelAdmin.get_preserved_filters``).
+#: The parameter in which links of a changelist hand on its query (``get_preserved_filters()``).
 _PRESERVED = "_changelist_filters"
 
 
 @dataclass(frozen=True)
 class ShardScope:
-    """A place to look at. ``shard`` and ``key`` are what was asked for; both None: everywhere.
+    """The part of a group that a request is about.
 
-    ``home`` is the one shard in question: that shard, or the one of the key; None if the key
-    has no rows yet, or everywhere.
+    ``shard`` and ``key`` are what the URL names; the whole group if both are None. ``home`` is
+    the one shard to ask: that shard, or the key's. It is None if the key has no shard yet, and
+    for the whole group.
     """
 
     options: ShardOptions
@@ -44,19 +45,19 @@ class ShardScope:
 
     @property
     def query(self) -> dict[str, str]:
-        """What a link needs to lead here."""
-        found = {SHARD_VAR: self.shard.alias} if self.shard is not None else {}
-        return found if self.key is None else {**found, KEY_VAR: str(self.key)}
+        """The URL parameters that name this scope."""
+        query = {SHARD_VAR: self.shard.alias} if self.shard is not None else {}
+        return query if self.key is None else {**query, KEY_VAR: str(self.key)}
 
     @property
     def query_string(self) -> str:
-        """The same, encoded; empty or with a question mark."""
+        """The same parameters, encoded and with a question mark; empty if there are none."""
         return f"?{urlencode(self.query)}" if self.query else ""
 
-    def of(self, rows: Any) -> Any:
-        """The ``rows`` that are here; everywhere: of the shards that answer.
+    def restrict(self, rows: Any) -> Any:
+        """The ``rows`` of this scope; for the whole group, those of the shards that answer.
 
-        On one shard the alias is named, so they may be read after the view, by a template.
+        On one shard the queryset names the alias, so a template may read it after the view.
         """
         if self.everywhere:
             return rows.scatter(partial=True)
@@ -65,58 +66,59 @@ class ShardScope:
         return rows.using(self.home.alias) if self.home is not None else rows
 
 
-def focus_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
-    """Where ``request`` looks, as far as models of this group are concerned.
+def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
+    """The scope of ``request`` for this model.
 
-    Made once per request and model. Costs a look-up in the directory if a key is named.
+    Read once per request and model. Costs a look-up in the directory if the URL names a key.
 
-    :raises InvalidFocus: there is no such place; a sentence for the user.
+    :raises InvalidFocus: there is no such shard or key; a sentence for the user.
     """
-    kept = _kept(request)
-    found: ShardScope | None = kept.get(options.model)
-    if found is None:
-        within: ShardScope | None = kept.get(options.group)
-        if within is not None:
+    scopes = _scopes(request)
+    scope: ShardScope | None = scopes.get(options.model)
+    if scope is None:
+        of_group: ShardScope | None = scopes.get(options.group)
+        if of_group is not None:
             # The page is about a row, or a key, of another model of the group.
-            found = ShardScope(options, shard=within.home, home=within.home)
+            scope = ShardScope(options, shard=of_group.home, home=of_group.home)
         else:
-            found = read_focus(request.GET, options)
-        kept[options.model] = found
-    return found
+            scope = read_scope(request.GET, options)
+        scopes[options.model] = scope
+    return scope
 
 
-def new_row_focus(request: HttpRequest, options: ShardOptions) -> ShardScope:
-    """Where a new row is to be put: as its URL says, or else the changelist it was asked from.
+def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
+    """The scope for a new row: that of its URL, or else of the changelist that led to the page.
 
-    :raises InvalidFocus: see :func:`focus_of`.
+    :raises InvalidFocus: see :func:`scope_of`.
     """
-    found = focus_of(request, options)
-    if found.everywhere and _PRESERVED in request.GET:
+    scope = scope_of(request, options)
+    if scope.everywhere and _PRESERVED in request.GET:
         try:
-            return read_focus(QueryDict(request.GET[_PRESERVED]), options)
+            return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            return found  # The changelist will say so.
-    return found
+            return scope  # The changelist will say so.
+    return scope
 
 
-def narrow(request: HttpRequest, focus: ShardScope) -> None:
-    """From now on the request is about this place, for all models of the group."""
-    kept = _kept(request)
-    for name, found in list(kept.items()):
-        if found.options.group == focus.options.group:
-            del kept[name]
-    kept[focus.options.model] = kept[focus.options.group] = focus
+def set_scope(request: HttpRequest, scope: ShardScope) -> None:
+    """Make ``scope`` that of the request from now on, for all models of the group."""
+    scopes = _scopes(request)
+    for name, other in list(scopes.items()):
+        if other.options.group == scope.options.group:
+            del scopes[name]
+    scopes[scope.options.model] = scopes[scope.options.group] = scope
 
 
-def _kept(request: Any) -> dict[Any, Any]:
-    found: dict[Any, Any] = request.__dict__.setdefault("_sharded_orm_focus", {})
-    return found
+def _scopes(request: Any) -> dict[Any, ShardScope]:
+    """The scopes of a request, by model and by name of a group."""
+    scopes: dict[Any, ShardScope] = request.__dict__.setdefault("_sharded_orm_scopes", {})
+    return scopes
 
 
-def read_focus(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
-    """What a query string says.
+def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
+    """The scope that a query string names.
 
-    :raises InvalidFocus: see :func:`focus_of`.
+    :raises InvalidFocus: see :func:`scope_of`.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
@@ -133,7 +135,10 @@ def read_focus(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def named_shard(options: ShardOptions, alias: str) -> Shard:
-    """The shard of the group of ``options`` with that alias; raises :exc:`InvalidFocus`."""
+    """The shard with that alias, of the model's group.
+
+    :raises InvalidFocus: there is none.
+    """
     shard = runtime.topology().resolve(alias)
     if shard is None or shard.group != options.group:
         last = runtime.group(options.group).count - 1
@@ -145,26 +150,39 @@ def named_shard(options: ShardOptions, alias: str) -> Shard:
 
 
 def read_key(options: ShardOptions, text: str) -> Any:
-    """A value of the shard key from its text, as the database would store it.
+    """The value of the shard key that ``text`` stands for, as the database would store it.
 
-    :raises InvalidFocus: the field cannot have it.
+    :raises InvalidFocus: the field cannot have the value.
     """
     field: Any = options.key
     if field is None:
         raise InvalidFocus(f"{options.model._meta.verbose_name} has no shard key of its own.")
-    field = target_field(field)
-    try:
-        value = field.get_prep_value(field.to_python(text))
-        field.run_validators(value)
-    except (ValidationError, ValueError, TypeError, OverflowError):
-        value = None
+    value = stored_value(field, text)
     if value is None:
         raise InvalidFocus(f"{text!r} cannot be a value of {_name(options)}.")
     return value
 
 
+def stored_value(field: Any, text: Any) -> Any:
+    """``text`` as a stored value of ``field``, or of the field that a foreign key refers to.
+
+    None if no row can have the value.
+    """
+    field = target_field(field)
+    try:
+        value = field.get_prep_value(field.to_python(text))
+        # SQLite fails on a number that no column can hold, if the number is in a list.
+        field.run_validators(value)
+    except (ValidationError, ValueError, TypeError, OverflowError):
+        return None
+    return value
+
+
 def locate(options: ShardOptions, key: Any) -> Shard | None:
-    """The shard of a key; None while it has none. Raises :exc:`InvalidFocus`."""
+    """The shard of a key; None while the key has none.
+
+    :raises InvalidFocus: no row can have the key.
+    """
     strategy = runtime.strategy(options.group)
     try:
         shard = runtime.locate(options.group, key)
@@ -174,7 +192,7 @@ def locate(options: ShardOptions, key: Any) -> Shard | None:
     except InvalidShardKey as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
     except RoutingError as exc:
-        # Its words name the shard.
+        # The message of this error names the shard.
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard.") from exc
 
 

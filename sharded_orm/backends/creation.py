@@ -1,7 +1,7 @@
-"""Test databases of an ordinary alias: Django's, with names of their own in the cache.
+"""Test databases of an ordinary alias: Django's, whose rows have names of their own in the cache.
 
-What isolates the cache is in ``sharded_orm.testing``, which is imported when tests run only: the
-app says how to reach it (:func:`provide_isolation`).
+``sharded_orm.testing`` isolates the cache. It is imported only when tests run: the app provides a
+function that reaches it (:func:`provide_isolation`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Names in the cache that no other run and no other process uses."""
+    """Gives a test run, or one of its processes, names in the cache that no other uses."""
 
     def isolate(self, alias: str) -> None:
-        """A test database is about to be made for ``alias``."""
+        """A test database for ``alias`` is about to be created."""
 
     def isolate_worker(self, alias: str) -> None:
-        """This process is one of several that run tests at the same time."""
+        """This process is one of several that run tests in parallel."""
 
     def release(self, alias: str) -> None:
-        """The test database of ``alias`` is gone."""
+        """The test database of ``alias`` was dropped."""
 
 
-# None without the app: then nothing is cached.
+# None without the app, which then caches nothing.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
 def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
-    """Isolate the cache by what ``isolation`` gives; it is called when tests run only."""
+    """Set the function that returns the isolation; it is called only when tests run."""
     global _isolation
     _isolation = isolation
 
 
 class IsolatedCacheCreation(BaseDatabaseCreation):
-    """First base of each backend's ``creation``: rows of a test database are never cached under
-    the names of other rows."""
+    """First base of each backend's ``DatabaseCreation``.
+
+    Rows of a test database are never cached under the names of other rows.
+    """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
         # Before anything is migrated: migrations may write rows.
@@ -46,7 +48,7 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
         return super().create_test_db(*args, **kwargs)
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        # The databases of parallel processes have the same rows under the same names.
+        # Without isolation, rows in the databases of parallel processes have the same names.
         if _isolation is not None:
             _isolation().isolate_worker(self.connection.alias)
         super().setup_worker_connection(_worker_id)

@@ -1,8 +1,7 @@
-"""A process-wide pool of physical sessions per node.
+"""A process-wide pool of physical sessions per node, for any driver.
 
-Generic: it knows no driver. What it keeps are *sessions*; what it promises is that a
-session is in one pair of hands at a time, that an idle one is alive and clean, and that
-none crosses a fork.
+The pool promises that a session has one user at a time, that an idle session is alive and clean
+when it is leased, and that none crosses a fork.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# Another thread may be between two statements of a request when this thread's request
-# ends; its session is spared for this long after it expired (seconds).
+# Seconds for which an expired session of another thread stays open at the end of a request: that
+# thread may be between two statements of its own request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
 
 class PooledSession(Protocol):
-    """What the pool needs of a physical session."""
+    """A physical session, for its pool."""
 
     close_at: float | None
-    #: Idle since an earlier request: is pinged before it is used again.
+    #: Idle since an earlier request: to be pinged before its next use.
     suspect: bool
-    #: Must not come back to the pool (it was disposed of, or belongs to the parent process).
+    #: To be closed when it is released: the pool was disposed of, or the session is the parent
+    #: process's.
     retired: bool
-    #: Identifier of the thread that used it last.
+    #: Identifier of the thread that used the session last.
     user: int
 
     @property
     def poll(self) -> Callable[[int], Any]:
-        """Truthy if the socket has something to say, which on an idle session is bad news."""
+        """Poll the socket. Truthy if it has data or an error: then an idle session is dead."""
 
     def ping(self) -> bool: ...
     def close(self) -> None: ...
@@ -49,17 +49,17 @@ S = TypeVar("S", bound=PooledSession)
 
 @dataclass
 class PoolStats:
-    """Counters of one pool since the process started; for logs and tests.
+    """Counters of one pool since the process started, for logs and tests.
 
-    They are incremented without a lock, so under contention they may lose a count.
+    They have no lock and may lose counts under contention.
     """
 
     opened: int = 0
     closed: int = 0
     dead: int = 0
-    """Sessions that were found dead when they were to be used."""
+    """Sessions that were dead when they were to be leased."""
     pins: int = 0
-    """Sessions that an alias kept for itself because a statement set session state."""
+    """Sessions that an alias kept for itself because a statement left state in them."""
     retries: int = 0
     pin_reasons: dict[str, int] = field(default_factory=dict)
 
@@ -67,10 +67,10 @@ class PoolStats:
 class SessionPool(Generic[S]):
     """The sessions of one node; last in, first out; thread-safe.
 
-    :param name: what errors and logs call it.
+    :param name: the node, for errors and logs.
     :param open_session: opens a session; called outside any lock.
-    :param max_age: seconds until a session counts as expired, None for never. Expired
-        idle sessions are closed by :meth:`close_expired`, as Django's ``CONN_MAX_AGE``.
+    :param max_age: seconds until a session expires, None for never. :meth:`close_expired` closes
+        expired idle sessions, as Django's ``CONN_MAX_AGE``.
     """
 
     def __init__(
@@ -80,33 +80,33 @@ class SessionPool(Generic[S]):
         self.max_age = max_age
         self.stats = PoolStats()
         self._open_session = open_session
-        # Invariant: a session is in this list or in somebody's hands, never both.
-        # list.append, pop and remove are atomic, so leasing needs no lock.
+        # Invariant: a session is either in this list or leased. list.append, pop and remove are
+        # atomic, so leasing needs no lock.
         self._idle: list[S] = []
-        # Every session that may be open: what a forked child has to let go of. Only atomic
-        # operations on it, no lock: a garbage collection in the middle of one may close a
-        # session in the same thread.
+        # Every session that may be open, which a forked child has to abandon. Only atomic
+        # operations instead of a lock: in the middle of one, garbage collection may close a session
+        # in the same thread.
         self._sessions: dict[int, weakref.ref[S]] = {}
-        self._left: int | None = None
+        self._last_occasion: int | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} idle={len(self._idle)} {self.stats}>"
 
     @property
     def idle(self) -> int:
-        """How many sessions wait for work."""
+        """The number of idle sessions."""
         return len(self._idle)
 
     @property
     def size(self) -> int:
-        """How many sessions are open: idle and leased."""
+        """The number of open sessions, idle and leased."""
         return len(self._sessions)
 
     def lease(self) -> S:
-        """A live session, for the caller alone until :meth:`release` or :meth:`discard`.
+        """Return a live session, for the caller alone until :meth:`release` or :meth:`discard`.
 
-        The socket of an idle session is polled first (a third of a microsecond), so one
-        that the server closed meanwhile is replaced without anybody noticing.
+        The socket of an idle session is polled first (0.3 µs), so a session that the server has
+        closed is replaced unnoticed.
         """
         pop = self._idle.pop
         while True:
@@ -122,11 +122,11 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """A session that nobody has used before."""
+        """Open a new session and lease it."""
         return self._open()
 
     def take(self, session: S) -> bool:
-        """Lease this very session, if it is idle and alive."""
+        """Lease this session; False if it is not idle, or dead."""
         try:
             self._idle.remove(session)
         except ValueError:
@@ -138,7 +138,7 @@ class SessionPool(Generic[S]):
         return True
 
     def release(self, session: S) -> None:
-        """Give back a clean session."""
+        """Return a clean session to the pool."""
         if session.retired:
             self._close(session)
             return
@@ -150,20 +150,19 @@ class SessionPool(Generic[S]):
         self._close(session)
 
     def prepare(self) -> None:
-        """Make sure that a session can be had: fails early when the node is down.
+        """Check that a session can be leased, so that a node that is down is noticed early.
 
-        Opens one only if there is none at all: never waits for one that is leased.
+        Opens a session only if there is none at all. Never waits for a leased one.
 
-        :raises: what the driver raises when it cannot connect.
+        :raises: the driver's error if it cannot connect.
         """
         if self._idle or not self._sessions:
             self.release(self.lease())
 
     def close_expired(self, *, revalidate: bool = False) -> None:
-        """Close idle sessions older than ``max_age``; called when a request ends.
+        """Close idle sessions older than ``max_age``; called at the end of a request.
 
-        :param revalidate: let the others be pinged before their next use
-            (``CONN_HEALTH_CHECKS``).
+        :param revalidate: ping the others before their next use (``CONN_HEALTH_CHECKS``).
         """
         if self.max_age is not None:
             now = time.monotonic()
@@ -174,7 +173,7 @@ class SessionPool(Generic[S]):
                     continue
                 if session.user != me and now < close_at + GRACE:
                     continue
-                # remove() decides who owns it: a concurrent lease() may have been faster.
+                # A concurrent lease() may have been faster.
                 try:
                     self._idle.remove(session)
                 except ValueError:
@@ -185,7 +184,7 @@ class SessionPool(Generic[S]):
                 session.suspect = True
 
     def dispose(self) -> None:
-        """Close idle sessions now and leased ones when they come back."""
+        """Close idle sessions now, and leased ones when they are released."""
         for session in self._open_sessions():
             session.retired = True
         while self._idle:
@@ -196,12 +195,14 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Some of those who used the pool have moved away: :meth:`dispose`, once per occasion.
+        """Users of the pool have moved to another node: :meth:`dispose`, once per occasion.
 
-        Those who stay open sessions anew; on a node that nobody uses any more none is left.
+        The others open new sessions. A node without users has none left.
+
+        :param occasion: a number that is the same for all users that move together.
         """
-        if occasion != self._left:
-            self._left = occasion
+        if occasion != self._last_occasion:
+            self._last_occasion = occasion
             self.dispose()
 
     def _revalidate(self, session: S) -> bool:
@@ -223,7 +224,7 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # In the child: only this thread exists, and every socket is the parent's.
+        # The child has this thread only, and every socket is the parent's.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -237,7 +238,8 @@ class SessionPool(Generic[S]):
 class BoundedPool(SessionPool[S]):
     """A pool with at most ``maximum`` sessions in use at once.
 
-    :param timeout: seconds to wait for one to come back before :exc:`PoolTimeout`.
+    :param maximum: of leased sessions.
+    :param timeout: seconds to wait for a session to be released before :exc:`PoolTimeout`.
     """
 
     def __init__(
@@ -252,8 +254,8 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # Invariant: a permit is held for each leased session that is not retired. As a
-        # new session is opened only when none is idle, open ones never exceed the permits.
+        # Invariant: each leased session that is not retired has a permit. A new session is opened
+        # only if none is idle, so there are never more open sessions than permits.
         self._permits = threading.Semaphore(maximum)
 
     def lease(self) -> S:
@@ -262,7 +264,7 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit():
-            # Stay below the maximum: an idle session gives way to the new one.
+            # An idle session is closed, so as to stay below the maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -280,20 +282,20 @@ class BoundedPool(SessionPool[S]):
         return False
 
     def release(self, session: S) -> None:
-        permit = not session.retired
+        has_permit = not session.retired
         super().release(session)
-        if permit:
+        if has_permit:
             self._permits.release()
 
     def discard(self, session: S) -> None:
-        permit = not session.retired
+        has_permit = not session.retired
         super().discard(session)
-        if permit:
+        if has_permit:
             self._permits.release()
 
     def dispose(self) -> None:
         super().dispose()
-        # Retired sessions come back without a permit.
+        # Retired sessions have no permit any more.
         self._permits = threading.Semaphore(self.maximum)
 
     @contextmanager
@@ -321,7 +323,7 @@ _pools_lock = threading.Lock()
 
 
 def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S]:
-    """The process's pool of ``key``, made at first use."""
+    """Return the process's pool for ``key``, created at first use."""
     try:
         return _pools[key]
     except KeyError:
@@ -332,12 +334,12 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
 
 
 def pools() -> list[SessionPool[Any]]:
-    """All pools of this process."""
+    """Return all pools of this process."""
     return list(_pools.values())
 
 
 def dispose_all() -> None:
-    """Close every idle session of the process; leased ones follow when they come back."""
+    """Close every idle session of the process now, and leased ones when they are released."""
     for pool in pools():
         pool.dispose()
 

@@ -1,4 +1,4 @@
-"""Query logs of a thread's shards, gathered in the log of their group."""
+"""Query logs of a thread's shards, collected in the log of their group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ShardQueryLog(deque[Any]):
-    """``connection.queries_log`` of a shard: what it logs, its group logs as well.
+    """``connection.queries_log`` of a shard, whose entries go to the log of its group as well.
 
     So ``assertNumQueries(n, using="photos")`` counts the statements of all shards.
     """
@@ -26,10 +26,10 @@ class ShardQueryLog(deque[Any]):
 
 
 class GroupQueryLog(deque[Any]):
-    """``connection.queries_log`` of a group; clearing it clears those of its shards.
+    """``connection.queries_log`` of a group; clearing it clears the logs of its shards.
 
-    Django clears the logs of the aliases it iterates over, and shards are not among
-    them. Only logs that have entries are visited.
+    Django clears the logs of the aliases that it iterates over, and shards are not among them.
+    Logs without entries cost nothing.
     """
 
     def __init__(self, maxlen: int | None) -> None:
@@ -44,14 +44,14 @@ class GroupQueryLog(deque[Any]):
 
 
 class ShardExecuteWrappers(list[Any]):
-    """``connection.execute_wrappers`` of a shard: its own, then those of its group."""
+    """``connection.execute_wrappers`` of a shard: its own, and those of its group around them."""
 
     def __init__(self, group_wrappers: Callable[[], list[Any]]) -> None:
         super().__init__()
         self._group_wrappers = group_wrappers
 
     def __reversed__(self) -> Iterator[Any]:
-        # CursorWrapper._execute_with_wrappers applies them in this order, innermost first.
+        # CursorWrapper._execute_with_wrappers applies wrappers in this order, innermost first.
         wrappers = self._group_wrappers()
         own = super().__reversed__()
         return chain(own, reversed(wrappers)) if wrappers else own

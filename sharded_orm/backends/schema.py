@@ -1,4 +1,4 @@
-"""Schema editors that tell their connection that they are open."""
+"""Schema editors that count themselves on their connection while they are open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 
 class EditorMixin(BaseDatabaseSchemaEditor):
-    """Put before a backend's ``DatabaseSchemaEditor``. While one is open, a migration is under way."""
+    """First base of a backend's ``DatabaseSchemaEditor``. While one is open, a migration runs."""
 
     connection: Any
 

@@ -1,12 +1,11 @@
-"""The contract of a backend whose aliases may be shards.
+"""What operators' commands ask a shard or its node; each backend's ``DatabaseWrapper`` answers.
 
-Everything that operations ask a shard or its node: what exists, what it looks like, how large
-it is. Each backend's ``DatabaseWrapper`` overrides it.
+They ask which schemas exist, how they are defined and how large they are.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,118 +20,116 @@ if TYPE_CHECKING:
 
 
 class ShardDatabaseMixin:
-    """See the module. As all of a wrapper, for its own thread only."""
-
-    # Whether one statement can read several shards of a node (UNION over schemas).
-    scatter_union: ClassVar[bool] = False
-    # A smaller bound than MAX_IDLE_ALIASES, where an idle wrapper costs the process more.
-    idle_limit: ClassVar[int | None] = None
+    """The contract of a backend whose aliases may be shards. Only the wrapper's thread may use it."""
 
     def is_idle(self) -> bool:
-        """Whether closing loses nothing: no open results, no session state, no lease."""
+        """Whether closing loses nothing: no results to read, no session state, no lease."""
         return True
 
     def create_shard_database(self) -> None:
-        """Create the schema or file of this shard, empty; no error when it exists."""
+        """Create the schema or file of this shard, empty; no error if it exists."""
         raise NotImplementedError
 
     def schema_snapshot(self) -> SchemaSnapshot:
-        """What this alias's schema looks like now.
+        """Return the definitions of this alias's schema.
 
-        Asks the server apart from a transaction that is open. Costs two round trips.
+        Does not take part in an open transaction. Two round trips.
 
         :raises django.db.OperationalError: the schema does not exist.
         """
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """``known`` with the ``tables`` as they are now, and such as are new or gone; a table that is
-        new may have no definition. Cheaper than :meth:`schema_snapshot`: one round trip. Triggers,
-        routines, and definitions and counters of other tables, are those of ``known``.
+        """Return ``known`` with ``tables`` as they are now, with new tables and without dropped ones.
+
+        A new table may have no definition. Triggers, routines, and definitions and counters of
+        other tables are those of ``known``. Cheaper than :meth:`schema_snapshot`: one round trip.
 
         :raises django.db.Error: one of ``tables`` does not exist.
         """
         return self.schema_snapshot()
 
     def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Make what is missing of ``definitions`` in this alias's schema, which must exist.
+        """Create what ``definitions`` has and this alias's schema, which must exist, lacks.
 
-        Repeatable; a table that is there stays as it is. Must not run in a transaction.
+        Repeatable: an existing table stays as it is. Must not run in a transaction.
         """
         raise NotImplementedError
 
     def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        """Alias of each of ``shards`` -> a digest of the migrations that it has applied.
+        """Return alias of each shard -> a digest of its applied migrations.
 
-        "" if it has no ``django_migrations``, None if its schema does not exist. Equal digests
-        are equal sets of migrations.
+        "" without ``django_migrations``, None if the schema does not exist. Equal digests mean
+        equal sets of migrations.
 
-        :param shards: on the node of this alias. Their wrappers are not used.
+        :param shards: on the node of this alias. Their connection objects are not used.
         """
         raise NotImplementedError
 
     def schemas_present(self) -> set[str]:
-        """The names of all schemas (SQLite: files) on the node of this alias."""
+        """Return the names of all schemas (SQLite: files) on the node of this alias."""
         raise NotImplementedError
 
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        """Alias of each of ``shards`` -> how large it is, 0 if it does not exist; one query.
+        """Return alias of each shard -> its size, 0 if it does not exist; one query.
 
-        :param shards: on the node of this alias. Their wrappers are not used.
+        :param shards: on the node of this alias. Their connection objects are not used.
         """
         raise NotImplementedError
 
     def table_sizes(self, shard: Shard) -> list[TableSize]:
-        """The tables of ``shard``, on the node of this alias, by name; one query (SQLite: one each).
+        """Return the tables of ``shard`` by name; one query (SQLite: one per table).
 
         Empty if the schema does not exist.
+
+        :param shard: on the node of this alias.
         """
         raise NotImplementedError
 
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
-        """What those of ``columns`` are that ``tables`` of ``shards`` have; one query per 500 shards.
+        """Return the types of ``columns`` in ``tables`` of ``shards``; one query per 500 shards.
 
-        All names but the aliases are in lower case; what does not exist is left out. Not in the
-        log of queries. Only where a server knows more than the models do: not on SQLite.
+        All names but the aliases are in lower case; columns that do not exist are left out. The
+        query log has no entry. Only with ``features.can_introspect_collations``.
 
-        :param shards: on the node of this alias. If it is this one alone, the statement takes part
-            in its transaction; else their wrappers are not used.
+        :param shards: on the node of this alias. If it is this shard alone, the statement takes part
+            in its transaction; else their connection objects are not used.
         """
         raise NotImplementedError
 
     def open_sessions(self) -> OpenSessions | None:
-        """Of the node of this alias; None where there is no server. One query."""
+        """Count the sessions of this alias's node; None if there is no server. One query."""
         return None
 
     def effect_of(self, sql: str) -> Effect:
-        """What a statement does, as its text tells."""
+        """Return what a statement changes, judged by its text."""
         raise NotImplementedError
 
     def lock_schema(self, seconds: float) -> bool:
-        """Keep every other session from migrating this schema until :meth:`unlock_schema`.
+        """Keep other sessions from migrating this schema until :meth:`unlock_schema`.
 
-        :meth:`close` gives the lock back as well, and ends the session. A statement that goes on in the
-        server when its client is gone keeps the lock. Does nothing, and is true, where no server
-        outlives its client.
+        False if the lock was not free in time. :meth:`close` releases the lock as well, and ends the
+        session. If a client dies, its lock is held until the server has finished its statement.
+        Without a server, the method does nothing and returns True.
 
-        :param seconds: to wait for whoever has the lock; False if that was not enough.
+        :param seconds: to wait for the lock.
         """
         return True
 
     def unlock_schema(self) -> None:
-        """Give back what :meth:`lock_schema` took, if it took something."""
+        """Release the lock of :meth:`lock_schema`, if it is held."""
 
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """A connection to a schema without rows that looks like ``definitions``, for a block.
+        """A context manager: a connection to an empty schema with these definitions.
 
-        It is on the same server, with this alias, and belongs to no group. It is dropped before
-        (if it was left) and after.
+        The schema is on the same server. The connection has this alias and belongs to no group. The
+        schema is dropped at the end of the block, and at its start if an earlier one was left.
 
-        :param schema: its name, where it needs one. Whatever has that name is lost.
+        :param schema: its name, where schemas have names. An existing schema of that name is lost.
         """
         raise NotImplementedError
 

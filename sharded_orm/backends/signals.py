@@ -6,6 +6,6 @@ from django.dispatch import Signal
 
 #: A physical session was opened. ``sender`` is the backend's ``DatabaseWrapper`` class,
 #: ``session`` the driver's connection, ``pool`` the node's pool. A receiver may set session
-#: variables here: they then hold for every statement, on whatever shard it runs.
-#: (``connection_created`` fires for each alias; a ``SET`` there would tie a session to it.)
+#: variables, which then hold for every statement on every shard. (``connection_created`` is sent for
+#: each alias; a ``SET`` in its receiver would pin a session to the alias.)
 session_opened = Signal()

@@ -1,4 +1,4 @@
-"""How large a shard is, and its tables."""
+"""Sizes of shards and of their tables."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """Of one shard, as its server tells without counting."""
+    """The size of one shard, as its server knows it without counting."""
 
-    #: Of tables and indexes; on SQLite of the file.
+    #: The size of tables and indexes; on SQLite that of the file.
     bytes: int
-    #: An estimate; None where the server has none.
+    #: An estimate; None if the server has none.
     rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """One table of a shard, as its server tells within a moment."""
+    """The size of one table, as its server knows it within a moment."""
 
     name: str
     rows: int
-    #: What ``rows`` is: counting is given up at a bound.
+    #: How good ``rows`` is: SQLite stops counting at a bound.
     rows_are: Literal["exact", "estimated", "at least"]
-    #: Of the table and its indexes; None where the server does not know.
+    #: The size of the table and its indexes; None if the server does not know it.
     bytes: int | None

@@ -1,6 +1,6 @@
-"""What a schema looks like, as a value: compared, fingerprinted, built again.
+"""The definitions of a schema as a value, which is compared, fingerprinted and built again.
 
-Pure. The backends fill it (``schema_snapshot``) and make it come true (``build_schema``).
+Pure. The backends read it (``schema_snapshot``) and build it (``build_schema``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: ``django_migrations`` of a shard also holds the markers of operations that are under way;
-#: Django ignores them, as it does every row of a migration that does not exist.
+#: ``django_migrations`` of a shard also has a marker of each operation of a migration that is
+#: running. Django ignores it, as any row of a migration that does not exist.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
@@ -29,11 +29,11 @@ _KEY = re.compile(
 class SchemaSnapshot:
     """The definitions of one schema, without its rows.
 
-    :param definitions: name of a table, view, … -> the statement that makes it, as the server
-        tells it, without the next number of a table. What has names of its own beside those of
-        tables is named with its kind (``trigger x``).
-    :param defaults: character set and collation of new tables, where schemas have such.
-    :param counters: name of a table -> the next number that it gives, where the server tells.
+    :param definitions: name of a table, view, … -> the statement that creates it, as the server
+        shows it, without the counter of a table. Triggers and routines, which may have the name of
+        a table, have their kind in front (``trigger x``).
+    :param defaults: character set and collation of new tables, if schemas have them.
+    :param counters: name of a table -> its next AUTO_INCREMENT, if the server shows it.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -51,12 +51,12 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether the fingerprints are equal; most often without making them."""
+        """Whether the fingerprints are equal; most often without computing them."""
         return self.changed_tables(other) == []
 
     @cached_property
     def is_transactional(self) -> bool:
-        """Whether a rollback takes rows back in all tables."""
+        """Whether a rollback restores rows in all tables."""
         tails = (_split(definition)[2] for definition in self.definitions.values())
         return all("ENGINE=" not in tail or "ENGINE=InnoDB" in tail for tail in tails)
 
@@ -65,8 +65,7 @@ class SchemaSnapshot:
         return not self.definitions
 
     def changed_tables(self, other: SchemaSnapshot) -> list[str] | None:
-        """The tables that are defined in another way in ``other``; None if that is not all that
-        is different."""
+        """Return the tables whose definitions differ; None if anything else differs as well."""
         theirs = other.definitions
         if self.definitions.keys() != theirs.keys() or self.defaults != other.defaults:
             return None
@@ -74,12 +73,12 @@ class SchemaSnapshot:
         return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
-        """What is different here from ``other``, in sentences; empty if the fingerprints are equal."""
+        """Describe how this schema differs from ``other``; empty if the fingerprints are equal."""
         if self.looks_like(other):
             return []
-        found = []
+        differences = []
         if self.defaults != other.defaults:
-            found.append(
+            differences.append(
                 f"the schema's defaults are {self.defaults!r} instead of {other.defaults!r}"
             )
         for name in sorted({*self.definitions, *other.definitions}):
@@ -87,23 +86,23 @@ class SchemaSnapshot:
             kind = kind_of(theirs or mine or "")
             what = f"{kind} {name.removeprefix(f'{kind} ')!r}"
             if mine is None or theirs is None:
-                found.append(f"{what} {'is missing' if mine is None else 'is not expected'}")
+                differences.append(f"{what} {'is missing' if mine is None else 'is not expected'}")
             elif mine != theirs:
-                found += [f"{what}: {change}" for change in _changes(mine, theirs)]
-        return found
+                differences += [f"{what}: {change}" for change in _changes(mine, theirs)]
+        return differences
 
 
 def kind_of(definition: str) -> str:
-    """``table``, ``view``, ``index``, ``trigger``, …"""
+    """Return the kind of a definition: ``table``, ``view``, ``index``, ``trigger``, …"""
     match = _KIND.match(definition)
     return match[1].lower() if match else "object"
 
 
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
-    """A digest of the migrations (app, name) that a shard has applied; their order is no part.
+    """Return a digest of applied migrations (app, name), in any order.
 
-    Equal to what MySQL computes for ``applied_digests``: their number, and half of each one's
-    MD5, XORed. (All of it would take the server twice as long.)
+    MySQL computes the same for ``applied_digests``: the number of migrations, and the XOR of one
+    half of each MD5. (Both halves would take the server twice as long.)
     """
     count = digest = 0
     for app, name in applied:
@@ -130,16 +129,16 @@ def _in_any_order(definition: str) -> tuple[str, list[str], str]:
 def _changes(mine: str, theirs: str) -> Iterator[str]:
     my_head, my_elements, my_tail = _split(mine)
     their_head, their_elements, their_tail = _split(theirs)
-    ours = {_element_name(element): element for element in my_elements}
-    model = {_element_name(element): element for element in their_elements}
-    for name in sorted({*ours, *model}):
-        have, expected = ours.get(name), model.get(name)
-        if have is None:
+    mine_by_name = {_element_name(element): element for element in my_elements}
+    theirs_by_name = {_element_name(element): element for element in their_elements}
+    for name in sorted({*mine_by_name, *theirs_by_name}):
+        actual, expected = mine_by_name.get(name), theirs_by_name.get(name)
+        if actual is None:
             yield f"{name} is missing"
         elif expected is None:
             yield f"{name} is not expected"
-        elif have != expected:
-            yield f"{name} is {have!r} instead of {expected!r}"
+        elif actual != expected:
+            yield f"{name} is {actual!r} instead of {expected!r}"
     if (my_head, my_tail) != (their_head, their_tail):
         yield (
             f"it is {' … '.join(filter(None, (my_head, my_tail)))!r} instead of"
@@ -156,22 +155,22 @@ def _element_name(element: str) -> str:
 
 
 def _split(definition: str) -> tuple[str, list[str], str]:
-    """Head, columns and keys, tail of ``CREATE TABLE``; other statements are all head."""
+    """Split ``CREATE TABLE`` into head, columns and keys, and tail; others are all head."""
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # MySQL and MariaDB tell one column or key a line, and no line has an end of line in it.
-    head, lines, rest = definition.partition("(\n  ")
+    # MySQL and MariaDB show one column or key per line, and escape line ends inside.
+    head, lines, remainder = definition.partition("(\n  ")
     if lines:
-        body, _, tail = rest.partition("\n)")
+        body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite keeps what was written.
-    head, _, rest = definition.partition("(")
-    elements, tail = _by_commas(rest)
+    # SQLite keeps the text of the statement.
+    head, _, remainder = definition.partition("(")
+    elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """The parts of a list in parentheses, whose opening one was read, and what follows it."""
+    """Split a list at its commas, up to its closing parenthesis; return the tail as well."""
     elements, depth, start, quote = [], 0, 0, ""
     for position, character in enumerate(text):
         if quote:

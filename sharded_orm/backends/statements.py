@@ -1,34 +1,35 @@
-"""What a statement that changes a schema or its rows does, as far as a rerun is concerned."""
+"""The effect of a statement, and whether it may be run again after an interruption."""
 
 from __future__ import annotations
 
 import re
 from enum import Enum
 
-# Without a visible change it changes nothing the second time either.
+# If such a statement left the schema as it was, it has had no effect.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
 _MOVES_ROWS = re.compile(r"\b(PARTITION|TABLESPACE|SELECT)\b", re.IGNORECASE)
-# There may be several, of which some were run.
+# Some of several statements may have run.
 _SEVERAL = re.compile(r";\s*\S")
 
 
 class Effect(Enum):
-    """Of one statement."""
+    """What one statement changes."""
 
     NOTHING = "nothing"
-    """It reads, or begins or ends a transaction."""
+    """The statement reads, or begins or ends a transaction."""
     ROWS = "rows"
-    """It changes rows, and a rollback takes that back."""
+    """It changes rows, which a rollback restores."""
     SCHEMA = "schema"
-    """It changes tables, or anything else; it may commit by itself."""
+    """It changes tables or anything else, and may commit implicitly."""
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether a statement that left the schema as it was may be run once more.
+    """Whether a statement that left the schema as it was may be run again.
 
-    No if it may have moved or removed rows, as ``TRUNCATE`` and ``RENAME`` do, or is several.
+    It may not if it can move or remove rows, as ``TRUNCATE`` and ``RENAME`` do, nor if ``sql`` is
+    several statements.
     """
     return _REPEATABLE.match(sql) is not None and not (
         _MOVES_ROWS.search(sql) or _SEVERAL.search(sql)

@@ -1,8 +1,9 @@
-"""The hook between the backends and the collations of keys, and what a database tells of a column.
+"""The hook by which statements check how the database compares shard keys that are text.
 
-Before the first statement on a table of a shard, somebody above this layer may want to know how
-the database compares the text that the router takes for a key. That is provided by the app when
-it is ready; the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and the scatter ask it.
+A collation may take texts for equal that the router sends to different shards. The models above
+this layer know which columns are keys, so the app provides a :class:`KeyGuard` when it is ready.
+Before each statement, the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and the
+scatter, which reads many shards, call it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sharded_orm.backends.collations import is_exact_collation
+
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: Schemas that one statement asks.
+#: The most schemas that one statement reads.
 BATCH = 500
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
@@ -24,9 +27,9 @@ class ColumnType:
     """A column as MySQL's ``information_schema`` describes it.
 
     :param data_type: ``varchar``, ``bigint``, …
-    :param collation: None where values are not compared by one: numbers, bytes.
-    :param length: of text: the most characters (of ``*text``: bytes) that fit.
-    :param definition: type and NULL, as they stand in SQL.
+    :param collation: None for values without one, such as numbers and bytes.
+    :param length: the most characters of text (for ``*text``: bytes) that fit.
+    :param definition: type and NULL, in SQL.
     """
 
     data_type: str
@@ -36,27 +39,21 @@ class ColumnType:
 
     @property
     def is_exact(self) -> bool:
-        """Whether two texts are equal for the database only if they are the same.
+        """Whether the database takes two texts for equal only if they are the same.
 
-        A binary collation is not enough: most of them pad, so that 'Ada' = 'Ada '. Nor is the type
-        ``CHAR``, from which spaces at the end are dropped.
+        Most binary collations are not exact: they pad, so that 'Ada' = 'Ada '. Nor is the type
+        ``CHAR``, which drops spaces at the end.
         """
         if self.collation is None:
             return True
         return self.data_type in _TEXT_TYPES and is_exact_collation(self.collation)
 
     def holds(self, text: str) -> bool:
-        """Whether ``text`` fits. Spaces that do not fit are dropped, in every mode of the server."""
+        """Whether ``text`` fits. In every mode, the server drops spaces that do not."""
         if self.length is None or self.collation is None:
             return True
         size = len(text) if self.data_type == "varchar" else len(text.encode(errors="replace"))
         return size <= self.length
-
-
-def is_exact_collation(collation: str) -> bool:
-    """Whether a collation of MySQL or MariaDB compares every character, spaces at the end among them."""
-    name = collation.lower()
-    return name == "binary" or name.endswith(("_nopad_bin", "_0900_bin"))
 
 
 #: Alias of a shard -> table -> column.
@@ -64,18 +61,18 @@ ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
 class KeyGuard(Protocol):
-    """Who knows the keys of models."""
+    """Checks shard keys of text; it knows the models."""
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
         """Raise unless ``tables`` on ``shards`` compare keys as the router does.
 
-        Called before each statement: it is cheap once the tables were looked at.
+        Called before each statement; cheap after the first on a table.
 
-        :param connection: of the node of ``shards``; of the shard itself if there is one only.
+        :param connection: of the node of ``shards``; of the shard itself if there is only one.
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise if a key of the rows that ``query`` inserts is stored in part only.
+        """Raise if a key of a row that ``query`` inserts would be truncated.
 
         Called after :meth:`check` of the table.
         """
@@ -85,7 +82,7 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Tell who knows the keys of models. The app does so when it is ready."""
+    """Set the guard. The app calls this when it is ready."""
     global _guard
     _guard = guard
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sharded_orm.cache import values
-from sharded_orm.cache.entry_decoder import Counters, EntryDecoder, listed_rows
+from sharded_orm.cache.decoder import Counters, EntryDecoder, listed_rows
 from sharded_orm.cache.process_cache import Listed, ProcessCache
 from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, ObjectRequest
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown

@@ -24,7 +24,7 @@ from typing import cast
 
 from sharded_orm.cache import guards
 from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_unleased
-from sharded_orm.cache.entry_decoder import EntryDecoder
+from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
 from sharded_orm.cache.process_cache import ProcessCache

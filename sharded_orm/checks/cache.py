@@ -30,13 +30,15 @@ from django.db import connections, models, router
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import (
     TokenField,
+    collations_of,
     declares_cache,
-    equality_rules,
     field_of,
     isolate_name,
     token_field,
@@ -220,33 +222,32 @@ def _keys(model: Any) -> Iterator[checks.CheckMessage]:
             )
         else:
             fields["isolate key"] = [field]
-    rules = equality_rules(model)
+    collations = collations_of(model)
     seen = set()
     for role, role_fields in fields.items():
         for field in role_fields:
-            token = token_field(field, rules)
+            token = token_field(field, collations)
             if token.exact or field in seen:
                 continue
             seen.add(field)
             yield checks.Error(
                 f"The {role} {field.name!r} of a cached model: the database takes values for equal"
                 " that are written differently, and the cache does not.",
-                hint=_remedy(token, rules.vendor, role),
+                hint=_remedy(token, collations, role),
                 obj=field,
                 id="sharded_orm.E032",
             )
 
 
-def _remedy(field: TokenField, vendor: str, role: str) -> str:
+def _remedy(field: TokenField, collations: Collations, role: str) -> str:
     if not isinstance(field.target, models.CharField | models.TextField):
         return (
             "Use an integer, text, a date or a UUID, or set cache = False:"
             f" {type(field.target).__name__} has several spellings of one value."
         )
     owner = "" if field.target is field.field else f" of {field.target.model._meta.label}"
-    # A token ignores trailing spaces where the database does; the router does not.
-    mysql = "utf8mb4_nopad_bin" if role == "shard key" else "utf8mb4_bin"
-    collation = {"sqlite": "BINARY", "mysql": mysql}.get(vendor, "C")
+    is_shard_key = role == "shard key"
+    collation = collations.exact_for_shard_key if is_shard_key else collations.exact_for_cache
     return (
         f"Set db_collation={collation!r} on {field.target.name!r}{owner}, or make it an"
         " ExactCharField, or set cache = False."
@@ -282,8 +283,10 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
     for place, entry in places.items():
         options = entry.get("OPTIONS", {})
         level = options.get("isolation_level", "read committed")
-        if level is None and _vendor(entry) == "mysql":
-            level = "repeatable read"  # The default of the server.
+        if level is None:
+            level = features_of(
+                load_backend(entry["ENGINE"]).DatabaseWrapper
+            ).default_isolation_level
         if isinstance(level, str) and level.lower() in _SNAPSHOTS:
             yield checks.Warning(
                 f"The isolation level of {place} is {level!r}: inside a transaction nothing is read"
@@ -291,10 +294,6 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
                 hint="Use 'read committed', Django's default for MySQL; or silence this.",
                 id="sharded_orm.W036",
             )
-
-
-def _vendor(entry: Any) -> str:
-    return str(load_backend(entry["ENGINE"]).DatabaseWrapper.vendor)
 
 
 def _is_readable(model: Any) -> bool:

@@ -1,9 +1,9 @@
-"""System checks that ask databases: they run with ``check --database`` and ``migrate``.
+"""System checks that query databases: they run with ``check --database`` and ``migrate``.
 
-Ids are permanent, and numbered with those of ``sharded_orm.checks.models``.
+Their ids are permanent, and share their numbers with ``sharded_orm.checks.models``.
 
 ==================  ==========================================================
-``sharded_orm.W025``  a ticket server lacks sequences that models draw from
+``sharded_orm.W025``  a ticket server without sequences that models take ids from
 ``sharded_orm.E050``  a shard's column takes two keys for one
 ==================  ==========================================================
 """
@@ -19,14 +19,14 @@ from django.db.migrations.executor import MigrationExecutor
 
 from sharded_orm import runtime
 from sharded_orm.operations.shards import collations
-from sharded_orm.operations.tickets import missing
+from sharded_orm.operations.tickets import missing_sequences
 
 
 @checks.register(checks.Tags.database)
 def check_sequences(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check that the ticket servers among ``databases`` have the sequences of all models."""
+    """Warn if ticket servers among ``databases`` lack sequences of models. Queries each server."""
     return [
         checks.Warning(
             f"Ticket server {server.alias!r} has no sequence {', '.join(map(repr, names))}.",
@@ -34,7 +34,7 @@ def check_sequences(
             id="sharded_orm.W025",
         )
         for server in (runtime.tickets().servers if databases else ())
-        if server.alias in (databases or ()) and (names := missing(server))
+        if server.alias in (databases or ()) and (names := missing_sequences(server))
     ]
 
 
@@ -42,8 +42,11 @@ def check_sequences(
 def check_text_keys(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check that the shards among ``databases``, or of groups among them, tell keys apart."""
-    found: list[checks.CheckMessage] = []
+    """Check that the collations of key columns distinguish keys.
+
+    Reads the columns of the shards in ``databases``, and of all shards of the groups in it.
+    """
+    messages: list[checks.CheckMessage] = []
     topology = runtime.topology() if databases else None
     for alias in databases or ():
         assert topology is not None
@@ -55,20 +58,20 @@ def check_text_keys(
         else:
             continue
         for column in collations.read(shards):
-            # migrate checks first, and must be able to mend it.
-            mending = shard is not None and _is_behind(alias)
-            found.append(
-                (checks.Warning if mending else checks.Error)(
+            # An error would stop ``migrate``, which checks first, before it can repair the column.
+            repairable = shard is not None and _is_behind(alias)
+            messages.append(
+                (checks.Warning if repairable else checks.Error)(
                     column.problem,
                     hint=column.remedy,
                     obj=column.key.field,
                     id="sharded_orm.E050",
                 )
             )
-    return found
+    return messages
 
 
 def _is_behind(alias: str) -> bool:
-    """Whether migrations are still to be applied."""
+    """Whether the database of ``alias`` has unapplied migrations."""
     executor = MigrationExecutor(connections[alias])
     return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))

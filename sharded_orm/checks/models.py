@@ -1,6 +1,6 @@
-"""System checks of declarations.
+"""System checks of model declarations and settings.
 
-Ids are permanent. None touches a database.
+Their ids are permanent. No check queries a database.
 
 ==================  ==========================================================
 ``sharded_orm.E001``  ``ShardMeta`` is missing or incomplete
@@ -9,7 +9,7 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E004``  the shard key may be NULL
 ``sharded_orm.W005``  a unique constraint without the shard key
 ``sharded_orm.E006``  a database foreign key that leaves the group
-``sharded_orm.E007``  ``on_delete`` that would run on another alias
+``sharded_orm.E007``  an ``on_delete`` that would run on another alias
 ``sharded_orm.E008``  a many-to-many table that would cross shards
 ``sharded_orm.E009``  a composite primary key with the key of a generator
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
@@ -17,15 +17,15 @@ Ids are permanent. None touches a database.
 ``sharded_orm.E012``  one table with two shard keys: a child's or proxy's differs
 ``sharded_orm.E013``  a default manager whose querysets do not route themselves
 ``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
-``sharded_orm.E015``  an id that carries its shard, and a group that reads it otherwise
+``sharded_orm.E015``  an id that holds its shard in other bits than the group reads
 ``sharded_orm.E016``  a ``type_id`` that does not fit its bits
 ``sharded_orm.E017``  two models of a group with one ``type_id``
 ``sharded_orm.E018``  more shards than an id has numbers for
 ``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
 ``sharded_orm.W020``  a foreign key inside its group that no database enforces
 ``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique
-``sharded_orm.E050``  a key of text with a collation that takes two keys for one; see also
-                      ``sharded_orm.checks.databases``, which ask what a database really has
+``sharded_orm.E050``  a text key with a collation that takes two keys for one; see also
+                      ``sharded_orm.checks.databases``, which reads the collations of databases
 ==================  ==========================================================
 """
 
@@ -42,12 +42,12 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm import runtime
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.cached.cached_model import equality_rules
+from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.text_keys import EXACT_BY_NAME, declared_inexact, key_columns
+from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
 
 ROUTER = "sharded_orm.routers.ShardRouter"
 
@@ -57,36 +57,39 @@ def check_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Check every sharded model, and every model that refers to one."""
-    found: list[checks.CheckMessage] = []
+    messages: list[checks.CheckMessage] = []
     selected = apps.get_models() if app_configs is None else _models_of(app_configs)
     declared = set()
     for model in selected:
         if issubclass(model, ShardedModel):
             errors = list(_declaration(model))
-            found += errors
+            messages += errors
             if errors and any(e.level >= checks.ERROR for e in errors):
                 continue
             declared.add(model)
-            found += _collations(model)
-            found += _uniqueness(model)
-            found += _inheritance(model)
-            found += _manager(model)
-        found += _embedded_ids(model)
-        found += _relations(model)
+            messages += _collations(model)
+            messages += _uniqueness(model)
+            messages += _inheritance(model)
+            messages += _manager(model)
+        messages += _embedded_ids(model)
+        messages += _relations(model)
     if declared and ROUTER not in settings.DATABASE_ROUTERS:
-        found.append(
+        messages.append(
             checks.Error(
                 f"{ROUTER!r} is not in DATABASE_ROUTERS.",
                 hint=f"Add it as the last entry: DATABASE_ROUTERS = [..., {ROUTER!r}].",
                 id="sharded_orm.E010",
             )
         )
-    return found
+    return messages
 
 
 @checks.register(checks.Tags.models)
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """SQLite has one writer per file: a transaction locks out what must not wait for it."""
+    """Warn if directory or tickets share an SQLite file with ``default``.
+
+    SQLite has one writer per file, so a transaction would block new keys and ids.
+    """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())
     default = settings.DATABASES[DEFAULT_DB_ALIAS]
@@ -111,13 +114,16 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register(checks.Tags.models)
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Tickets are drawn on connections of their own, which a transaction would lock out."""
-    found: list[checks.CheckMessage] = []
+    """Warn about a ``transaction_mode`` with which a transaction blocks new ids.
+
+    Ids are taken on connections of their own, which such a transaction locks out.
+    """
+    messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:
         entry = settings.DATABASES[alias]
         mode = entry.get("OPTIONS", {}).get("transaction_mode")
         if str(entry.get("ENGINE")).endswith("sqlite3") and mode not in (None, "DEFERRED"):
-            found.append(
+            messages.append(
                 checks.Warning(
                     f"The ticket server {alias!r} is an SQLite file with transaction_mode {mode!r}. A"
                     " transaction there, such as that of a test case, keeps the ids waiting until it"
@@ -126,7 +132,7 @@ def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
                     id="sharded_orm.W019",
                 )
             )
-    return found
+    return messages
 
 
 def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:
@@ -186,7 +192,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
-            continue  # Holds the shard, so it is unique everywhere.
+            continue  # The id holds the shard, so it is unique on all shards.
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:
@@ -216,16 +222,16 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _collations(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
-    rules = equality_rules(model)
+    collations = collations_of(model)
     for key in key_columns(model):
-        collation = declared_inexact(key, rules.vendor)
+        collation = declared_inexact_collation(key, collations)
         if collation is None:
             continue
         yield checks.Error(
             f"{key.field.name!r} tells the shard, and by its collation {collation!r} the database takes"
             " different keys for equal, such as 'Ada', 'ada' or 'Ada '.",
             hint=f"Declare {key.target.model._meta.label}.{key.target.name} as an ExactCharField"
-            f"{EXACT_BY_NAME.get(rules.vendor, '')}.",
+            f"{collations.remedy}.",
             obj=key.field,
             id="sharded_orm.E050",
         )
@@ -251,7 +257,7 @@ def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
-    """Fields whose ids carry the shard: the group must read it where they write it."""
+    """Problems of fields whose ids hold the shard: the group must read it from the same bits."""
     options = shard_options(model)
     field: Any
     for field in model._meta.local_fields:
@@ -331,9 +337,9 @@ def _manager(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     )
 
 
-def _only_per_shard(what: str, obj: Any, hint: str) -> checks.CheckMessage:
+def _only_per_shard(subject: str, obj: Any, hint: str) -> checks.CheckMessage:
     return checks.Warning(
-        f"{what} does not contain the shard key: it is unique on each shard only.",
+        f"{subject} does not contain the shard key: it is unique on each shard only.",
         hint=hint,
         obj=obj,
         id="sharded_orm.W005",
@@ -391,11 +397,11 @@ def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
         return
     target: Any = field.target_field
     own, theirs = (
-        getattr(getattr(each, "ShardMeta", None), "shard_key", None)
-        for each in (model, field.remote_field.model)
+        getattr(getattr(side, "ShardMeta", None), "shard_key", None)
+        for side in (model, field.remote_field.model)
     )
     if own in (field.name, field.attname) and theirs in (target.name, target.attname):
-        return  # Equal keys are on one shard.
+        return  # The two rows have the same key, so they are on one shard.
     yield checks.Warning(
         f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
         " on one shard all the same: one that is on another shard is not found.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class IdGenerator(ABC):
-    """Hands out 64-bit ids that are never handed out again. Thread-safe."""
+    """Hands out 64-bit ids, each only once. Thread-safe."""
 
     def next(self, sequence: str) -> int:
         """One id of ``sequence``; one round trip."""
@@ -15,4 +15,4 @@ class IdGenerator(ABC):
 
     @abstractmethod
     def take(self, sequence: str, count: int) -> Sequence[int]:
-        """``count`` ids of ``sequence``, ascending; one round trip whatever ``count`` is."""
+        """``count`` ids of ``sequence``, ascending; one round trip for any ``count``."""

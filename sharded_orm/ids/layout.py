@@ -1,6 +1,6 @@
-"""Ids that say where their row is: 64 bits, cut into parts.
+"""Ids that hold the shard of their row: 64 bits, cut into parts.
 
-Pure: no Django, no database. Every part of every id is checked, in both directions:
+Pure: no Django, no database. Every part is checked when an id is packed and when it is unpacked:
 a number that does not fit its bits would change the part above it.
 
 ========================  =====================================================
@@ -8,7 +8,7 @@ a number that does not fit its bits would change the part above it.
 :class:`TimestampedID`    milliseconds, shard, sequence (Instagram, I2)
 ========================  =====================================================
 
-Each comes with a layout, which holds the widths; the published ones are the default.
+Each class has a layout, which holds the widths; the default is the published one.
 All ids fit into a signed ``BIGINT``: 0 to 2**63 - 1.
 """
 
@@ -24,12 +24,12 @@ from sharded_orm.exceptions import InvalidID, TimestampExhausted
 _MILLISECOND = timedelta(milliseconds=1)
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: Where :class:`TimestampedLayout` begins to count unless it is told: ids last until 2059.
+#: The default epoch of :class:`TimestampedLayout`: its ids last until 2059.
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 def _check(name: str, value: object, last: int | None = None) -> None:
-    # bool is an int in Python, but no number of a shard.
+    # A bool is an int in Python, but no part of an id.
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidID(f"{name}={value!r} is of type {type(value).__name__}; give an integer.")
     if value < 0 or (last is not None and value > last):
@@ -38,10 +38,10 @@ def _check(name: str, value: object, last: int | None = None) -> None:
 
 
 class _Layout:
-    """What layouts share. Subclasses are frozen dataclasses, so they compare by value."""
+    """Base of the layouts. Subclasses are frozen dataclasses, so they compare by value."""
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """How migrations write a layout."""
+        """The form in which migrations write a layout: dotted path, arguments, keyword arguments."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
@@ -61,7 +61,7 @@ class _Layout:
 class PackedLayout(_Layout):
     """``shard | type | local``; 16, 10 and 36 bits leave the top two bits at zero (P1).
 
-    :raises InvalidID: the widths are more than 63 bits, or one is no positive integer.
+    :raises InvalidID: the widths have more than 63 bits in all, or a width is no positive integer.
     """
 
     shard_bits: int = 16
@@ -82,14 +82,20 @@ class PackedLayout(_Layout):
         return self.type_bits + self.local_bits
 
     def pack(self, shard: int, type: int, local: int) -> int:
-        """The id of these parts. :exc:`InvalidID` names a part that does not fit."""
+        """The id of these parts.
+
+        :raises InvalidID: a part does not fit; the message names the part.
+        """
         _check("shard", shard, (1 << self.shard_bits) - 1)
         _check("type", type, (1 << self.type_bits) - 1)
         _check("local", local, (1 << self.local_bits) - 1)
         return shard << self.shard_shift | type << self.local_bits | local
 
     def unpack(self, value: int) -> PackedID:
-        """The parts of an id. :exc:`InvalidID` if it is no id of this layout."""
+        """The parts of an id.
+
+        :raises InvalidID: ``value`` is no id of this layout.
+        """
         _check("id", value, (1 << self.shard_bits + self.shard_shift) - 1)
         return PackedID(
             value >> self.shard_shift,
@@ -99,7 +105,7 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """The ids that the table of ``type`` on ``shard`` counts: local id 1 to the last."""
+        """The ids of the table of ``type`` on ``shard``: local id 1 to the last that fits."""
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)
 
@@ -109,7 +115,7 @@ PACKED = PackedLayout()
 
 @dataclass(frozen=True)
 class PackedID:
-    """A shard, a type and the number of a row among those of both (P1).
+    """An id made of a shard, a type, and the number of a row in its table there (P1).
 
     >>> PackedID.from_int(241294492511762325)
     PackedID(shard=3429, type=1, local=7075733)
@@ -143,14 +149,14 @@ class PackedID:
 class TimestampedLayout(_Layout):
     """``milliseconds | shard | sequence``; 41, 13 and 10 bits, so ids order by time (I2).
 
-    :param epoch: an aware datetime, from which milliseconds are counted. It must never
-        change: every id made so far would mean another time.
+    :param epoch: the aware datetime from which milliseconds are counted. It must never
+        change: all existing ids would mean another time.
 
-    41 + 13 + 10 are all 64 bits, and the highest is the sign of a ``BIGINT``: the time
+    41 + 13 + 10 are all 64 bits, and the highest bit is the sign of a ``BIGINT``. So the time
     ends at 2**40 - 1 ms, 34.8 years after the epoch.
 
-    :raises InvalidID: the widths are more than 64 bits, or leave no bit for the time; the
-        epoch is naive.
+    :raises InvalidID: the widths have more than 64 bits in all, or leave no bit for the time,
+        or the epoch is naive.
     """
 
     epoch: datetime = EPOCH
@@ -184,19 +190,19 @@ class TimestampedLayout(_Layout):
 
     @property
     def last_millisecond(self) -> int:
-        """The end of the time that fits, counted from the epoch."""
+        """The last millisecond after the epoch that fits into an id."""
         return int((1 << min(self.time_bits, 63 - self.time_shift)) - 1)
 
     @cached_property
     def epoch_milliseconds(self) -> int:
-        """The epoch itself, in milliseconds of Unix time."""
+        """The epoch in milliseconds of Unix time."""
         return (self.epoch - _UNIX) // _MILLISECOND
 
     def pack(self, milliseconds: int, shard: int, sequence: int) -> int:
         """The id of these parts.
 
         :raises TimestampExhausted: the time does not fit any more.
-        :raises InvalidID: names another part that does not fit.
+        :raises InvalidID: another part does not fit; the message names the part.
         """
         _check("milliseconds", milliseconds)
         if milliseconds > self.last_millisecond:
@@ -210,7 +216,10 @@ class TimestampedLayout(_Layout):
         return milliseconds << self.time_shift | shard << self.sequence_bits | sequence
 
     def unpack(self, value: int) -> TimestampedID:
-        """The parts of an id. :exc:`InvalidID` if it is no id of this layout."""
+        """The parts of an id.
+
+        :raises InvalidID: ``value`` is no id of this layout.
+        """
         _check("id", value, (self.last_millisecond + 1 << self.time_shift) - 1)
         return TimestampedID(
             value >> self.time_shift,
@@ -222,7 +231,7 @@ class TimestampedLayout(_Layout):
     def milliseconds_of(self, moment: datetime) -> int:
         """``moment`` in whole milliseconds after the epoch; negative before it.
 
-        :raises InvalidID: it is no aware datetime.
+        :raises InvalidID: ``moment`` is no aware datetime.
         """
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise InvalidID(f"{moment!r} is no datetime with a time zone: give it one.")
@@ -234,12 +243,12 @@ TIMESTAMPED = TimestampedLayout()
 
 @dataclass(frozen=True)
 class TimestampedID:
-    """A time, a shard, and a number among the ids of both (I2).
+    """An id made of a time, a shard, and a number among the ids of that millisecond (I2).
 
     >>> int(TimestampedID(1387263000, shard=31341 % 2000, sequence=5001 % 1024))
     11637205501278089
 
-    :param milliseconds: after the epoch of the layout.
+    :param milliseconds: milliseconds after the epoch of the layout.
     :raises TimestampExhausted: the time does not fit any more.
     :raises InvalidID: another part is no integer or does not fit its bits.
     """

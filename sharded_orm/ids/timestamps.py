@@ -1,4 +1,4 @@
-"""Timestamped ids made by this process, for databases that cannot make them (I2)."""
+"""Timestamped ids that this process makes, for databases that cannot make them (I2)."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ def _now() -> int:
 
 @dataclass
 class _Lane:
-    """The ids of one shard and table. ``made`` counts those of millisecond ``last``."""
+    """The last id of one shard and table. ``used`` counts the ids of millisecond ``last``."""
 
     last: int
-    made: int
+    used: int
     sequence: int
-    # Invariant: (last, sequence) has been handed out at most once. Held while waiting for
-    # the clock, which keeps nobody else from his lane.
+    # Guards the lane: (last, sequence) is handed out at most once. Held while a caller waits for
+    # the clock; callers of other lanes do not wait.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# Milliseconds that the clock may be behind the last id, for which it is waited.
+# A caller waits for a clock that is at most so many milliseconds behind the last id.
 _PATIENCE = 1000
 
 
 class TimestampClock:
-    """Makes ids of one layout; never the same one twice. Thread-safe, fork-safe.
+    """Makes ids of one layout; never the same id twice. Thread-safe, fork-safe.
 
     :param layout: the widths and the epoch.
-    :param clock: tells the time in milliseconds since 1970.
-    :param wait: waits for so many seconds; called when a millisecond is used up.
-    :param draw: a random number below its argument: where this process's sequence begins.
+    :param clock: returns the time in milliseconds since 1970.
+    :param wait: sleeps for a number of seconds; called when a millisecond is used up.
+    :param draw: returns a random number below its argument, at which a sequence begins.
 
-    - A shard and table get at most ``2**sequence_bits`` ids of one millisecond; whoever
-      wants more waits for the next.
-    - When the clock steps back, ids go on from the last millisecond. When that is used up,
-      whoever wants more waits for the clock, if it is a second behind at most; otherwise
-      ids take the milliseconds to come, as fast as they are wanted.
-    - A child process repeats none of the ids that its parent had made.
+    - A shard and table get at most ``2**sequence_bits`` ids of one millisecond; a caller that
+      needs more waits for the next millisecond.
+    - When the clock steps back, ids go on from the last millisecond. When that is used up and the
+      clock is at most a second behind, callers wait for the clock. If it is further behind, ids
+      take the following milliseconds, as fast as they are needed.
+    - A child process repeats none of the ids that its parent made.
 
-    Two processes (or a process that is restarted while the clock steps back) may make
-    the same id for one table. Their sequences begin at random numbers, so it is rare,
-    and the insert finds it out: see ``TimestampedIDField``.
+    Two processes (or a process that is restarted while the clock steps back) may make the same id
+    for one table. That is rare, because sequences begin at random numbers, and the insert detects
+    it: see ``TimestampedIDField``.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # For finding and adding a lane.
+        # Guards the dict of lanes.
         self._lock = threading.Lock()
         _clocks.add(self)
 
     def take(self, shard: int, table: str, count: int = 1) -> list[int]:
         """``count`` new ids for ``table`` on ``shard``, in the order of time.
 
-        :param table: whatever tells apart the tables of all groups.
+        :param table: a name that differs for any two tables of all groups.
         :raises TimestampExhausted: the time does not fit into the layout any more.
         :raises InvalidID: the shard does not fit, or the clock is before the epoch.
         """
@@ -89,9 +89,9 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Make no more ids of this millisecond, and begin the next at a random number.
+        """Leave the current millisecond, and begin the next at a random sequence number.
 
-        For a process that has met another one's ids: it would go on meeting them.
+        For a process whose id was taken by another process: its next ids would collide as well.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -100,20 +100,20 @@ class TimestampClock:
                 self._leave(lane)
 
     def _leave(self, lane: _Lane) -> None:
-        lane.made = self._size
+        lane.used = self._size
         lane.sequence = self._draw(self._size)
 
     def _next(self, lane: _Lane, shard: int) -> int:
         now = self._milliseconds()
-        while lane.made >= self._size and 0 <= lane.last - now <= _PATIENCE:
+        while lane.used >= self._size and 0 <= lane.last - now <= _PATIENCE:
             self._wait(0.0005)
             now = self._milliseconds()
         if now > lane.last:
-            lane.last, lane.made = now, 0
-        elif lane.made >= self._size:
-            # The clock was set back, by hours perhaps: nobody can wait for it.
-            lane.last, lane.made = lane.last + 1, 0
-        lane.made += 1
+            lane.last, lane.used = now, 0
+        elif lane.used >= self._size:
+            # The clock was set back, by hours perhaps: too long to wait.
+            lane.last, lane.used = lane.last + 1, 0
+        lane.used += 1
         lane.sequence = (lane.sequence + 1) % self._size
         return self.layout.pack(lane.last, shard, lane.sequence)
 
@@ -127,11 +127,11 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # In the child, which has one thread: another one may have held a lock.
+        # The child has one thread; another thread of the parent may have held a lock.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # The parent made ids of this millisecond; which, it alone will know.
+            # The parent may go on making ids of this millisecond.
             self._leave(lane)
 
 

@@ -1,17 +1,17 @@
 """Timestamped ids that PostgreSQL makes itself, as a column's default: the SQL (I2, I3).
 
-Pure: returns statements, runs none. Per table there is a sequence, and per schema (that is,
-per shard) a function, which holds the number of the shard. Neither names its schema, which
-may be renamed, dumped and moved.
+Pure: returns statements, runs none. Each table has a sequence, and each schema (that is,
+each shard) has a function, which holds the number of the shard. Neither names its schema, so
+the schema may be renamed, dumped and moved.
 
-The published function takes ``nextval % 1024`` for the last bits. It makes an id twice when
-1024 numbers are drawn while one session stands between its ``nextval`` and its look at the
-clock, or when the clock steps back: bulk inserts of four sessions got there within a second.
-Here the sequence holds the last time *and* number, and one session at a time moves it on:
-ids of a table only grow, none comes twice, who finds the numbers of a millisecond used up
-waits for the next, and after a step back of the clock ids go on from the last. In exchange
-a call takes longer, 6 instead of 1 microsecond, which bounds a table to some 50,000 rows a
-second where several sessions insert at once.
+The published function takes ``nextval % 1024`` for the last bits. It repeats an id if the clock
+steps back, or if 1024 numbers are drawn while one session is between its ``nextval`` and its
+reading of the clock: bulk inserts of four sessions did that within a second.
+Here the sequence holds the last time *and* number, and one session at a time advances it:
+the ids of a table only grow, and none is repeated. A session that finds the numbers of a
+millisecond used up waits for the next millisecond; after a step back of the clock, ids go on from
+the last. In exchange a call takes 6 microseconds instead of 1, which bounds a table to some
+50,000 rows a second if several sessions insert at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import hashlib
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
 _MAX_IDENTIFIER = 63  # bytes
-#: First half of the key of the lock; the other is the sequence.
+#: First half of the advisory lock's key; the second half is the sequence.
 _LOCK = 0x5348_4F52
 
 _FUNCTION = """\
@@ -30,44 +30,44 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 DECLARE
   shard CONSTANT bigint := {shard};
   ms bigint;
-  made bigint;  -- milliseconds and number in one
+  latest bigint;  -- milliseconds and number in one
 BEGIN
-  -- The lock must not last until the transaction ends, as others would wait so long, and
-  -- must not be forgotten whatever happens: it ends with this block, which is rolled back
-  -- in any case. What setval does stays.
+  -- The lock must not last until the transaction ends, or others would wait that long. So it
+  -- is taken in this block, which is always rolled back, and which releases it. The effect of
+  -- setval stays.
   BEGIN
     PERFORM pg_advisory_xact_lock({lock}, counter::oid::integer);
     LOOP
       ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - ({epoch});
-      made := greatest(ms << {sequence_bits}, coalesce(pg_sequence_last_value(counter), 0) + 1);
-      -- The last number of this millisecond is taken: wait for the next. After a step back
-      -- of the clock by hours nobody can wait, and the ids go on from the last.
-      EXIT WHEN made <> (ms + 1) << {sequence_bits};
+      latest := greatest(ms << {sequence_bits}, coalesce(pg_sequence_last_value(counter), 0) + 1);
+      -- If the last number of this millisecond is taken, wait for the next. After a step back of
+      -- the clock, which may be by hours, there is no wait: ids go on from the last.
+      EXIT WHEN latest <> (ms + 1) << {sequence_bits};
       PERFORM pg_sleep(0.0002);
     END LOOP;
     IF ms < 0 THEN
       RAISE 'the clock is % ms before the epoch of the ids', -ms
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Set the clock.';
     END IF;
-    IF made >> {sequence_bits} > {last} THEN
+    IF latest >> {sequence_bits} > {last} THEN
       RAISE '% ms after the epoch do not fit into an id: they end at {last}',
-        made >> {sequence_bits}
+        latest >> {sequence_bits}
         USING ERRCODE = 'numeric_value_out_of_range',
           HINT = 'Begin a new column with a later epoch.';
     END IF;
-    PERFORM setval(counter, made);
+    PERFORM setval(counter, latest);
     RAISE SQLSTATE 'MADE0';
   EXCEPTION WHEN SQLSTATE 'MADE0' THEN
   END;
-  RETURN (made >> {sequence_bits} << {time_shift})
+  RETURN (latest >> {sequence_bits} << {time_shift})
     | (shard << {sequence_bits})
-    | (made & {last_number});
+    | (latest & {last_number});
 END
 $function$"""
 
 
 def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
-    """What the function of these widths and this epoch is called in every schema."""
+    """The name that the function of this layout has in every schema."""
     return (
         f"sharded_orm_next_id_{layout.epoch_milliseconds}_{layout.time_bits}"
         f"_{layout.shard_bits}_{layout.sequence_bits}"
@@ -75,9 +75,9 @@ def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
 
 
 def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTAMPED) -> str:
-    """The function of a schema; replaces one that is there.
+    """The statement that creates the function of a schema, or replaces it.
 
-    :raises InvalidID: the shard does not fit into the layout.
+    :raises InvalidID: ``shard`` does not fit into the layout.
     """
     layout.pack(0, shard, 0)
     return _FUNCTION.format(
@@ -93,7 +93,10 @@ def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTA
 
 
 def create_sequence(schema: str, table: str, column: str) -> list[str]:
-    """What keeps the last id of a column; dropped with it. Roles that insert need UPDATE on it."""
+    """Statements for the sequence that keeps the last id of a column; it is dropped with the column.
+
+    Roles that insert need UPDATE on the sequence.
+    """
     sequence = _qualified(schema, _sequence_name(table, column))
     return [
         f"CREATE SEQUENCE IF NOT EXISTS {sequence} AS bigint",
@@ -104,26 +107,12 @@ def create_sequence(schema: str, table: str, column: str) -> list[str]:
 def set_default(
     schema: str, table: str, column: str, layout: TimestampedLayout = TIMESTAMPED
 ) -> str:
-    """Let rows that come without an id get one from the function. Locks the table, shortly."""
+    """The statement that gives rows without an id one from the function. Locks the table briefly."""
     sequence = _qualified(schema, _sequence_name(table, column)).replace("'", "''")
     return (
         f"ALTER TABLE {_qualified(schema, table)} ALTER COLUMN {_quoted(column)} SET DEFAULT"
         f" {_qualified(schema, function_name(layout))}('{sequence}'::regclass)"
     )
-
-
-def statements(
-    schema: str, table: str, column: str, shard: int, layout: TimestampedLayout = TIMESTAMPED
-) -> list[str]:
-    """All of it, in order. May be repeated; the sequence stays where it is.
-
-    :raises InvalidID: the shard does not fit into the layout.
-    """
-    return [
-        create_function(schema, shard, layout),
-        *create_sequence(schema, table, column),
-        set_default(schema, table, column, layout),
-    ]
 
 
 def _sequence_name(table: str, column: str) -> str:

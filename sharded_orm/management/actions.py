@@ -1,4 +1,4 @@
-"""Commands with actions: ``manage.py shards status``."""
+"""Commands with actions, such as ``manage.py shards status``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from sharded_orm.exceptions import ShardedOrmError
 
 
 class Action(ABC):
-    """One action of a command; its options are Django's and its own."""
+    """One action of a command. It takes Django's options and its own."""
 
     name: ClassVar[str]
     help: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add what the action takes; by default nothing."""
+        """Add the action's arguments; by default none."""
         return
 
     @abstractmethod
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        """Do it; ``command`` has the streams and styles to print with.
+        """Carry out the action.
 
-        :raises CommandError: it failed, or found something wrong; the status is 1.
+        :param command: has the streams and styles for the output.
+        :raises CommandError: the action failed, or found a problem; the exit status is 1.
         """
 
 
@@ -44,35 +45,35 @@ class CommandOfActions(BaseCommand):
             action().add_arguments(add_action(commands, action.name, action.help))
 
     def handle(self, **options: Any) -> None:
-        (chosen,) = (action for action in self.actions if action.name == options["action"])
+        (action_class,) = (action for action in self.actions if action.name == options["action"])
         try:
-            chosen().run(self, options)
+            action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Its message is for people; --traceback shows where it comes from.
+            # The message is for people; --traceback shows the origin.
             raise CommandError(str(exc)) from exc
 
 
 def add_action(commands: Any, name: str, text: str) -> CommandParser:
-    """The parser of one action, with Django's own options after its name as well as before it."""
-    made: CommandParser = commands.add_parser(name, help=text, description=text)
+    """Add the parser of an action. Django's own options may also follow the action's name."""
+    parser: CommandParser = commands.add_parser(name, help=text, description=text)
     for option in ("--settings", "--pythonpath"):
-        made.add_argument(option, default=SUPPRESS, help=SUPPRESS)
+        parser.add_argument(option, default=SUPPRESS, help=SUPPRESS)
     for option in ("--traceback", "--no-color", "--force-color"):
-        made.add_argument(option, action="store_true", default=SUPPRESS, help=SUPPRESS)
-    made.add_argument("-v", "--verbosity", type=int, default=SUPPRESS, help=SUPPRESS)
-    return made
+        parser.add_argument(option, action="store_true", default=SUPPRESS, help=SUPPRESS)
+    parser.add_argument("-v", "--verbosity", type=int, default=SUPPRESS, help=SUPPRESS)
+    return parser
 
 
-def failed(found: Iterable[str]) -> CommandError:
-    """The error of a command that found these problems; each is named once."""
-    problems = list(dict.fromkeys(found))
+def problems_error(texts: Iterable[str]) -> CommandError:
+    """The error of a command that found problems, without duplicates."""
+    problems = list(dict.fromkeys(texts))
     if len(problems) == 1:
         return CommandError(problems[0])
     return CommandError(f"{len(problems)} problems:\n  - " + "\n  - ".join(problems))
 
 
-def teller(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """Writes lines about what is done to standard error, unless nobody wants them."""
+def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
+    """A function that writes lines about the progress to standard error, unless verbosity is 0."""
 
     def tell(line: str) -> None:
         if options["verbosity"]:

@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a long command: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
 
-# Seconds between two lines where there is no terminal.
-_EVERY = 10.0
+# Seconds between two lines without a terminal.
+_INTERVAL = 10.0
 
 
 class ShardProgress:
-    """Tells of shards as they are done, and of each failure in one line at once.
+    """Reports shards that are done, and each failure at once in one line.
 
-    All of it goes to standard error: standard output is for the result. The bar is tqdm's
-    (the extra ``progress``); without it there are lines.
+    Writes to standard error, because standard output is for the result. The bar is that of tqdm
+    (the extra ``progress``); without tqdm, there are lines.
 
     :param verbosity: 0 for failures only, 2 for a line per shard.
-    :param bar: whether there may be one.
+    :param bar: whether a bar may be shown.
     """
 
     def __init__(self, command: BaseCommand, verbosity: int, *, bar: bool = True) -> None:
         self._command = command
         self._verbosity = verbosity
-        self._wants_bar = bar and verbosity == 1 and command.stderr.isatty()
+        self._uses_bar = bar and verbosity == 1 and command.stderr.isatty()
         self._bar: Any = None
         self._total = self._done = self._failed = 0
         self._group = ""
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def begin(self, group: str, total: int) -> None:
         self._group, self._total, self._done, self._failed = group, total, 0, 0
-        self._told = time.monotonic()
-        if self._wants_bar:
+        self._reported_at = time.monotonic()
+        if self._uses_bar:
             try:
                 from tqdm import tqdm
             except ImportError:
-                self._wants_bar = False
+                self._uses_bar = False
             else:
                 self._bar = tqdm(total=total, desc=group, unit=" shards", file=sys.stderr)
 
@@ -64,8 +64,12 @@ class ShardProgress:
     def _advance(self) -> None:
         if self._bar is not None:
             self._bar.update()
-        elif self._total and self._verbosity == 1 and time.monotonic() - self._told >= _EVERY:
-            self._told = time.monotonic()
+        elif (
+            self._total
+            and self._verbosity == 1
+            and time.monotonic() - self._reported_at >= _INTERVAL
+        ):
+            self._reported_at = time.monotonic()
             self._write(
                 f"{self._group}: {self._done + self._failed} of {self._total} shards,"
                 f" {self._failed} failed"
@@ -74,7 +78,7 @@ class ShardProgress:
     def _write(self, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        # The style of the stream would make every line an error.
+        # The default style of the stream would show every line as an error.
         self._command.stderr.write(text, style_func=str)
         if self._bar is not None:
             self._bar.refresh()

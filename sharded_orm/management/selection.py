@@ -1,4 +1,4 @@
-"""``--group``, ``--shards`` and ``--node`` of commands."""
+"""The options ``--group``, ``--shards`` and ``--node`` of commands."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sharded_orm.operations.selection import Selected, parse_numbers, select
 
 
 def add_selection(parser: ArgumentParser) -> None:
-    """Add the three options; without any, all shards are meant."""
+    """Add the three options; without them, all shards are selected."""
     parser.add_argument("--group", metavar="GROUP", help="Only the shards of this group.")
     parser.add_argument(
         "--shards",
         type=_numbers,
         metavar="NUMBERS",
-        help="Only these numbers, e.g. 0-511,700; with --group, if there is more than one.",
+        help="Only these numbers, e.g. 0-511,700; needs --group if there are several groups.",
     )
     parser.add_argument("--node", metavar="NODE", help="Only shards whose primary is this node.")
 
 
-def selected(options: Mapping[str, Any]) -> list[Selected]:
-    """What the options select; never nothing.
+def selection_of(options: Mapping[str, Any]) -> list[Selected]:
+    """The shards that the options select; at least one.
 
-    :raises CommandError: a group, node or shard does not exist, or none is selected.
+    :raises CommandError: a group, node or shard does not exist, or no shard is selected.
     """
     numbers = options["shards"]
     try:
         if isinstance(numbers, str):
-            numbers = parse_numbers(numbers)  # call_command() may pass it as text.
+            numbers = parse_numbers(numbers)  # call_command() may pass the numbers as text.
         return select(options["group"], numbers, options["node"])
     except (InvalidSelection, ValueError) as exc:
         raise CommandError(str(exc)) from exc

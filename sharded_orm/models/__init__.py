@@ -1,4 +1,4 @@
-"""What a project's ``models.py`` imports."""
+"""Names for a project's ``models.py``."""
 
 from __future__ import annotations
 

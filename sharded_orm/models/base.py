@@ -13,11 +13,12 @@ from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.write_tracking import writing
-from sharded_orm.models.fields.embedding import forget_choice, made_ids
+from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -32,7 +33,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ShardedModelBase(ModelBase):
-    """Finishes the class of a sharded model once Django has made it."""
+    """Installs the descriptors and many-to-many tables of a sharded model's class."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -47,6 +48,8 @@ class ShardedModelBase(ModelBase):
 class ShardedModel(models.Model, metaclass=ShardedModelBase):
     """A model whose rows live on the logical shards of a group.
 
+    A group is a numbered set of shards with one routing strategy, which finds the shard of a key.
+
     ::
 
         class Photo(ShardedModel):
@@ -56,9 +59,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 group = "photos"
                 shard_key = "user_id"
 
-    ``ShardMeta`` is inherited like ``Meta``. The shard key decides where a row is; it
-    never changes by ``save()`` (:exc:`ShardKeyChanged`). A new row is stored where its
-    key is placed, whatever alias Django would have chosen.
+    ``ShardMeta`` is inherited like ``Meta``. The shard key decides on which shard a row is.
+    ``save()`` never changes the key of a stored row (:exc:`ShardKeyChanged`). A new row is
+    stored on the shard of its key, whatever alias Django would have chosen.
     """
 
     _is_sharded: ClassVar[bool] = True
@@ -68,6 +71,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     class Meta:
         abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        with keep_shard(self):
+            super().save(*args, **kwargs)
+
+    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     @classmethod
     def _shard_options(cls) -> ShardOptions:
@@ -88,59 +97,59 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> None:
-        # Overrides Model.save_base: the last point that every save passes, fixtures
-        # included, with the alias chosen.
+        # Overrides Model.save_base, where every save arrives with its alias chosen.
         options = self._shard_options()
         if using is None or using == options.group:
-            using = self._home(options)
+            using = self._write_alias(options)
         else:
             self._refuse_other_shard(using)
-        self._refuse_relations_elsewhere(options, using)
-        self._refuse_near_elsewhere(options, using)
-        # Before the transaction, which an error inside would break. Of a new row, whose values
-        # cannot refer to its columns, more is asked when it is inserted.
+        self._refuse_relations_to_other_shards(options, using)
+        self._refuse_near_on_other_shard(options, using)
+        # Checked here because an error inside the transaction would break it. The insert checks
+        # a new row again, more strictly: its values cannot refer to its own columns.
         check_update(colocation_on(options, using), [self], update_fields)
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
-        if options.key_is_made:
-            forget_choice([self])
+        if options.key_is_generated:
+            forget_shard_choice([self])
 
     def delete(
         self, using: str | None = None, keep_parents: bool = False
     ) -> tuple[int, dict[str, int]]:
         options = self._shard_options()
         if using is None or using == options.group:
-            using = self._home(options)
-        self._refuse_other_shard(using)
+            using = self._write_alias(options)
+        else:
+            self._refuse_other_shard(using)
         with writing(self):
             return super().delete(using=using, keep_parents=keep_parents)
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
-    def _home(self, options: ShardOptions) -> str:
+    def _write_alias(self, options: ShardOptions) -> str:
         if not self._state.adding and self._state.db not in (None, options.group):
             alias = str(self._state.db)
             self._refuse_other_shard(alias)
             return alias
         return options.place(self).alias
 
-    def _refuse_relations_elsewhere(self, options: ShardOptions, using: str) -> None:
-        # Django asks the router when a relation is assigned; the key may be set after that.
+    def _refuse_relations_to_other_shards(self, options: ShardOptions, using: str) -> None:
+        # Django asks the router when a relation is assigned, but the key may be set later.
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
             alias = other._state.db if isinstance(other, models.Model) else None
             if alias in (None, using, options.group) or other._state.adding:
                 continue
-            theirs = options_of(other)
-            if theirs is not None and theirs.group == options.group:
+            other_options = options_of(other)
+            if other_options is not None and other_options.group == options.group:
                 raise CrossShardRelation(
                     f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
                     f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
                     " related on one shard."
                 )
 
-    def _refuse_near_elsewhere(self, options: ShardOptions, using: str) -> None:
-        # Only where a key was given, which places the row, can near be somewhere else.
+    def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
+        # The row is on another shard than near= only if it has an explicit key.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -158,13 +167,13 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             and alias == self._state.db
             and key.attname in self.get_deferred_fields()
         ):
-            return  # Not loaded, so not changed. For another shard it is loaded here.
+            return  # A deferred key has not changed.
         home = runtime.topology().resolve(alias)
         if home is None and runtime.template_group(alias) == options.group:
             return
         shard = options.locate(self)
         if options.awaits_key(self):
-            self._refuse_away(alias, shard or home)
+            self._refuse_wrong_shard_of_new_id(alias, shard or home)
             return
         if shard is None and self._state.adding:
             shard = options.place(self)
@@ -184,17 +193,17 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             " the key before save(), not in a receiver of pre_save."
         )
 
-    def _refuse_away(self, alias: str, beside: Shard | None) -> None:
-        # The key is made on the shard; only near= or its relations bind the row to one.
-        if beside is None or beside.group != self._shard_options().group:
+    def _refuse_wrong_shard_of_new_id(self, alias: str, required: Shard | None) -> None:
+        # The shard generates the key, so only near= or a relation binds the row to a shard.
+        if required is None or required.group != self._shard_options().group:
             raise CrossShardRelation(
                 f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
                 f" {self._shard_options().group!r}. Leave out using=."
             )
-        if beside.alias != alias:
+        if required.alias != alias:
             raise CrossShardRelation(
                 f"{describe(self)} cannot be saved on {alias!r}: near= or a row that it refers to is"
-                f" on {beside.alias!r}. Leave out using=, or near=."
+                f" on {required.alias!r}. Leave out using=, or near=."
             )
 
     def _save_table(
@@ -206,10 +215,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> bool:
-        # Overrides Model._save_table: a row whose id is drawn here is new, so the
-        # UPDATE that Django tries first could only miss.
-        # Once more: a receiver of pre_save may have changed the key since. And of a fixture for the
-        # first time: Django's deserializer calls Model.save_base itself, past ours.
+        # Overrides Model._save_table. The shard is checked again because a receiver of pre_save
+        # may have changed the key, and because Django's deserializer calls Model.save_base()
+        # directly. A row without an id is new: the UPDATE that Django tries first would miss.
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
@@ -220,12 +228,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert, whose base manager is a plain one: ours lets the
-        # fields of ids take part in the insert.
+        # Overrides Model._do_insert, which inserts by a plain base manager: only our queryset
+        # lets the fields that generate ids take part in the insert.
         options = self._shard_options()
-        options.refuse_late_key(self)
+        options.refuse_key_changed_on_insert(self)
         check_insert(colocation_on(options, str(using)), [self])
-        if made_ids(manager.model):
+        if generated_id_fields(manager.model):
             rows = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
         insert = super()._do_insert  # type: ignore[misc]  # not in the stubs
@@ -240,12 +248,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         update_fields: Any,
         forced_update: Any,
     ) -> bool:
-        # Overrides Model._do_update: the shard key is a condition, not a value. A row
-        # whose key was changed in memory is not found instead of being misplaced.
+        # Overrides Model._do_update: the shard key is a condition of the UPDATE, not a value. A
+        # row whose key was changed in memory is then not found, instead of being misplaced.
         options = self._shard_options()
         key = options.key
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # The table of a parent that does not hold the key.
+            # The table of a multi-table parent without the key.
             return bool(
                 super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )
@@ -254,7 +262,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         if values and not others:
-            # The key alone, which Django would take for updated without asking.
+            # Only the key is saved: without other values Django would report success unasked.
             updated = bool(same_key.filter(pk=pk_val).exists())
         else:
             updated = bool(
@@ -273,17 +281,17 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # A queryset that is handed in needs no key: this row tells its shard.
+        # A queryset from the caller needs no key: it is read on this row's shard.
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
-        # A base manager of the project's own may read through the cache.
+        # A base manager of the project may read through the cache.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        # Overrides Model's, which asks this row's shard: the rows there are neither those
-        # of this key nor those of all keys.
+        # Overrides Model's method, which asks this row's shard: that shard has rows of several
+        # keys, but not of all.
         options = self._shard_options()
         key = options.key
         if key is not None and getattr(self, key.attname) not in (
@@ -299,9 +307,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     # -- Validation ------------------------------------------------------------
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields: foreign keys inside the group are looked up on this
-        # row's shard, and a row without a shard can have no row beside it. Those to another group
-        # are looked up where their value tells.
+        # Overrides Model.clean_fields. A foreign key inside the group is looked up on this row's
+        # shard; if the row has no shard yet, the referenced row cannot exist. A foreign key to
+        # another group is looked up on the shard that its value names.
         excluded = set(exclude or ())
         options = self._shard_options()
         references = [
@@ -312,31 +320,31 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             and not field.remote_field.parent_link
             and getattr(self, field.attname) not in field.empty_values
         ]
-        alone = [field for field, group in references if group == options.group]
+        unplaced = [field for field, group in references if group == options.group]
         if self._validation_alias() is not None:
-            alone = []
-        elsewhere = [field for field, group in references if group not in (None, options.group)]
+            unplaced = []
+        other_group = [field for field, group in references if group not in (None, options.group)]
         errors: dict[str, Any] = {}
         try:
-            super().clean_fields(exclude=excluded.union(f.name for f in (*alone, *elsewhere)))
+            super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *other_group)))
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
-        for field in elsewhere:
+        for field in other_group:
             try:
-                _clean_elsewhere(field, self)
+                _clean_key_of_other_group(field, self)
             except ValidationError as exc:
                 errors[field.name] = exc.error_list
         key = options.key
         has_key = key is not None and getattr(self, key.attname) is not None
         if key is not None and key.name not in errors and (has_key or options.awaits_key(self)):
-            for field in alone:
+            for field in unplaced:
                 errors[field.name] = [_does_not_exist(field, getattr(self, field.attname))]
         if errors:
             raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks: unique on this row's shard. The checks
-        # of a key without rows find nothing by definition.
+        # Overrides Model._perform_unique_checks: values are unique on this row's shard. A key
+        # without a shard has no rows, so nothing can be a duplicate.
         alias = self._validation_alias()
         if alias is None:
             return {}
@@ -352,8 +360,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
 
     def validate_constraints(self, exclude: Any = None) -> None:
-        # Overrides Model.validate_constraints, which asks the router and so would place
-        # the key of a row that is only being validated.
+        # Overrides Model.validate_constraints, which asks the router: that would place the key
+        # of a row that is only being validated.
         for _, constraints in self.get_constraints():
             for constraint in constraints:
                 check_constraint(constraint)
@@ -362,8 +370,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             check_insert(colocation_on(self._shard_options(), alias), [self])
             super().validate_constraints(exclude)
             return
-        # Without a shard nothing can be a duplicate; what a row says of itself is checked
-        # all the same, by any shard: it reads no table.
+        # Without a shard nothing can be a duplicate. Check constraints read no table, so any
+        # shard can evaluate them.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
         for model, constraints in self.get_constraints():
@@ -387,12 +395,15 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         try:
             shard = options.locate(self)
         except (TypeError, ValueError, ValidationError):
-            return None  # No key at all: the validation of its field says so.
+            return None  # Not a key; the validation of its field reports that.
         return shard.alias if shard is not None else None
 
 
-def _clean_elsewhere(field: Any, row: Any) -> None:
-    """As Field.clean(); ForeignKey.validate() asks the router, which is not told the value."""
+def _clean_key_of_other_group(field: Any, row: Any) -> None:
+    """Clean a foreign key to another group, as ``Field.clean()`` does.
+
+    ``ForeignKey.validate()`` cannot be used: it asks the router without the value.
+    """
     value = field.to_python(getattr(row, field.attname))
     models.Field.validate(field, value, row)
     rows = ShardedQuerySet(field.remote_field.model)
@@ -404,7 +415,7 @@ def _clean_elsewhere(field: Any, row: Any) -> None:
 
 
 def _does_not_exist(field: Any, value: Any) -> ValidationError:
-    """What ForeignKey.validate raises."""
+    """The error that ``ForeignKey.validate()`` raises."""
     return ValidationError(
         field.error_messages["invalid"],
         code="invalid",

@@ -21,7 +21,7 @@ from sharded_orm.models.sharding.statements import (
 
 
 class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models, with the methods that sharded ones have (Y1).
+    """The queryset of global models, with the methods of sharded querysets (Y1).
 
     A join to a sharded model raises :exc:`CrossShardRelation`.
     """
@@ -47,11 +47,11 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """The same query: there is one database to ask."""
+        """Return the same query: there is one database to ask."""
         return self._chain()
 
     def explain_routing(self) -> str:
-        """Which alias the query would run on."""
+        """A sentence that names the alias of the query."""
         return f"the global database, alias {self.db!r}"
 
 
@@ -88,6 +88,6 @@ class GlobalModel(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # A base manager of the project's own may read through the cache.
+        # A base manager of the project may read through the cache.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

@@ -1,8 +1,8 @@
-"""Keys of text: equal for the database if and only if they are equal for the router.
+"""Shard keys of text: the database must compare them as exactly as the router.
 
-The router tells ``Ada``, ``ada`` and ``Ada `` apart. A column whose collation does not would answer
-with rows of another key that happens to be on the same shard, and miss those that are on another
-one. Such a table is refused at its first use in a process, before anything is sent to it.
+For the router ``Ada``, ``ada`` and ``Ada `` are three keys. If a column's collation takes them for
+equal, queries return rows of another key on the same shard, and miss those on other shards. Such
+a table is refused at its first use in a process, before anything is sent to it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db import models
 
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.test_databases import prepare_shards
-from sharded_orm.backends.text_keys import ColumnType, ColumnTypes, is_exact_collation
+from sharded_orm.backends.text_keys import ColumnType, ColumnTypes
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
 from sharded_orm.models.sharding.options import shard_options, target_field
@@ -26,8 +28,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# What is compared by value on every database. A UUID is written in one way where it is text.
-_BY_VALUE = (
+# Fields that every database compares by value. A UUID stored as text has one form only.
+_COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
     models.BooleanField,
@@ -39,19 +41,14 @@ _BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-#: By vendor, how to declare it without a field of ours.
-EXACT_BY_NAME = {
-    "sqlite": ", or with no db_collation",
-    "mysql": ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)",
-}
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of a sharded model, in its own table, whose values are text and tell the shard.
+    """A column of text in a sharded model's own table, whose values name the shard.
 
-    :param target: of a foreign key, in the end the field that it refers to.
+    :param target: the field at the end of a chain of foreign keys; else ``field``.
     """
 
     model: Any
@@ -67,15 +64,19 @@ class KeyColumn:
         return f"{self.model._meta.label}.{self.field.name}"
 
     @property
-    def is_beside_target(self) -> bool:
-        """Whether a migration of the field that is compared in the end runs on this table, too."""
-        own, theirs = shard_options(self.model), shard_options(self.target.model)
-        return own is not None and theirs is not None and own.group == theirs.group
+    def is_colocated_with_target(self) -> bool:
+        """Whether migrations of ``target`` run on the database of this table, too."""
+        options, target_options = shard_options(self.model), shard_options(self.target.model)
+        return (
+            options is not None
+            and target_options is not None
+            and options.group == target_options.group
+        )
 
-    def declared(self, connection: Any) -> str | None:
-        """The collation that the model declares; None for the default of the table.
+    def declared_collation(self, connection: Any) -> str | None:
+        """The collation that the model declares; None for the table's default.
 
-        May ask the server for its version, and for nothing else.
+        May query the server's version, and nothing else.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -86,10 +87,10 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class InexactKey:
-    """A key column on a shard that compares its values in another way than the router.
+    """A key column on a shard that compares values less exactly than the router.
 
-    :param what: its collation, as the end of a sentence about the column.
-    :param remedy: what to do, in sentences.
+    :param what: the column's collation, as the end of a sentence about the column.
+    :param remedy: the remedy, in sentences.
     """
 
     shard: Shard
@@ -99,22 +100,22 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """The key columns of all models of ``group``, by table. Asks no database."""
+    """The key columns of all models of ``group``, by table. Sends nothing."""
     return _text_keys(group) if apps.models_ready else {}
 
 
 @lru_cache
 def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    found: dict[str, tuple[KeyColumn, ...]] = {}
+    keys_by_table: dict[str, tuple[KeyColumn, ...]] = {}
     for model in apps.get_models(include_auto_created=True):
         options = shard_options(model)
         if options is not None and options.group == group and (keys := key_columns(model)):
-            found[model._meta.db_table] = keys
-    return found
+            keys_by_table[model._meta.db_table] = keys
+    return keys_by_table
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """The key columns of text in the own table of a sharded model. Asks no database."""
+    """The key columns of text in a sharded model's own table. Sends nothing."""
     options = shard_options(model)
     if options is None or model._meta.proxy:
         return ()
@@ -122,65 +123,66 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
         KeyColumn(model, field, target)
         for field in model._meta.local_concrete_fields
         if field.column in options.columns
-        and not isinstance(target := target_field(field), _BY_VALUE)
+        and not isinstance(target := target_field(field), _COMPARED_BY_VALUE)
     )
 
 
-def declared_inexact(key: KeyColumn, vendor: str) -> str | None:
-    """The collation that is declared for ``key``, if it alone tells that it is wrong."""
+def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
+    """The declared collation of ``key``, if the declaration alone proves that it is not exact."""
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
         return None
-    if vendor == "sqlite":
-        return None if collation.upper() == "BINARY" else collation
-    if vendor != "mysql" or not key.is_beside_target:
-        return None  # A migration on the shards may have changed the column alone.
-    return None if is_exact_collation(collation) else collation
+    inexact = collations.is_inexact_key(
+        collation, is_colocated_with_target=key.is_colocated_with_target
+    )
+    return collation if inexact else None
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
-    """What is wrong with keys of text on ``shards``, which are of one group and node.
+    """Yield the inexact key columns on ``shards``, which are of one group and node.
 
-    A table that does not exist is passed over. One query per 500 shards; none on SQLite, where the
-    models tell, nor where no key is text.
+    A table that does not exist is skipped. One query per 500 shards; none on SQLite, where the
+    models are enough, nor for a group without keys of text.
 
-    :param connection: of their node.
+    :param connection: a connection to the node.
     """
     keys = text_keys(shards[0].group) if shards else {}
     if not keys:
         return
-    types = _types(connection, shards, keys)
+    types = _column_types(connection, shards, keys)
     for shard in shards:
-        for key in (key for several in keys.values() for key in several):
-            wrong = _wrong(connection, shard, key, types)
-            if wrong is not None:
-                yield wrong
+        for key in (key for columns in keys.values() for key in columns):
+            inexact = _inexact_key(connection, shard, key, types)
+            if inexact is not None:
+                yield inexact
 
 
-def _types(
+def _column_types(
     connection: Any, shards: Sequence[Shard], keys: Mapping[str, tuple[KeyColumn, ...]]
 ) -> ColumnTypes:
-    if connection.vendor == "sqlite":
+    if not features_of(connection).can_introspect_collations:
         return {}
-    columns = sorted({key.field.column for several in keys.values() for key in several})
-    found: ColumnTypes = connection.column_types(shards, list(keys), columns)
-    return found
+    columns = sorted({key.field.column for table_keys in keys.values() for key in table_keys})
+    types: ColumnTypes = connection.column_types(shards, list(keys), columns)
+    return types
 
 
-def _type_of(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType | None:
+def _column_type(types: ColumnTypes, shard: Shard, key: KeyColumn) -> ColumnType | None:
     table = types.get(shard.alias, {}).get(key.table.lower(), {})
     return table.get(key.field.column.lower())
 
 
-def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) -> InexactKey | None:
-    if connection.vendor == "sqlite":
-        collation = key.declared(connection)
+def _inexact_key(
+    connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes
+) -> InexactKey | None:
+    if not features_of(connection).can_introspect_collations:
+        collation = key.declared_collation(connection)
         if collation is None or collation.upper() == "BINARY":
             return None
         return InexactKey(
             shard, key, f"has the collation {collation!r}", _remedy(connection, key, None)
         )
-    column = _type_of(types, shard, key)
+    column = _column_type(types, shard, key)
     if column is None or column.is_exact:
         return None
     what = f"has the collation {column.collation!r}"
@@ -191,8 +193,8 @@ def _wrong(connection: Any, shard: Shard, key: KeyColumn, types: ColumnTypes) ->
 
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
-    if column is not None and not key.is_beside_target:
-        # A migration of the other model neither runs on the shards, nor may touch their tables.
+    if column is not None and not key.is_colocated_with_target:
+        # A migration of the other model does not run on the shards.
         definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         null = column.definition.removeprefix(definition)
         app = key.model._meta.app_label
@@ -210,7 +212,7 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """What is wrong, in a sentence without its end."""
+    """The problem of an inexact column, as a sentence without its end."""
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"
@@ -218,15 +220,15 @@ def describe_inexact(key: KeyColumn, what: str) -> str:
     )
 
 
-#: Table -> its columns of text, and what they are; None on SQLite.
+#: Key columns with their types in the database, by table; the types are None on SQLite.
 _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 
 @dataclass(frozen=True)
 class _Verified:
-    """What is known to be right of a shard.
+    """The tables of a shard that were found exact.
 
-    :param node: where that was seen.
+    :param node: the node on which they were checked.
     """
 
     node: str
@@ -234,22 +236,22 @@ class _Verified:
 
 
 class TextKeyGuard:
-    """Looks at each table with keys of text at its first use on a shard; thread-safe.
+    """Checks each table with keys of text at its first use on a shard; thread-safe.
 
-    One query for all such tables of a shard, in each process once, and one for several shards of a
-    node. None for groups without keys of text, and none on SQLite. What is wrong is not remembered:
-    a process goes on once the column was changed.
+    One query per process for all such tables of a shard, or of several shards of a node. None for
+    groups without keys of text, and none on SQLite. Failures are not remembered: once the column
+    is changed, the process goes on.
 
-    While a schema editor is open on the shard, nothing is refused: a migration that mends a column
-    may come after one that fills its table.
+    While a schema editor is open on the shard, nothing is refused, because the migration that
+    repairs a column may come after one that fills its table.
     """
 
     def __init__(self) -> None:
         self._verified: dict[str, _Verified] = {}
-        self._looks: dict[Any, _Tables] = {}
+        self._shared_tables: dict[Any, _Tables] = {}
 
     def forget(self) -> None:
-        """The settings have changed, or tables may have."""
+        """Forget all checks, because settings or tables may have changed."""
         self._verified = {}
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
@@ -260,21 +262,21 @@ class TextKeyGuard:
         keys = text_keys(shards[0].group)
         if not keys:
             return
-        asked = [table for table in tables if table in keys]
-        if not asked or connection.open_editors:
+        checked = [table for table in tables if table in keys]
+        if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The statement goes to where the shard is now.
+            # The statement will go to the shard's present node.
             relocation.follow(connection)
             shards = (connection.shard,)
-        unknown = [shard for shard in shards if not self._knows(shard, asked)]
-        if unknown:
-            self._look(connection, unknown, keys, asked)
+        unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
+        if unverified:
+            self._verify(connection, unverified, keys, checked)
 
     def check_rows(self, shard: Shard, query: Any) -> None:
         """See :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
 
-        :raises InvalidShardKey: what the database would store is another key.
+        :raises InvalidShardKey: the database would store another key.
         """
         known = self._verified.get(shard.alias)
         columns = () if known is None else known.tables.get(query.get_meta().db_table, ())
@@ -290,7 +292,7 @@ class TextKeyGuard:
                         " Shorten it, or give the field a larger max_length."
                     )
 
-    def _knows(self, shard: Shard, tables: Sequence[str]) -> bool:
+    def _is_verified(self, shard: Shard, tables: Sequence[str]) -> bool:
         known = self._verified.get(shard.alias)
         return (
             known is not None
@@ -298,34 +300,43 @@ class TextKeyGuard:
             and all(table in known.tables for table in tables)
         )
 
-    def _look(
+    def _verify(
         self,
         connection: Any,
         shards: Sequence[Shard],
         keys: Mapping[str, tuple[KeyColumn, ...]],
-        asked: Sequence[str],
+        checked: Sequence[str],
     ) -> None:
         prepare_shards(shards[0].group, shards)
-        types = _types(connection, shards, keys)
+        types = _column_types(connection, shards, keys)
         for shard in shards:
-            good = {}
+            verified = {}
             for table, columns in keys.items():
-                wrong = next(
-                    (w for key in columns if (w := _wrong(connection, shard, key, types))), None
+                inexact = next(
+                    (
+                        inexact_key
+                        for key in columns
+                        if (inexact_key := _inexact_key(connection, shard, key, types))
+                    ),
+                    None,
                 )
-                if wrong is not None and table in asked:
+                if inexact is not None and table in checked:
                     raise InexactShardKey(
-                        f"{describe_inexact(wrong.key, wrong.what)}: on shard {shard.alias!r} rows would"
-                        f" be missed, and those of other keys be read and changed. {wrong.remedy}"
+                        f"{describe_inexact(inexact.key, inexact.what)}: on shard {shard.alias!r} rows would"
+                        f" be missed, and those of other keys be read and changed. {inexact.remedy}"
                         " 'manage.py shards check' lists all such columns."
                     )
-                found = tuple((key, _type_of(types, shard, key)) for key in columns)
-                exists = connection.vendor == "sqlite" or all(each for _, each in found)
-                if wrong is None and exists:
-                    good[table] = found
-            # Replaced whole: two threads that come at once find the same. Shards look alike, so
-            # there is one copy for all.
-            tables = self._looks.setdefault(tuple(good.items()), good)
+                columns_with_types = tuple(
+                    (key, _column_type(types, shard, key)) for key in columns
+                )
+                exists = not features_of(connection).can_introspect_collations or all(
+                    column_type for _, column_type in columns_with_types
+                )
+                if inexact is None and exists:
+                    verified[table] = columns_with_types
+            # Replaced as a whole, because two threads at once find the same. Shards usually have
+            # the same tables, so they share one mapping.
+            tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 
 

@@ -1,1 +1,1 @@
-"""What operators do, as functions; the commands and the admin translate."""
+"""The actions of operators as functions; the commands and the admin only parse and show."""

@@ -1,4 +1,4 @@
-"""Keys as people type them: which values the rows of a field can have at all."""
+"""Keys that people type, converted to values that rows of a field can have."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from sharded_orm.models.sharding.options import target_field
 
 
 def typed_key(field: Any, text: str, alias: str) -> Any:
-    """``text`` as a value of ``field`` that a row on ``alias`` can have. Asks no database.
+    """Convert ``text`` to a value of ``field`` that a row on ``alias`` can have. Asks no database.
 
-    A strategy computes a shard for nearly anything; a number that no column holds, or a text
-    that is too long for its field, has none.
+    Without this check, a strategy would compute a shard even for a number that no column can hold,
+    or for a text that is too long for its field.
 
-    :param alias: of the database whose integers count: Django's validators know the default one.
-    :raises ValidationError: no row can have it; says why.
+    :param alias: the database whose range of integers counts; Django's validators use the
+        default's.
+    :raises ValidationError: no row can have the value; the message says why.
     """
     try:
         value = field.to_python(text)
-    except (TypeError, ValueError, ArithmeticError) as exc:  # No base64, say.
+    except (TypeError, ValueError, ArithmeticError) as exc:  # Invalid base64, for example.
         raise ValidationError(f"it is no value of a {type(field).__name__} ({exc}).") from exc
     holder = target_field(field)
     holder.run_validators(value)

@@ -1,4 +1,7 @@
-"""Asking nodes side by side, each for itself: one that is down keeps nobody back."""
+"""Asking several nodes, which are the database servers in ``NODES``, in parallel.
+
+A node that is down delays no other node.
+"""
 
 from __future__ import annotations
 
@@ -21,34 +24,34 @@ from sharded_orm.topology.model import Shard
 
 T = TypeVar("T")
 
-#: What a node may be to blame for; anything else is a mistake of ours.
+#: Errors that a node may cause; any other error is a bug of this library.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: Threads that may wait for one node after nobody waits for them any more: a node that hangs is not
-#: given one more each time somebody looks.
-MOST = 20
+#: Abandoned threads per node: threads that still wait for the node although nobody waits for them.
+#: The limit keeps a node that hangs from getting one more thread with each question.
+MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
-# What is asked -> the threads that were left waiting for it. A name may be a node's and a service's.
-_left: dict[tuple[str, str], set[threading.Thread]] = {}
+# (kind, name) -> its abandoned threads. A node and a service may have the same name.
+_abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
 class NoAnswer(OperationalError):
-    """It did not come in time; what was asked for may still happen."""
+    """No answer came in time; the operation may still take effect."""
 
 
-def unheard() -> None:
-    """``alive`` for who waits for the whole, and is not told of its parts."""
+def ignore_answer() -> None:
+    """An ``alive`` callback for callers that wait only for the whole answer."""
 
 
 @contextmanager
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
-    """A connection object of node ``name`` that is on no shard, closed at the end.
+    """A connection object of node ``name`` without a shard; closed at the end of the block.
 
-    For the thread that makes it. Connects when it is first used.
+    Belongs to the thread that creates it. Connects at first use.
     """
-    # The name of a schema that there is not: SQLite takes the folder from it.
+    # No schema has an empty name. SQLite still finds the folder of its files by it.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -68,16 +71,18 @@ def ask_nodes(
     silence: float | None = None,
     kind: str = "node",
 ) -> dict[str, T | Exception]:
-    """What ``ask(node, alive)`` tells for each of ``nodes``, all at the same time.
+    """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time.
 
-    Each runs in a thread of its own, whose connections are closed at its end, and calls
-    ``alive()`` whenever its node has answered. A node that is silent for too long is not
-    waited for: its thread is left to end by itself. Where :data:`MOST` were left, no more begin.
+    Each call runs in a thread of its own, whose connections are closed at its end. The call runs
+    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is
+    abandoned. A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
 
-    :param nodes: names of nodes, or of what else ``kind`` says.
-    :param patience: seconds for the first answer.
-    :param silence: seconds between two later ones; None for any length.
-    :return: node -> what it told, or what it is to blame for.
+    :param nodes: names of nodes, or of services.
+    :param patience: seconds until the first answer.
+    :param silence: seconds between two later answers; None for no limit.
+    :param kind: "node" or "service".
+    :return: node -> the result of its call, or the node's error.
+    :raises: an exception of ``ask`` that is not a node's error (:data:`TROUBLE`).
     """
     events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
@@ -85,7 +90,7 @@ def ask_nodes(
         try:
             outcome: Any = ask(node, lambda: events.put((node, _ALIVE)))
         except Exception as exc:
-            # Raised in the thread that waits, if it is not the node's fault.
+            # The waiting thread raises it, unless it is the node's error.
             outcome = exc
         finally:
             connections.close_all()
@@ -94,27 +99,29 @@ def ask_nodes(
     order = list(dict.fromkeys(nodes))
     limits: dict[str, float] = dict.fromkeys(order, patience)
     deadlines = dict.fromkeys(order, time.monotonic() + patience)
-    found: dict[str, T | Exception] = {}
+    answers: dict[str, T | Exception] = {}
     threads: dict[str, threading.Thread] = {}
     for node in order:
-        if _left_waiting(kind, node) >= MOST:
-            events.put((node, OperationalError(f"{MOST} earlier questions have no answer yet")))
+        if _count_abandoned(kind, node) >= MAX_ABANDONED:
+            events.put(
+                (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
+            )
             continue
-        # Not of a pool, whose threads the end of the process would wait for.
+        # Not from a pool: the process would wait for its threads at exit.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )
         threads[node].start()
     while deadlines:
         soonest = min(deadlines, key=deadlines.__getitem__)
-        left = deadlines[soonest] - time.monotonic()
+        seconds = deadlines[soonest] - time.monotonic()
         try:
-            node, outcome = events.get(timeout=None if left == float("inf") else max(left, 0))
+            node, outcome = events.get(timeout=None if seconds == float("inf") else max(seconds, 0))
         except queue.Empty:
             del deadlines[soonest]
-            found[soonest] = NoAnswer(f"no answer within {limits[soonest]:g} seconds")
+            answers[soonest] = NoAnswer(f"no answer within {limits[soonest]:g} seconds")
             if soonest in threads:
-                _left.setdefault((kind, soonest), set()).add(threads[soonest])
+                _abandoned.setdefault((kind, soonest), set()).add(threads[soonest])
             continue
         if node not in deadlines:
             continue
@@ -125,29 +132,29 @@ def ask_nodes(
         if isinstance(outcome, Exception) and not isinstance(outcome, TROUBLE):
             raise outcome
         del deadlines[node]
-        found[node] = outcome
-    return {node: found[node] for node in order}
+        answers[node] = outcome
+    return {node: answers[node] for node in order}
 
 
 def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
-    """What ``ask()`` tells, in a thread of its own, as :func:`ask_nodes` does it.
+    """Return the result of ``ask()``, which runs in a thread of its own as in :func:`ask_nodes`.
 
-    :param service: what is asked, whatever it is: ``"the directory"``.
-    :param within: seconds.
-    :raises NoAnswer: none came; ``ask`` goes on by itself.
-    :raises: what ``ask`` raises.
+    :param service: the service's name, such as ``"the directory"``.
+    :param within: seconds until the answer.
+    :raises NoAnswer: no answer came; the thread of ``ask`` is abandoned.
+    :raises: any exception of ``ask``.
     """
-    told = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
-    outcome = told[service]
+    answers = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
+    outcome = answers[service]
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def _left_waiting(kind: str, name: str) -> int:
-    """How many threads wait for ``name`` though nobody waits for them. Forgets those that ended."""
-    left = _left.get((kind, name), set())
-    for thread in tuple(left):  # One step: others add theirs meanwhile.
+def _count_abandoned(kind: str, name: str) -> int:
+    """The number of abandoned threads of ``name``. Forgets threads that have ended."""
+    threads = _abandoned.get((kind, name), set())
+    for thread in tuple(threads):  # An atomic copy: other threads add to the set.
         if not thread.is_alive():
-            left.discard(thread)
-    return len(left)
+            threads.discard(thread)
+    return len(threads)

@@ -1,4 +1,4 @@
-"""Which shards an operation is about: by group, by number, by node."""
+"""Selecting the shards for an operation by group, number and node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 
 @dataclass(frozen=True)
 class Selected:
-    """Shards of one group, by number; never none."""
+    """Shards of one group, sorted by number; at least one."""
 
     group: ShardGroup
     shards: Sequence[Shard]
@@ -25,14 +25,14 @@ class Selected:
 def select(
     group: str | None = None, numbers: Sequence[range] | None = None, node: str | None = None
 ) -> list[Selected]:
-    """The shards that meet all that is given, one entry per group, in the order of the settings.
+    """The shards that meet all conditions: one entry per group, in the order of the settings.
 
-    :param group: the name of one group; may be left out with ``numbers`` if there is only one.
-    :param numbers: of shards; each must exist. May overlap.
-    :param node: the node of their primary.
-    :raises InvalidSelection: something does not exist, or no shard is left.
+    :param group: the name of a group. With ``numbers``, it is required if there are several groups.
+    :param numbers: ranges of shard numbers, which may overlap; each shard must exist.
+    :param node: the node of the primary.
+    :raises InvalidSelection: a group, node or shard does not exist, or no shard is left.
 
-    Memory: a list of the shards, whose records the topology keeps anyway.
+    Memory: a list of the shards, whose records the topology holds anyway.
     """
     topology = runtime.topology()
     groups = topology.groups
@@ -48,17 +48,17 @@ def select(
         raise InvalidSelection(
             f"--shards needs --group: numbers are counted per group. Choose from {sorted(groups)!r}."
         )
-    chosen = [groups[group]] if group is not None else list(groups.values())
-    found = [
-        Selected(each, shards)
-        for each in chosen
-        if (shards := [s for s in _numbered(each, numbers) if node in (None, s.node)])
+    candidates = [groups[group]] if group is not None else list(groups.values())
+    selection = [
+        Selected(candidate, shards)
+        for candidate in candidates
+        if (shards := [s for s in _numbered(candidate, numbers) if node in (None, s.node)])
     ]
-    if not found:
+    if not selection:
         raise InvalidSelection(
             f"No shard is selected: node {node!r} is the primary of none of them."
         )
-    return found
+    return selection
 
 
 def _numbered(group: ShardGroup, numbers: Sequence[range] | None) -> Iterator[Shard]:
@@ -78,13 +78,13 @@ def _numbered(group: ShardGroup, numbers: Sequence[range] | None) -> Iterator[Sh
 
 
 def parse_numbers(text: str) -> list[range]:
-    """``0-511,700`` as ranges.
+    """Parse a text such as ``0-511,700`` to ranges.
 
-    :raises ValueError: it is none; names the part.
+    :raises ValueError: a part is neither a number nor a range; the message names the part.
     """
     ranges = []
     for part in text.split(","):
-        # No more digits than any number of a shard has, or will have: int() has its limits.
+        # More digits than any shard number has are refused here: int() has its own limit.
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1
@@ -95,7 +95,7 @@ def parse_numbers(text: str) -> list[range]:
 
 
 def numbers_text(shards: Sequence[Shard]) -> str:
-    """What :func:`parse_numbers` reads, for shards sorted by number: ``0-511,700``."""
+    """The text that :func:`parse_numbers` parses, for shards sorted by number: ``0-511,700``."""
     parts: list[list[int]] = []
     for shard in shards:
         if parts and shard.number == parts[-1][1] + 1:

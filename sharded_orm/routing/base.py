@@ -1,7 +1,8 @@
 """The contract of a routing strategy: shard key in, shard number out.
 
-Strategies are pluggable: ``STRATEGY`` names one of the built-in ones or the dotted
-path of a subclass of :class:`Strategy`.
+A group of shards has one strategy. Some strategies compute the shard of a key; others have to
+*place* a key on a shard, and record that, before its first row is written. ``STRATEGY`` names a
+built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 BUILT_IN = {
     "directory": "sharded_orm.routing.directory.DirectoryStrategy",
@@ -28,18 +30,29 @@ _random = random.SystemRandom()
 
 
 class Strategy(ABC):
-    """Tells the shard of a key. Instances are shared by all threads.
+    """Finds the shard of a key. All threads share one instance.
 
-    :param group: the group this strategy serves; its shards are numbered from 0.
+    :param group: the group of the strategy; its shards are numbered from 0.
     :param options: ``STRATEGY_OPTIONS`` of the group.
     """
 
     #: Names of the options that the strategy understands.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: Whether :meth:`locate` may answer None: keys have to be placed first.
+    #: Whether a key must be placed before :meth:`locate` finds its shard.
     places: ClassVar[bool] = False
-    #: Where a key holds the number of its shard: shift and bits. None: it does not.
+    #: Shift and bits of the shard number in a key; None if keys do not hold it.
     embedded: tuple[int, int] | None = None
+    #: How a key finds its shard, which decides what changes of the group keep every key on its
+    #: shard. Derived for a class that sets ``places`` or ``embedded`` in its body.
+    key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "key_routing" not in vars(cls):
+            if cls.places:
+                cls.key_routing = KeyRouting.PLACED
+            elif cls.embedded is not None:
+                cls.key_routing = KeyRouting.EMBEDDED
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
@@ -55,20 +68,22 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """The shard of ``key``, or None when no row can have it. Never writes.
+        """The number of the shard of ``key``; None if no row has the key. Never writes.
 
-        None is a key that has no shard yet, and a value that :meth:`place` refuses, such as a
-        negative id: whoever reads it finds nothing, as on one database.
+        None means a key that is not placed yet, or a value that :meth:`place` refuses, such as a
+        negative id. Reading it finds nothing, as on one database.
 
         :raises InvalidShardKey: the key is of a kind that the strategy cannot place.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """:meth:`locate` for several keys; one query where the strategy asks a database."""
+        """:meth:`locate` for several keys; one query if the strategy uses a database."""
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """The shard of ``key``; gives it one when it has none. Safe to call at the same time.
+        """The number of the shard of ``key``, which is placed if need be.
+
+        Safe to call concurrently, in threads and processes.
 
         :raises InvalidShardKey: no row can have the key.
         """
@@ -77,7 +92,10 @@ class Strategy(ABC):
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """:meth:`place` for several keys."""
+        """:meth:`place` for several keys.
+
+        :raises InvalidShardKey: no row can have one of the keys.
+        """
         numbers: dict[Any, int] = {}
         for key, number in self.locate_many(keys).items():
             if number is None:
@@ -86,7 +104,7 @@ class Strategy(ABC):
         return numbers
 
     def draw(self) -> int:
-        """A random shard among those open for new keys, by the weights of the ranges.
+        """The number of a random shard among those open for new keys, by the ranges' weights.
 
         :raises NoOpenShard: no range is open.
         """
@@ -96,35 +114,36 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # A range's weight counts for each of its shards: 512 shards of weight 1 draw
-        # as much as 256 of weight 2.
+        # A range's weight counts for each of its shards: 512 shards of weight 1 get as many keys
+        # as 256 of weight 2.
         weights = [r.weight * (r.last - r.first + 1) for r in ranges]
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)
 
-    def succeed(self, former: Strategy) -> None:  # noqa: B027  # nothing is remembered, mostly
-        """Go on with what ``former`` remembers: it served the group until the topology changed."""
+    def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
+        """Take over the state of ``former``, the group's strategy before the topology changed."""
 
     def explain(self, key: Any) -> str:
-        """Why ``key`` is where it is, for people."""
+        """Why ``key`` is on its shard, as text for people."""
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """The error for a row with ``key``, which :meth:`locate` gives no shard."""
+        """The error for writing a row with ``key``, for which :meth:`locate` returns None."""
         return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:
+        """The error for ``key``; ``expected`` describes the keys that the strategy takes."""
         return InvalidShardKey(
             f"{key!r} ({type(key).__name__}) cannot be a shard key of group {self.group.name!r}:"
             f" its strategy {self.group.strategy!r} takes {expected}."
         )
 
 
-def plain(key: str, strategy: Strategy) -> str:
-    """``key``, which is the text that every driver sends for it.
+def exact_text(key: str, strategy: Strategy) -> str:
+    """Return ``key`` if every driver sends this text for it.
 
-    :raises InvalidShardKey: it is of a class with another ``str()``, which those of MariaDB and
-        MySQL send, as ``class Kind(str, Enum)``; that of SQLite sends its characters.
+    :raises InvalidShardKey: the key's class has another ``str()``, as ``class Kind(str, Enum)``
+        has. The drivers of MariaDB and MySQL send ``str(key)``, that of SQLite its characters.
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -133,21 +152,21 @@ def plain(key: str, strategy: Strategy) -> str:
     return key
 
 
-def encoded(key: str, strategy: Strategy) -> bytes:
-    """``key`` as UTF-8. A lone surrogate has no such form, and no database would store it.
+def utf8_bytes(key: str, strategy: Strategy) -> bytes:
+    """``key`` as UTF-8.
 
-    :raises InvalidShardKey: it cannot be encoded.
+    :raises InvalidShardKey: the key has a lone surrogate, which no database would store.
     """
     try:
-        return plain(key, strategy).encode()
+        return exact_text(key, strategy).encode()
     except UnicodeEncodeError as exc:
         raise strategy.invalid(key, "text that UTF-8 can encode") from exc
 
 
-def make_strategy(group: ShardGroup) -> Strategy:
-    """Build the strategy that ``group`` names.
+def strategy_class(group: ShardGroup) -> type[Strategy]:
+    """The class of the strategy that ``group`` names.
 
-    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    :raises InvalidConfiguration: the group names no strategy; lists the choices.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -163,4 +182,20 @@ def make_strategy(group: ShardGroup) -> Strategy:
         raise InvalidConfiguration(
             [f"group {group.name!r}: STRATEGY {group.strategy!r} is not a Strategy class"]
         )
-    return cls(group, group.strategy_options)
+    return cls
+
+
+def make_strategy(group: ShardGroup) -> Strategy:
+    """Create the strategy that ``group`` names.
+
+    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    """
+    return strategy_class(group)(group, group.strategy_options)
+
+
+def key_routing_of(group: ShardGroup) -> KeyRouting:
+    """How a key of ``group`` finds its shard. Creates no strategy.
+
+    :raises InvalidConfiguration: the group names no strategy.
+    """
+    return strategy_class(group).key_routing

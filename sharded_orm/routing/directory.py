@@ -1,4 +1,4 @@
-"""The shard of a key is looked up in a table of the global database (Yupoo, Y2)."""
+"""The directory strategy: a table in the global database holds the shard of each key (Yupoo, Y2)."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration
-from sharded_orm.routing.base import Strategy, encoded, plain
+from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
-#: What is stored as it stands; anything else by digest, so that no collation of the
-#: global database can take two keys for one ("alice" and "Alice", trailing spaces).
+#: Keys that are stored as they are. All others are stored as a digest, so that no collation of
+#: the global database takes two keys for one ("alice" and "Alice", trailing spaces).
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class DirectoryStore(Protocol):
-    """Where placements are kept. Keys are text. See ``models/directory.py``."""
+    """Stores placements: the shard number of each key, which is text.
+
+    See ``models/tables/placement.py``.
+    """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Placements of ``keys``: shard number, and whether it is committed for good."""
+        """Placements of ``keys``: the shard number, and whether the placement is committed."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Insert where absent, committed on its own; returns what holds afterwards."""
+        """Insert missing placements in a transaction of their own; return those that hold."""
 
 
 class DirectoryStrategy(Strategy):
-    """New keys get a random shard among those open for new keys; nothing ever moves by itself.
+    """Places each new key on a random open shard, and looks up all others in the directory.
 
-    - Reading an unplaced key gives None, places nothing and remembers nothing.
-    - A placement is committed on a connection of its own before the first row, so a
-      rollback of the caller never moves a key that has rows. Two processes that place
-      the same key at once get the same answer: the first insert wins.
-    - Committed placements are remembered per process, at most ``CACHE_SIZE`` of them
-      (option; default 100,000).
+    - Reading an unplaced key returns None, places nothing and remembers nothing.
+    - A placement is committed on a connection of its own before the key's first row. So a
+      rollback of the caller never moves a key that has rows. If two processes place the same key
+      at once, the first insert wins and both get its shard.
+    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (option; default
+      100,000).
 
-    Cost: none for a remembered key, one query for any number of others, and two round
-    trips more for keys that are placed.
+    Cost: no query for remembered keys, one query for any number of others, and two more round
+    trips to place keys.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: Handed in by ``runtime``; a strategy does not know where placements are kept.
+    #: Set by ``runtime``; a strategy does not know where placements are stored.
     store: DirectoryStore
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
@@ -58,11 +61,11 @@ class DirectoryStrategy(Strategy):
             )
         self._cache_size = size
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, int] = OrderedDict()
+        self._placements: OrderedDict[str, int] = OrderedDict()
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        known = self._known.get(text)  # A dict read is atomic; a miss only costs a query.
+        known = self._placements.get(text)  # A dict read is atomic; a miss only costs a query.
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -70,36 +73,36 @@ class DirectoryStrategy(Strategy):
         return self._find(texts) if texts else {}
 
     def place(self, key: Any) -> int:
-        known = self._known.get(self.entry(key))
+        known = self._placements.get(self.entry(key))
         return known if known is not None else super().place(key)
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        texts = {self.entry(key): key for key in keys}
-        found = self._find(texts) if texts else {}
-        new = {text: self.draw() for text, key in texts.items() if found[key] is None}
-        if new:
-            for text, number in self._remember(self.store.place(self.group.name, new)).items():
-                found[texts[text]] = number
-        return {key: number for key, number in found.items() if number is not None}
+        keys_by_text = {self.entry(key): key for key in keys}
+        numbers = self._find(keys_by_text) if keys_by_text else {}
+        drawn = {text: self.draw() for text, key in keys_by_text.items() if numbers[key] is None}
+        if drawn:
+            for text, number in self._remember(self.store.place(self.group.name, drawn)).items():
+                numbers[keys_by_text[text]] = number
+        return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Drop what this process remembers of ``key`` (of all keys): it was moved."""
+        """Forget the placement of ``key`` (None: of all keys) in this process: it was moved."""
         with self._lock:
             if key is None:
-                self._known.clear()
+                self._placements.clear()
             else:
-                self._known.pop(self.entry(key), None)
+                self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Placements do not change with the topology. Shared, not copied: who still uses the
-        # former one must see what is forgotten here. Its lock stays with it, because a fork
-        # may have copied it locked; the operations of the dict are atomic.
+        # Placements do not change with the topology. The dict is shared, so that threads that
+        # still use the former strategy see what is forgotten here. The lock is not, because a
+        # fork may have copied it locked; single operations of the dict are atomic.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
             and dict(former.options) == dict(self.options)
         ):
-            self._known = former._known
+            self._placements = former._placements
 
     def explain(self, key: Any) -> str:
         number = self.locate(key)
@@ -110,7 +113,7 @@ class DirectoryStrategy(Strategy):
     def _find(self, texts: Mapping[str, Any]) -> dict[Any, int | None]:
         numbers: dict[str, int] = {}
         for text in texts:
-            known = self._known.get(text)
+            known = self._placements.get(text)
             if known is not None:
                 numbers[text] = known
         missing = [text for text in texts if text not in numbers]
@@ -119,23 +122,23 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _known holds committed placements only. What the caller's open
-        # transaction wrote may be rolled back, and then the key has no shard.
+        # Invariant: _placements holds committed placements only. Others may be rolled back with
+        # the caller's transaction, and then the key has no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
-                    self._known[text] = number
-            while len(self._known) > self._cache_size:
-                self._known.popitem(last=False)
+                    self._placements[text] = number
+            while len(self._placements) > self._cache_size:
+                self._placements.popitem(last=False)
         return {text: number for text, (number, _) in placements.items()}
 
     def entry(self, key: Any) -> str:
-        """What the directory calls ``key``. Equal keys have equal names, whatever their types.
+        """The directory's name of ``key``. Equal keys of any type have equal names.
 
-        :raises InvalidShardKey: it cannot be a key.
+        :raises InvalidShardKey: the value cannot be a key.
         """
         if isinstance(key, str):
-            text = plain(key, self)
+            text = exact_text(key, self)
         elif isinstance(key, int) and not isinstance(key, bool):
             text = str(int(key))
         elif isinstance(key, uuid.UUID):
@@ -146,4 +149,4 @@ class DirectoryStrategy(Strategy):
             raise self.invalid(key, "integers, text and UUIDs")
         if _PLAIN.fullmatch(text):
             return text
-        return f"#{hashlib.sha256(encoded(text, self)).hexdigest()}"
+        return f"#{hashlib.sha256(utf8_bytes(text, self)).hexdigest()}"

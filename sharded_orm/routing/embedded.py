@@ -1,4 +1,4 @@
-"""The shard is read from the id itself (Pinterest, P1)."""
+"""The embedded strategy: reads the shard from bits of the id (Pinterest, P1)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 _EXPECTED = "64-bit ids with their shard in them"
 
 
 class EmbeddedStrategy(Strategy):
-    """``(key >> SHIFT) & (2**BITS - 1)``: by default the 16 bits above bit 46 (P1).
+    """Computes ``(key >> SHIFT) & (2**BITS - 1)``: by default the 16 bits above bit 46 (P1).
 
-    The shard key is an id that carries its shard, or a foreign key to one. Needs no
-    query and never moves a row. 241294492511762325 is on shard 3429.
+    The shard key is an id that carries its shard, or a foreign key to such an id. Needs no query
+    and never moves a row. Example: 241294492511762325 is on shard 3429.
     """
 
     option_names = frozenset({"SHIFT", "BITS"})
+    key_routing = KeyRouting.EMBEDDED
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)
@@ -51,7 +53,7 @@ class EmbeddedStrategy(Strategy):
         return self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
 
     def _embedded_in(self, key: int) -> int | None:
-        """The number in ``key``, be there such a shard or not; None if it is no id."""
+        """The shard number in ``key``, whether the shard exists or not; None if it is no id."""
         if not 0 <= key < 1 << 63:
             return None
         number: int = (key >> self._shift) & ((1 << self._bits) - 1)

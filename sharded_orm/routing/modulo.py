@@ -1,4 +1,4 @@
-"""Key modulo number of shards (Instagram, I4); text by md5 (Pinterest's mod shard, P11)."""
+"""The modulo strategy (Instagram, I4); text by its md5 (Pinterest's mod shard, P11)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
-from sharded_orm.routing.base import Strategy, encoded
+from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
-    """``key % shards`` for integers, ``md5(key) % shards`` for text, bytes and UUIDs.
+    """Computes ``key % shards`` for integers, ``md5(key) % shards`` for text, bytes and UUIDs.
 
-    Stateless and without a query. The number of shards can never change: every key
+    Stateless; needs no query. The number of shards can never change, because nearly every key
     would move.
     """
 
@@ -26,10 +26,10 @@ class ModuloStrategy(Strategy):
 
 
 def stable_hash(key: Any, strategy: Strategy) -> int:
-    """An integer that is the same in every process and on every machine.
+    """An integer for ``key`` that is the same in every process and on every machine.
 
-    Text is hashed as the big-endian integer of the md5 of its UTF-8 form: the
-    published md5 rule of P11 (``"1.2.3.4"`` gives shard 1537 of 4096).
+    An integer is returned as it is. Text becomes the big-endian integer of the md5 of its UTF-8
+    form, by the published rule of P11 (``"1.2.3.4"`` gives shard 1537 of 4096).
     """
     if isinstance(key, int):
         return int(key)
@@ -38,7 +38,7 @@ def stable_hash(key: Any, strategy: Strategy) -> int:
     if isinstance(key, uuid.UUID):
         data = key.bytes
     elif isinstance(key, str):
-        data = encoded(key, strategy)
+        data = utf8_bytes(key, strategy)
     elif isinstance(key, bytes | bytearray | memoryview):
         data = bytes(key)
     else:

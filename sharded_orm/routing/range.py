@@ -1,4 +1,4 @@
-"""Ranges of keys, each on one shard."""
+"""The range strategy: each shard holds a range of keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import Strategy
 from sharded_orm.topology.model import ShardGroup
+from sharded_orm.topology.transitions import KeyRouting
 
 
 class RangeStrategy(Strategy):
     """Shard *n* holds the keys from ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``.
 
-    Option ``BOUNDS``: one ascending lower bound per shard. The last shard has no upper
-    end. Alternatively ``SIZE``: shard *n*
-    holds the integers from ``n * SIZE`` on. No row has a key outside of them.
+    Option ``BOUNDS``: one ascending lower bound per shard. The last shard has no upper end.
+    Alternatively option ``SIZE``: shard *n* holds the integers from ``n * SIZE`` up to, not
+    including, ``(n + 1) * SIZE``. No row has a key outside of the ranges.
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
+    key_routing = KeyRouting.RANGES
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)
@@ -33,7 +35,7 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            # Computed when they are looked at, as many as there are.
+            # A range computes its bounds on demand, however many there are.
             self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:
@@ -41,7 +43,7 @@ class RangeStrategy(Strategy):
             try:
                 self._bounds = tuple(options["BOUNDS"])
                 ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
-            except TypeError:  # No list at all, or of what cannot be compared.
+            except TypeError:  # Not a list, or a list of values that cannot be compared.
                 self._bounds, ascending = (options["BOUNDS"],), False
             if len(self._bounds) != group.count or not ascending:
                 raise InvalidConfiguration(

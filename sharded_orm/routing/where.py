@@ -1,9 +1,9 @@
-"""Which shards a query is about, read from its where tree. Fails closed.
+"""Reads the shards that a query is about from its where tree. Fails closed.
 
-The answer is a *bound*: no row outside the shards it names can match. Equality and
-``__in`` on a shard key bound a query; conjunction intersects bounds, disjunction
-unites them, negation and everything unknown is unbounded. What is unbounded is
-refused by the caller or scattered on request, never guessed (DESIGN decision 4).
+The result is a *bound*: a set of shards outside of which no row can match. Equality and ``__in``
+on a shard key bound a query. AND intersects bounds, OR unites them; negations and unknown
+conditions have no bound. The caller refuses an unbounded query, or scatters it on request; its
+shards are never guessed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 @dataclass(frozen=True)
 class ShardKey:
-    """How a model's rows find their shard: the group, and the columns that tell it.
+    """The group of a model, and the columns whose values name the shard of a row.
 
-    ``columns`` maps the shard key, and foreign keys to one, to None; ids that carry their
-    shard, and foreign keys to such, to where it is in them (shift and bits).
+    ``columns`` maps the shard key, and foreign keys to a shard key, to None. It maps ids that
+    carry their shard, and foreign keys to such ids, to the shift and bits of the shard.
     """
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Methods by which a class of a project writes SQL that its sources do not show.
+# Methods that write SQL. If a class of a project overrides one, its SQL is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -41,14 +41,14 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether ``cls`` itself, not a base of it, is outside of Django and writes SQL."""
+    """Whether the body of ``cls``, a class outside Django, has a method that writes SQL."""
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
     return any(map(_WRITES_SQL.match, vars(cls)))
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` is true of the same rows as one of the class ``base``, Django's own."""
+    """Whether ``lookup`` matches the same rows as Django's lookup class ``base`` would."""
     kind: Any = type(lookup)
     return _is_same(base, kind)
 
@@ -63,23 +63,22 @@ def _is_same(base: Any, kind: Any) -> bool:
 
 
 def is_equality(lookup: Any) -> bool:
-    """Whether ``lookup`` is true only of rows that have the value, or one of the values."""
+    """Whether ``lookup`` matches only rows with its value, or one of its values."""
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
-#: Tells the shard key of a model, or None for a model that is not sharded.
+#: A function that returns the :class:`ShardKey` of a model; None if the model is not sharded.
 KeyOf = Callable[[type[Model]], ShardKey | None]
-#: Numbers of the shards of some keys of a group; unplaced keys are left out.
+#: A function that returns shard numbers by key, for keys of a group; unplaced keys are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
-    """A condition that is true of the rows of one shard only, and says so to the router.
+    """A condition that bounds a query to the shard ``alias``.
 
-    It stands beside a comparison with an instance (``album=album``): the instance's
-    shard is where its co-located rows are, which its primary key alone does not tell.
-    In the SQL of its shard it is no condition at all, and in that of another one always false:
-    ids that count per shard repeat there.
+    It is added to a comparison with an instance (``album=album``), whose primary key does not
+    name the instance's shard. In the SQL of that shard the condition is always true. In the SQL
+    of another shard it is always false, because shards may repeat ids.
     """
 
     conditional = True
@@ -93,7 +92,7 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            here = None  # The scatter has taken out what is of other shards.
+            here = None  # The scatter has removed conditions of other shards.
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
             raise EmptyResultSet
@@ -101,9 +100,9 @@ class OnShard(Expression):
 
 
 def is_from_django(expression: Any) -> bool:
-    """Whether the class is Django's own, so that its SQL is known.
+    """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    One of a project may derive from ``Exact`` or ``In`` and write ``<>`` or ``NOT IN``.
+    A class of a project may derive from ``Exact`` or ``In``, and write ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -116,7 +115,7 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The shards (by number) that a condition allows, and why."""
+    """The numbers of the shards that a condition allows, and the reason."""
 
     shards: frozenset[int]
     reason: str
@@ -125,8 +124,10 @@ class Bound:
 class WhereReader:
     """Reads one query's where tree. Not shared between threads.
 
-    :param group: the group of the query's model; bounds of other groups do not count.
-    :param embedded: where its strategy reads the shard from a key, if it does.
+    :param group: the group of the query's model; keys of other groups are ignored.
+    :param resolve: a function that returns the shard number of an alias; None if it is not of
+        the group.
+    :param embedded: shift and bits of the shard in a key, if the group's strategy reads it there.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """The bound of the whole query, or None when it may be about any shard."""
+        """The bound of the whole query; None if rows of any shard may match."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -188,14 +189,18 @@ class WhereReader:
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
-            # Django turns "= NULL" into IS NULL. The key of a row is never NULL; a
-            # foreign key that tells the shard may be.
-            own = (
+            # Django turns "= NULL" into IS NULL. A shard key is never NULL, but another foreign
+            # key that names the shard may be.
+            is_never_null = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
                 and not lookup.lhs.target.null
             )
-            return Bound(frozenset(), "a shard key is never NULL") if own and lookup.rhs else None
+            return (
+                Bound(frozenset(), "a shard key is never NULL")
+                if is_never_null and lookup.rhs
+                else None
+            )
         for column, values in compared_columns(lookup):
             if self.is_key(column):
                 keys = plain_values(values, column.target)
@@ -211,7 +216,7 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), reason)
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys, of which a shard needs its own only."""
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys, so each shard needs only its own."""
         return (
             compares_as(In, lookup)
             and lookup.rhs_is_direct_value()
@@ -221,12 +226,12 @@ class WhereReader:
         )
 
     def is_key(self, lhs: Any) -> bool:
-        """Whether ``lhs`` is a column that tells the shard, of a model of this query's group.
+        """Whether ``lhs`` is a column that names the shard, of a model of this query's group.
 
-        The column may belong to a joined table: a join never leaves the shard, so the
-        joined row's key bounds the whole row.
+        It may be a column of a joined table: a join never leaves the shard, so the key of the
+        joined row bounds the whole row.
         """
-        # A column of an outer query says nothing of this one's rows.
+        # A column of an outer query does not bound this query's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -235,17 +240,17 @@ class WhereReader:
         key = self._key_of(model)
         if key is None or key.group != self._group or lhs.target.column not in key.columns:
             return False
-        carried = key.columns[lhs.target.column]
-        return carried is None or carried == self._embedded
+        bits = key.columns[lhs.target.column]
+        return bits is None or bits == self._embedded
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """What an equality or ``__in`` compares with values, and the values as they were given.
+    """The left side of an equality or ``__in``, with the values that it is compared with.
 
-    That is its left side, or each part of a composite primary key. Empty if it compares with
-    a query.
+    For a composite primary key, each of its columns with its values. Empty if ``__in`` or a
+    composite key is compared with a query.
 
-    :param lookup: see :func:`is_equality`.
+    :param lookup: a lookup for which :func:`is_equality` is true.
     """
     lhs, is_list = lookup.lhs, isinstance(lookup, In)
     is_composite = isinstance(lhs, ColPairs)
@@ -264,15 +269,15 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """The values as ``field`` prepares them, each once; None if one of them is no plain value.
+    """The distinct values; None if one is an expression, or not of the type that ``field`` stores.
 
-    NULL is left out: no row is equal to it.
+    None among the values is left out, because no row is equal to NULL.
     """
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django prepares plain values only. The database would convert this one, and not
-            # as Python does: to MariaDB, "5abc" is equal to the number 5.
+            # Django prepares plain values only. The database would convert a Value(), and not as
+            # Python does: for MariaDB, "5abc" is equal to the number 5.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
@@ -287,16 +292,16 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` are of the types that ``prepare``, of their field, gives.
+    """Whether ``values`` have the types that ``prepare``, their field's method, returns.
 
-    An expression is compared with values as they were given: ``In(F("owner"), ["1"])``.
+    Values compared with an expression are not prepared: ``In(F("owner"), ["1"])``.
     """
     for kind, value in {type(value): value for value in values}.items():
         try:
             if type(prepare(value)) is not kind:
                 return False
         except (TypeError, ValueError, ValidationError):
-            continue  # A field of the project that takes no value of the database.
+            continue  # A field of a project that cannot prepare a value from the database.
     return True
 
 

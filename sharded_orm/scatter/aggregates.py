@@ -11,6 +11,7 @@ from django.db.models import Avg, Count, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
@@ -26,14 +27,14 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised out of Django's get_aggregation() when the query is ready to be compiled."""
+    """Leaves Django's ``get_aggregation()`` when the query is ready to be compiled."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """Stands for the alias in get_aggregation(); it looks at it only for a subquery."""
+    """The alias for ``get_aggregation()``, which reads it only for a subquery."""
 
     def __bool__(self) -> NoReturn:
         raise refuse(
@@ -44,14 +45,14 @@ class _Alias:
 
 @dataclass(frozen=True)
 class Summary:
-    """A query whose annotations are the aggregates wanted, resolved by Django."""
+    """A query whose annotations are the aggregates, resolved by Django."""
 
     query: Query
     elide_empty: bool
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """What Django would run for ``aggregates``. Raises as Django for wrong ones."""
+    """The query that Django would run for ``aggregates``; raises Django's errors."""
     query = query.clone()
 
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
@@ -60,9 +61,9 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     query.get_compiler = ready  # type: ignore[assignment, method-assign]  # for this one query
     try:
         query.get_aggregation(_Alias(), dict(aggregates))
-    except _Resolved as found:
+    except _Resolved as resolved:
         del query.get_compiler
-        return Summary(query, found.elide_empty)
+        return Summary(query, resolved.elide_empty)
     return Summary(query, True)  # There are no aggregates.
 
 
@@ -72,52 +73,52 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """The values of ``aggregates``, of the types that one database would give."""
+    """The values of ``aggregates`` by name, with the types that one database would return."""
     if not aggregates:
         return {}
-    made: dict[int, Summary] = {}
-    asked: list[tuple[Target, Summary]] = []
+    summaries: dict[int, Summary] = {}
+    targets_with_summaries: list[tuple[Target, Summary]] = []
     for target in targets:
         key = id(target.query)
-        if key not in made:
-            made[key] = summary(target.query, aggregates)
-        asked.append((target, made[key]))
-    model = asked[0][1] if asked else summary(query, aggregates)
-    expressions = dict(model.query.annotation_select)
+        if key not in summaries:
+            summaries[key] = summary(target.query, aggregates)
+        targets_with_summaries.append((target, summaries[key]))
+    first = targets_with_summaries[0][1] if targets_with_summaries else summary(query, aggregates)
+    expressions = dict(first.query.annotation_select)
     distinct = {alias for alias, e in expressions.items() if _is_distinct(e)}
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     plain = [alias for alias in expressions if alias not in distinct]
     if plain:
-        found.update(_plain(asked, expressions, plain, failures))
+        values.update(_plain_values(targets_with_summaries, expressions, plain, failures))
     for alias in distinct:
-        found[alias] = _distinct(asked, alias, expressions[alias], failures)
-    return {alias: found[alias] for alias in expressions}
+        values[alias] = _distinct_value(targets_with_summaries, alias, expressions[alias], failures)
+    return {alias: values[alias] for alias in expressions}
 
 
-def _bare(expression: Any) -> Any:
+def _without_default(expression: Any) -> Any:
     if type(expression) is Coalesce:
         return expression.get_source_expressions()[0]
     return expression
 
 
 def _is_distinct(expression: Any) -> bool:
-    return bool(getattr(_bare(expression), "distinct", False))
+    return bool(getattr(_without_default(expression), "distinct", False))
 
 
-def _masked(asked: Sequence[tuple[Target, Summary]], change: Any) -> list[Target]:
-    changed: dict[int, Query] = {}
-    found = []
-    for target, made in asked:
-        key = id(made.query)
-        if key not in changed:
-            changed[key] = change(made.query)
-        found.append(Target(target.shard, changed[key]))
-    return found
+def _summary_targets(targets: Sequence[tuple[Target, Summary]], change: Any) -> list[Target]:
+    changed_queries: dict[int, Query] = {}
+    changed_targets = []
+    for target, summary in targets:
+        key = id(summary.query)
+        if key not in changed_queries:
+            changed_queries[key] = change(summary.query)
+        changed_targets.append(Target(target.shard, changed_queries[key]))
+    return changed_targets
 
 
-def _plain(
-    asked: Sequence[tuple[Target, Summary]],
+def _plain_values(
+    targets: Sequence[tuple[Target, Summary]],
     expressions: Mapping[str, Any],
     aliases: Sequence[str],
     failures: Failures,
@@ -131,21 +132,23 @@ def _plain(
         query.select_related = False
         return query
 
-    options = CompileOptions(summary=True, elide_empty=all(made.elide_empty for _, made in asked))
-    plan = make_plan(_masked(asked, only), options, failures)
+    options = CompileOptions(
+        summary=True, elide_empty=all(summary.elide_empty for _, summary in targets)
+    )
+    plan = make_plan(_summary_targets(targets, only), options, failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
     rows = list(merged(plan, executor))
-    wanted = [expressions[alias] for alias in aliases]
+    selected = [expressions[alias] for alias in aliases]
     if plan.template is None or not rows:
-        return dict(zip(aliases, map(_of_nothing, wanted), strict=True))
+        return dict(zip(aliases, map(_value_without_rows, selected), strict=True))
     compiler = plan.template.compiler
     row = rows[0][: plan.template.width]
-    converters = compiler.get_converters(wanted)
+    converters = compiler.get_converters(selected)
     (values,) = compiler.apply_converters([row], converters)
     return dict(zip(aliases, values, strict=True))
 
 
-def _of_nothing(expression: Any) -> Any:
+def _value_without_rows(expression: Any) -> Any:
     value = expression.empty_result_set_value
     if value is NotImplemented:
         raise refuse(
@@ -154,17 +157,17 @@ def _of_nothing(expression: Any) -> Any:
     return value
 
 
-def _distinct(
-    asked: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
+def _distinct_value(
+    targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
-    """An aggregate of distinct values: the values of all shards are read and told apart."""
-    aggregate = _bare(expression)
+    """An aggregate of distinct values: reads the values of all shards and removes duplicates."""
+    aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):
         raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")
 
     def values(query: Query) -> Query:
-        own = _bare(query.annotations[alias])
-        *sources, condition = own.get_source_expressions()
+        shard_aggregate = _without_default(query.annotations[alias])
+        *sources, condition = shard_aggregate.get_source_expressions()
         if len(sources) != 1:
             raise refuse("a distinct aggregate of several expressions", "use one")
         query = query.clone()
@@ -178,18 +181,20 @@ def _distinct(
             query.where = WhereNode([query.where, condition])
         return query
 
-    plan = make_plan(_masked(asked, values), CompileOptions(), failures)
+    plan = make_plan(_summary_targets(targets, values), CompileOptions(), failures)
     executor = Executor(plan, failures, _CHUNK_SIZE)
-    found = (row[0] for row in merged(plan, executor))
-    total, count = total_of(value for value in found if value is not None)
+    values_of_rows = (row[0] for row in merged(plan, executor))
+    total, count = total_of(value for value in values_of_rows if value is not None)
     if type(aggregate) is Count:
         return count
     if not count or plan.template is None:
-        return _of_nothing(expression)
+        return _value_without_rows(expression)
     compiler = plan.template.compiler
-    exact = compiler.connection.vendor == "mysql"
+    is_decimal = features_of(compiler.connection).averages_integers_exactly
     if type(aggregate) is Avg:
-        total = quotient(decimal.Decimal(total) if exact and type(total) is int else total, count)
+        total = quotient(
+            decimal.Decimal(total) if is_decimal and type(total) is int else total, count
+        )
     (value,) = _converted(compiler, expression, total)
     return value
 

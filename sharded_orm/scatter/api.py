@@ -1,4 +1,4 @@
-"""What the queryset calls: fetch, count, exists and aggregate over many shards."""
+"""The interface for querysets: fetch, count, exists and aggregate over many shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharded_orm.exceptions import ScatterError
     from sharded_orm.scatter.keys import Row
 
-# Rows read at a time, as in QuerySet.iterator().
+# Number of rows read at a time, as of QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 OnFailure = Callable[["ScatterError"], None]
@@ -42,20 +42,23 @@ def fetch(
     chunk_size: int = CHUNK_SIZE,
     stream: bool = False,
 ) -> Iterator[Any]:
-    """Yield what ``queryset`` yields, from all ``targets`` as if from one database.
+    """Yield the results of ``queryset`` from all ``targets``, as if from one database.
 
-    Order, OFFSET and LIMIT, ``distinct()`` and groups hold over all shards; instances
-    carry the alias of their own shard. ``local_columns`` are the columns of the shard
-    key: groups that contain them lie on one shard each.
+    Order, OFFSET, LIMIT, ``distinct()`` and groups hold over all shards; an instance has the
+    alias of its own shard.
 
-    With ``stream`` the rows of an unlimited query stay on the servers until they are
-    asked for, ``chunk_size`` at a time; each batch holds a session meanwhile, and a server
-    gives up on a reader that pauses for its ``net_write_timeout`` (60 seconds).
+    :param targets: each shard with the query to send to it.
+    :param partial: yield the rows of the shards that answer, instead of raising
+        :exc:`ScatterError`; ``on_failure`` gets that error after the last row.
+    :param local_columns: the columns of the shard key; a group that contains them is on one shard.
+    :param chunk_size: number of rows read at a time.
+    :param stream: leave the rows of an unlimited query on the servers until they are read. Each
+        batch of shards holds a session meanwhile, and a server drops a reader that pauses for its
+        ``net_write_timeout`` (60 seconds).
+    :raises ScatterNotSupported: the results cannot be merged exactly.
+    :raises ScatterError: a shard does not answer.
 
-    Raises :exc:`ScatterNotSupported` for what cannot be merged exactly and
-    :exc:`ScatterError` when a shard does not answer. With ``partial`` the rows of the
-    others are yielded, and ``on_failure`` gets that error after the last row.
-    Belongs to the calling thread; other nodes are asked from threads of its own.
+    For use in the calling thread; nodes are asked in parallel, in threads of the engine.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
@@ -84,9 +87,9 @@ def count(
     if query.distinct or query.group_by is not None:
         total = _count_rows(targets, failures, local_columns)
     else:
-        whole = _transformed(targets, _without_limits)
-        found = aggregation.aggregate(whole, query, {"__count": Count("*")}, failures)
-        total = found["__count"]
+        unlimited = _transformed(targets, _without_limits)
+        values = aggregation.aggregate(unlimited, query, {"__count": Count("*")}, failures)
+        total = values["__count"]
     failures.finish()
     low, high = query.low_mark, query.high_mark
     return max(0, (total if high is None else min(total, high)) - low)
@@ -113,14 +116,14 @@ def exists(
     if query.is_empty() or query.high_mark == query.low_mark:
         return False
     failures = Failures(len(targets), partial=partial, report=on_failure)
-    asked = _transformed(targets, lambda q: q.exists())
+    existence = _transformed(targets, lambda q: q.exists())
     low = query.low_mark
     options = CompileOptions(limit=low + 1, existence=True, local_columns=local_columns)
-    plan = make_plan(asked, options, failures)
+    plan = make_plan(existence, options, failures)
     rows = merged(plan, Executor(plan, failures, CHUNK_SIZE))
-    found = next(cut(rows, low, low + 1), None) is not None
+    has_row = next(cut(rows, low, low + 1), None) is not None
     failures.finish()
-    return found
+    return has_row
 
 
 def aggregate(
@@ -135,9 +138,9 @@ def aggregate(
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
-    found = aggregation.aggregate(targets, query, aggregates, failures)
+    values = aggregation.aggregate(targets, query, aggregates, failures)
     failures.finish()
-    return found
+    return values
 
 
 def _rows(
@@ -153,12 +156,12 @@ def _rows(
         check(target.query)
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
-    wrapper: Any = connections[targets[0].shard.alias]
-    union = wrapper.scatter_union
+    connection: Any = connections[targets[0].shard.alias]
+    union = connection.features.can_union_shards
     if two_phase.applies(query, targets, high, union):
-        found = two_phase.fetch(query, targets, options, failures, low)
-        if found is not None:
-            plan, rows = found
+        plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
+        if plan_and_rows is not None:
+            plan, rows = plan_and_rows
             return plan, iter(rows)
     stream = stream and high is None
     plan = make_plan(targets, options, failures, batch=STREAM_BATCH if stream else None)
@@ -170,7 +173,7 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """How many rows a query has that is distinct or grouped, its limits aside."""
+    """The number of rows of a distinct or grouped query, without its limits."""
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -184,19 +187,19 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # As Django: in a slice the order stays, because its columns count for DISTINCT.
+    # As Django, keeps the order of a sliced query, whose columns count for DISTINCT.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query
 
 
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
-    """The targets with their queries changed; those that share one share the changed one."""
-    changed: dict[int, Query] = {}
-    found = []
+    """The targets with changed queries. Targets that share a query share the changed one."""
+    changed_queries: dict[int, Query] = {}
+    changed_targets = []
     for target in targets:
         key = id(target.query)
-        if key not in changed:
-            changed[key] = change(target.query)
-        found.append(Target(target.shard, changed[key]))
-    return found
+        if key not in changed_queries:
+            changed_queries[key] = change(target.query)
+        changed_targets.append(Target(target.shard, changed_queries[key]))
+    return changed_targets

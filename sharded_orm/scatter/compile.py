@@ -1,9 +1,12 @@
-"""One query compiled once, as a template that every shard's branch is made from.
+"""Compiles a query once, to a template for the statements of all shards.
 
-The SQL comes from Django's own compiler, with three changes made by subclassing it:
-tables are qualified by a mark that stands for the shard's schema, the keys of the order
-and of the groups travel along as extra columns, and what cannot be merged is refused
-while it is compiled, wherever in the query it stands.
+The SQL comes from subclasses of Django's compilers, with three changes: a mark in front of each
+table stands for the shard's schema; the keys of order and groups are extra columns; and whatever
+cannot be merged exactly is refused, anywhere in the query.
+
+A *branch* is the SELECT of one shard; the branches of a node are sent as one UNION ALL. A query
+for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads
+primary keys, the second the chosen rows.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from django.db.models.functions import Now, Random
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.keys import Column, OrderKey, column_of
 from sharded_orm.scatter.partials import Partial, partial_of
@@ -38,16 +42,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """SQL with marks, and what its columns mean. Immutable: shared by all its branches."""
+    """SQL with marks, and the meaning of its columns. Immutable: all branches share it."""
 
     sql: str
     params: tuple[Any, ...]
     compiler: Any
-    # How many of the columns the queryset asked for; the others are ours.
+    # The number of columns that the queryset selects; the others are for the merge.
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # Columns that tell the rows of a DISTINCT, or the groups of a GROUP BY, apart.
+    # Columns that identify the rows of a DISTINCT, or the groups of a GROUP BY.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -59,46 +63,47 @@ class Template:
     @property
     def compared(self) -> tuple[int, ...]:
         """The columns whose values are compared in Python."""
-        found = {key.column for key in self.order}
-        found.update(self.distinct, self.groups)
+        columns = {key.column for key in self.order}
+        columns.update(self.distinct, self.groups)
         for partial in self.partials:
-            found.update(partial.compared)
-        return tuple(sorted(found))
+            columns.update(partial.compared)
+        return tuple(sorted(columns))
 
 
 @dataclass
 class CompileOptions:
-    """What the scatter wants of a branch beyond Django's SQL."""
+    """Requirements for the SQL of a branch, beyond Django's."""
 
-    # Rows of a branch that can matter: offset + limit; None is all of them.
+    # The number of rows of a branch that can matter: offset + limit; None for all.
     limit: int | None = None
-    # The second phase reads by primary key: no order is needed, the keys are appended.
+    # Read by primary key, in the second phase: without order, with the keys as last parameters.
     by_pk: bool = False
-    # Give the primary key as a column of its own.
+    # Select the primary key as an extra column.
     with_pk: bool = False
-    # Every group lies on one shard: the shard key is one of its columns.
+    # The columns of the shard key: a group that contains them is on one shard.
     local_columns: frozenset[str] = field(default_factory=frozenset)
-    # Only whether there is a row is asked: groups need no merge.
+    # Ask only whether there is a row: groups need no merge.
     existence: bool = False
-    # One row of aggregates is asked; where there can be no rows, it may be left out.
+    # Select one row of aggregates, which may be left out if there can be no rows.
     summary: bool = False
     elide_empty: bool = True
-    # Not the rows are wanted but how many a branch has.
+    # Select the number of rows instead of the rows.
     counted: bool = False
 
 
 def compile_query(
     query: Query, wrapper: BaseDatabaseWrapper, options: CompileOptions, *, qualify: bool
 ) -> Template:
-    """``query`` for any shard of the node that ``wrapper`` stands for.
+    """Compile ``query``, which is not changed, for any shard on the node of ``wrapper``.
 
-    ``query`` is not changed. Raises ``EmptyResultSet`` when it can have no rows and
-    :exc:`ScatterNotSupported` when its results cannot be merged exactly.
+    :param qualify: whether to put the schema mark in front of each table.
+    :raises EmptyResultSet: the query can have no rows.
+    :raises ScatterNotSupported: its results cannot be merged exactly.
     """
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        # Not a Node, yet all that the tree asks of a condition.
+        # Not a Node, but it has all that a WhereNode needs of a condition.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify)
@@ -134,7 +139,7 @@ def _count_sql(sql: str, qualify: bool) -> str:
 
 
 class _PkAmong:
-    """The condition of the second phase. Its parameters are the last of the statement."""
+    """The condition of the second phase. Its parameters come last in the statement."""
 
     contains_aggregate = False
     contains_over_clause = False
@@ -169,7 +174,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # As Django does: Meta.ordering does not apply to groups.
+        # As in Django, Meta.ordering does not apply to groups.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -187,28 +192,28 @@ class _Root(SQLCompiler):
             if self.merges_groups:
                 raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
             for expression, _, _ in self.select:
-                _refuse_moments(expression)
+                _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            # Django resolves every entry of ORDER BY to an OrderBy.
+            # Django has resolved every entry of ORDER BY to an OrderBy.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # The branches of a union are put in order together, outside; inside only the rows
-        # that a LIMIT chooses need it. A statement of its own must come in order.
+        # The outer statement of a union orders all branches together, so a branch is only ordered
+        # for its LIMIT. A statement of one shard must be in order.
         keep_order = (
             self.options.limit is not None or not self.marks_rows
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
-            # Last, because ORDER BY and GROUP BY may name columns by their position.
+            # The last column, because ORDER BY and GROUP BY may name columns by position.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         return self._added, (ordered if keep_order else []), group_by
 
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
-        """The order's columns that DISTINCT has to select.
+        """The columns of the order that DISTINCT must select.
 
-        Django selects the text of ORDER BY, which is two columns where the place of NULLs
-        is emulated; the expression alone tells the same rows apart.
+        Django selects the SQL of ORDER BY, which is two columns where NULLS FIRST or LAST is
+        emulated. The expression alone distinguishes the same rows.
         """
         if not self.query.distinct:
             return []
@@ -246,7 +251,7 @@ class _Root(SQLCompiler):
         return columns
 
     def _column(self, expression: Any) -> int:
-        """The index of the column that holds ``expression``; one is added if need be."""
+        """The index of the column of ``expression``, which is added if need be."""
         while isinstance(expression, Ref):
             expression = expression.get_source_expressions()[0]
         sql = self._compile_selected(expression)
@@ -262,9 +267,10 @@ class _Root(SQLCompiler):
         return len(self.columns) - 1
 
     def _compile_selected(self, expression: Any) -> Any:
-        """The SQL of an expression in the select list, which may be empty where rows are not.
+        """The SQL of an expression in the select list.
 
-        As SQLCompiler.get_select(): a subquery without rows is a value, not a query without rows.
+        As ``SQLCompiler.get_select()``: an empty subquery is a value, and does not make the query
+        empty.
         """
         try:
             return self.compile(expression)
@@ -300,24 +306,24 @@ class _Root(SQLCompiler):
                 )
             )
 
-    # -- groups
+    # -- Groups
 
     def collapse_group_by(self, expressions: Any, having: Any) -> Any:
         self._group_expressions = super().collapse_group_by(expressions, having)
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether the primary key is among ``columns``: then no two shards share a row."""
+        """Whether the primary key is among ``columns``: then no two shards have the same row."""
         pks = {f.column for f in self.query.model._meta.pk_fields}
-        found = {
+        selected = {
             c.name
             for c in (self.columns[i] for i in columns)
             if c.alias == self._base_alias and c.name in pks
         }
-        return found == pks
+        return selected == pks
 
     def _groups_are_local(self) -> bool:
-        """Whether every group lies on one shard: it names the row or the shard key."""
+        """Whether each group is on one shard, because it has the primary key or the shard key."""
         pks = {f.column for f in self.query.model._meta.pk_fields}
         names = {
             expression.target.column
@@ -340,7 +346,7 @@ class _Root(SQLCompiler):
             raise self._refuse_having()
         self.merges_groups = True
         for expression in self._group_expressions:
-            _refuse_moments(expression)
+            _refuse_time_and_chance(expression)
             column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
@@ -351,7 +357,9 @@ class _Root(SQLCompiler):
                 raise refuse("a subquery selected with groups", "group by plain columns")
 
     def _add_partial(self, index: int, expression: Any) -> None:
-        self.partials.append(partial_of(index, expression, self._column, self.connection.vendor))
+        self.partials.append(
+            partial_of(index, expression, self._column, features_of(self.connection))
+        )
 
     def _check_group_column(self, column: int, expression: Any) -> None:
         if column in self.group_columns or any(p.column == column for p in self.partials):
@@ -365,8 +373,8 @@ class _Root(SQLCompiler):
         )
 
 
-def _refuse_moments(expression: Any) -> None:
-    """Refuse what is one value in one statement, and others on other shards."""
+def _refuse_time_and_chance(expression: Any) -> None:
+    """Refuse functions that have one value per statement, and so one per shard."""
     if any(isinstance(part, Now | Random) for part in _parts(expression)):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
@@ -375,18 +383,18 @@ def _refuse_moments(expression: Any) -> None:
 
 
 def _parts(expression: Any) -> list[Any]:
-    """``expression`` and all its sources, those of subqueries excepted."""
-    found, todo = [], [expression]
-    while todo:
-        part = todo.pop()
+    """``expression`` and all its source expressions, without those of subqueries."""
+    parts, pending = [], [expression]
+    while pending:
+        part = pending.pop()
         if part is None:
             continue
-        found.append(part)
+        parts.append(part)
         if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
             continue
         if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
-            todo += part.get_source_expressions()
-    return found
+            pending += part.get_source_expressions()
+    return parts
 
 
 def _hashable(sql: Any) -> tuple[str, tuple[Any, ...]]:

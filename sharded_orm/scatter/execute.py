@@ -1,4 +1,4 @@
-"""Sends the statements of a plan: nodes in parallel, each its batches in turn."""
+"""Sends the statements of a plan: to all nodes in parallel, to each node one by one."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# Shards without a union that are read side by side, each with a connection of its own.
+# The number of shards that may be streamed at once, each by its own connection.
 _MOST_OPEN = 100
 
 
-def _of_node(shard: Shard) -> Any:
-    """A connection object of the node that ``shard`` was planned on, made in this thread."""
+def _node_wrapper(shard: Shard) -> Any:
+    """A connection object to the node of ``shard`` in the plan, made in this thread."""
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
-    if not wrapper.scatter_union or (wrapper.shard == shard and relocation.is_current(wrapper)):
+    if not wrapper.features.can_union_shards or (
+        wrapper.shard == shard and relocation.is_current(wrapper)
+    ):
         return wrapper
-    # A transaction keeps it where the shard was; or the shard has moved since the plan.
+    # A transaction keeps the connection on the former node, or the shard has moved since.
     settings = runtime.settings_as_planned(shard)
-    return wrapper if settings is None else relocation.apart(wrapper, settings)
+    return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:
-    """Runs statements for the calling thread. Not to be shared.
+    """Runs the statements of a plan for the calling thread. Not shared between threads.
 
-    :raises ScatterError: a shard does not answer. With ``partial`` it does so only when errors
-        may be the query's and no shard has answered it: each statement is either answered or has
-        failed before the last row is given, and that a shard answers proves the query.
+    :raises ScatterError: a shard does not answer. With partial results: the error may be the
+        query's, and no shard has answered. If one shard answers, the query is right; whether one
+        does is known before the last row is yielded.
     """
 
     def __init__(
@@ -57,42 +59,43 @@ class Executor:
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
         self._statements = plan.statements
-        self._gone: dict[str, BaseException] = {}
-        # Invariant: no row is given, nor the end of the rows, while there is a doubt, nothing is
-        # answered, and no statement is unsettled. Workers only set the first two.
+        self._unreachable: dict[str, BaseException] = {}
+        # Invariant: if an error may be the query's (_doubt) and all statements are settled
+        # without an answer, neither a row nor the end of the rows is returned. Threads of nodes
+        # set _doubt and _answered only.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # A test case that did not allow the group makes this raise.
+            # Raises in a test case that does not list the group in ``databases``.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
-            # The node's wrapper, made here: workers must not touch the thread's connections.
+            # Made here, because other threads must not use the connections of this one.
             self._wrappers: dict[str, Any] = {
-                s.node: _of_node(s.branches[0].shard) for s in plan.statements
+                s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:
-        """The rows of each statement: of unions all at once, unless streaming is wanted."""
-        found = self._run_all([s for s in self._statements if s.union])
+        """The rows of each statement; those of unions are read at once unless streamed."""
+        rows_of = self._run_all([s for s in self._statements if s.union])
         return [
-            iter(found[statement]) if statement.union else self._alias_stream(statement)
+            iter(rows_of[statement]) if statement.union else self._alias_stream(statement)
             for statement in self._statements
         ]
 
     def chained(self) -> Iterator[Row]:
-        """All rows, in the order of the shards, a batch of every node at a time."""
+        """All rows, in the order of the shards; reads one statement of each node at a time."""
         for wave in self._waves():
-            found = self._run_all([s for s in wave if s.union])
+            rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
-                yield from found[statement] if statement.union else self._alias_rows(statement)
+                yield from rows_of[statement] if statement.union else self._alias_rows(statement)
 
     def close(self) -> None:
-        """Close what is open; call it when no more rows are wanted."""
+        """Close open cursors. Call it when no more rows are needed."""
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -100,7 +103,7 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Few rows; or so many shards that not all of their files may stay open.
+            # Few rows, or more shards than may have their files open.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -111,36 +114,41 @@ class Executor:
             waiting.setdefault(statement.node, []).append(statement)
         while waiting:
             yield [statements.pop(0) for statements in waiting.values()]
-            waiting = {node: left for node, left in waiting.items() if left}
+            waiting = {node: statements for node, statements in waiting.items() if statements}
 
-    # -- unions
+    # -- Statements for many shards (unions)
 
     def _run_all(self, statements: Sequence[ShardStatement]) -> dict[ShardStatement, Iterable[Row]]:
-        own = [s for s in statements if s.alias is not None]
+        on_own_connection = [s for s in statements if s.alias is not None]
         by_node: dict[str, list[ShardStatement]] = {}
         for statement in statements:
             if statement.alias is None:
                 by_node.setdefault(statement.node, []).append(statement)
-        found: dict[ShardStatement, Iterable[Row]] = {}
+        rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if len(nodes) + bool(own) > 1:
-            here, others = (own, nodes) if own else (nodes[0], nodes[1:])
+        if len(nodes) + bool(on_own_connection) > 1:
+            this_thread, others = (
+                (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
+            )
             with ThreadPoolExecutor(len(others), "scatter") as pool:
                 futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
                     pool.submit(contextvars.copy_context().run, self._run_node, batch)
                     for batch in others
                 ]
-                found.update(self._run_node(here))
+                rows_of.update(self._run_node(this_thread))
                 for future in futures:
-                    found.update(future.result())
-        elif nodes or own:
-            found.update(self._run_node(own or nodes[0]))
+                    rows_of.update(future.result())
+        elif nodes or on_own_connection:
+            rows_of.update(self._run_node(on_own_connection or nodes[0]))
         self._failures.check()
         self._settle(len(statements))
-        return found
+        return rows_of
 
     def _settle(self, statements: int) -> None:
-        """So many more were answered or have failed."""
+        """Note that ``statements`` more were answered or have failed.
+
+        :raises ScatterError: none was answered, and the query may be wrong.
+        """
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
             raise self._failures.error(proven=False) from self._doubt
@@ -166,14 +174,14 @@ class Executor:
         try:
             next(rows)
         except DatabaseError:
-            # Find out which of its shards fail, and take the rows of the others.
+            # Find the shards that fail, and read the rows of the others.
             return self._run(statement, statement.branches)
         self._answered = True
         self._open.append(rows)
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """First None, when the statement has been executed; then its rows."""
+        """Yield None once the statement is executed, then its rows."""
         sql, params = statement.sql()
         started = False
         try:
@@ -190,7 +198,7 @@ class Executor:
             self._failures.check()
 
     def _run(self, statement: ShardStatement, branches: Sequence[Branch]) -> list[Row]:
-        if cause := self._gone.get(statement.node):
+        if cause := self._unreachable.get(statement.node):
             self._failures.add([branch.shard for branch in branches], cause)
             return []
         if self._failures.hopeless:
@@ -206,7 +214,7 @@ class Executor:
                 rows = self._run(statement, branches[:middle])
                 return [*rows, *self._run(statement, branches[middle:])]
             if is_node_gone(error):
-                self._gone[statement.node] = error
+                self._unreachable[statement.node] = error
             self._fail(branches, error)
             return []
         self._answered = True
@@ -228,10 +236,10 @@ class Executor:
             make = group.make_debug_cursor if group.queries_logged else group.make_cursor
             yield make(raw)
 
-    # -- one statement per shard
+    # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """Rows of one shard, read as they are asked for; closes its cursor in the end."""
+        """The rows of one shard, read on demand; closes the cursor after the last."""
         (branch,) = statement.branches
         assert statement.alias is not None
         sql, params = statement.sql()

@@ -1,4 +1,4 @@
-"""A shard's wrapper as the compiler of a scatter sees it, and the SQL that comes of it."""
+"""The connection object that a scatter compiles for, and its compilers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
-# Stand in the SQL for the shard's schema, its index among the targets, and the keys of the
-# second phase. Drawn anew by every process: no identifier or literal can contain them.
+# Marks in the SQL for the shard's schema, the keys of the second phase, and the shard's index
+# among the targets. Each process draws them anew, so no identifier or literal contains them.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -26,22 +26,22 @@ SHARD_MARK = f"`{_NONCE}shard`"
 
 
 class Facade:
-    """A shard's wrapper as the compiler sees it: its ``ops`` give our compilers.
+    """A copy of a shard's connection object whose ``ops`` return our compilers.
 
-    A shallow copy, so that nothing of it is seen by other queries of the thread and the
-    ordinary path pays nothing. It is never connected.
+    A shallow copy does not affect other queries of the thread, and costs them nothing. It never
+    connects.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
-        # Cached by the wrapper, or the copy would connect in order to know it.
+        # Fill the wrapper's cache, or the copy would connect to read it.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
-        # What compiles must not keep a connection in use, nor use it.
+        # The compiler must neither use nor keep the connection.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
-        # What is compiled for one shard is sent to all that share the query.
+        # The SQL for one shard is sent to all shards that share the query.
         self.connection.stands_for_many = True  # type: ignore[attr-defined]  # of our compilers
-        #: Names of the tables that the query reads; known when it is compiled.
+        #: Names of the tables that the query reads; complete once it is compiled.
         self.tables: set[str] = set()
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
@@ -53,7 +53,7 @@ class Facade:
         return _subclass(self._mixins, base)
 
     def root(self, mixin: type, query: Query) -> Any:
-        """The compiler of ``query`` itself, with ``mixin`` in front of all others."""
+        """The compiler of ``query`` itself, with ``mixin`` as its first base."""
         base = self._ops.compiler("SQLCompiler")
         return _subclass((mixin, *self._mixins), base)(query, self.connection, None)
 
@@ -63,14 +63,14 @@ _subclasses: dict[tuple[type, ...], type] = {}
 
 def _subclass(mixins: tuple[type, ...], base: type) -> type:
     key = (*mixins, base)
-    found = _subclasses.get(key)
-    if found is None:
-        found = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
-    return found
+    subclass = _subclasses.get(key)
+    if subclass is None:
+        subclass = _subclasses[key] = type(f"Scatter{base.__name__}", key, {})
+    return subclass
 
 
 class CheckedSQL(SQLCompiler):
-    """Refuses what would read another shard, or differ from shard to shard."""
+    """Refuses SQL that may read another shard, or differ from shard to shard."""
 
     def compile(self, node: Any) -> Any:
         if isinstance(node, RawSQL | ExtraWhere):

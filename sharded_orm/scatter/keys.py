@@ -1,12 +1,12 @@
-"""Comparing raw values as their database compares them.
+"""Compares raw values as their database compares them.
 
-Rows of several shards are merged by the values that the database sent, before any
-converter. Numbers and dates compare alike everywhere; text does not:
+Rows of several shards are merged by the values that the database sent, before any converter.
+Numbers and dates compare alike everywhere; text does not:
 
-* SQLite compares UTF-8 bytes unless a column names another collation (refused);
-* MariaDB and MySQL compare by a collation, so the ``WEIGHT_STRING`` of the text travels
-  along, with the weight of a blank and the collation's name. A ``PAD SPACE`` collation
-  compares as if the shorter text went on with blanks.
+* SQLite compares UTF-8 bytes, unless a column names another collation, which is refused;
+* MariaDB and MySQL compare by a collation. So the ``WEIGHT_STRING`` of the text is selected as
+  well, with the weight of a blank and the collation's name. A ``PAD SPACE`` collation compares as
+  if the shorter text continued with blanks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# Servers sort by the first max_sort_length (1024) bytes of a text, some of them as
-# characters and some as weights. A character has at least 2 bytes of weight to 4 of its
-# own, so texts that differ within this many bytes of weight are ordered alike by all.
+# Servers sort by the first max_sort_length (1024) bytes of a text: some count bytes of
+# characters, others bytes of weights. A character of at most 4 bytes has at least 2 bytes of
+# weight, so all servers agree on texts that differ within this many bytes of weight.
 _SURELY_SORTED = 512
 
-# Collations whose weight strings compare like the texts: one level of weights.
+# Character sets of collations with one level of weights, whose weights compare like the texts.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -51,20 +51,20 @@ _PLAIN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a branch, as far as comparing its values goes."""
+    """What the comparison of a column's values depends on."""
 
-    # The table alias and column name, when the column is just that.
+    # The table alias and column name; None for an expression.
     alias: str | None
     name: str | None
-    # "plain": compares in Python as in any database; "uuid"; "text": anything else.
+    # "plain" if Python compares as every database does; "uuid"; "text" for all others.
     kind: str
-    # A collation that the query or the field names; None is the table's own.
+    # The collation that the query or the field names; None for the table's default.
     collation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """A column of ORDER BY, with the place of its NULLs spelled out."""
+    """A column of ORDER BY, with an explicit place of NULLs."""
 
     column: int
     descending: bool
@@ -72,7 +72,7 @@ class OrderKey:
 
 
 def column_of(expression: Any) -> Column:
-    """What is known of the values of ``expression``."""
+    """The column of ``expression``, with the kind of its values."""
     try:
         output = expression.output_field
     except (AttributeError, FieldError):
@@ -112,7 +112,7 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class Text:
-    """A text by its weights; refuses to decide where a server's sort would not look."""
+    """A text by its weights. Refuses comparisons beyond the length that servers sort by."""
 
     __slots__ = ("weight",)
 
@@ -127,23 +127,23 @@ class Text:
         return self.weight == other.weight
 
     def __lt__(self, other: Text) -> bool:
-        mine, theirs = self.weight, other.weight
+        weight, other_weight = self.weight, other.weight
         if (
-            len(mine) > _SURELY_SORTED
-            and len(theirs) > _SURELY_SORTED
-            and mine[:_SURELY_SORTED] == theirs[:_SURELY_SORTED]
-            and mine != theirs
+            len(weight) > _SURELY_SORTED
+            and len(other_weight) > _SURELY_SORTED
+            and weight[:_SURELY_SORTED] == other_weight[:_SURELY_SORTED]
+            and weight != other_weight
         ):
             raise refuse(
                 "an order by texts that differ only after their first 128 characters,"
                 " which the server's sort cuts off",
                 "order by Left(field, 100), or by another column",
             )
-        return mine < theirs
+        return weight < other_weight
 
 
 class PaddedText(Text):
-    """A text of a ``PAD SPACE`` collation: it goes on with blanks for ever."""
+    """A text of a ``PAD SPACE`` collation, which compares as if padded with blanks."""
 
     __slots__ = ("pad",)
 
@@ -158,17 +158,17 @@ class PaddedText(Text):
     __hash__ = Text.__hash__
 
     def __lt__(self, other: Text) -> bool:
-        mine, theirs = self.weight, other.weight
-        missing = len(theirs) - len(mine)
+        weight, other_weight = self.weight, other.weight
+        missing = len(other_weight) - len(weight)
         if missing > 0:
-            mine += self.pad * (missing // len(self.pad) + 1)
+            weight += self.pad * (missing // len(self.pad) + 1)
         elif missing < 0:
-            theirs += self.pad * (-missing // len(self.pad) + 1)
-        return Text.__lt__(Text(mine), Text(theirs))
+            other_weight += self.pad * (-missing // len(self.pad) + 1)
+        return Text.__lt__(Text(weight), Text(other_weight))
 
 
 class _Reversed:
-    """Turns an order round."""
+    """A value in reversed order."""
 
     __slots__ = ("value",)
 
@@ -184,34 +184,34 @@ class _Reversed:
 
 
 class Comparison:
-    """How the values of some columns compare on one kind of database.
+    """Compares values of columns as one kind of database does.
 
-    ``weighted`` are the columns whose weights travel along; :meth:`normal` gives a value
-    with the ``==``, ``hash`` and ``<`` of the database.
+    ``weighted`` are the columns whose weights are selected as well. :meth:`normal` returns a
+    value with the ``==``, ``hash()`` and ``<`` of the database.
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # A row is its columns, then its shard's index, then the weights.
+        # A row has its columns, then the index of its shard, then the weights.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weighted: tuple[int, ...] = ()
 
     def normal(self, row: Row, column: int) -> Any:
-        """The value of ``column``, comparable; None for NULL."""
+        """The comparable value of ``column``; None for NULL."""
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """As :meth:`normal`, for an order."""
+        """The value of ``column``, comparable as ORDER BY does; None for NULL."""
         return self.normal(row, column)
 
     def identity(self, columns: Sequence[int]) -> Callable[[Row], tuple[Any, ...]]:
-        """A function of a row that is equal for rows the database takes for equal."""
+        """A function that returns equal keys for rows that the database takes for equal."""
         normal = self.normal
         return lambda row: tuple([normal(row, column) for column in columns])
 
     def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
-        """A sort key of rows. Ties go by shard, so that merging is deterministic."""
+        """A sort key of rows. Equal rows are sorted by shard, so that merging is deterministic."""
 
         def key(row: Row) -> tuple[Any, ...]:
             parts: list[Any] = []
@@ -228,7 +228,7 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Raise if MIN and MAX of ``column`` might not agree with its order."""
+        """Raise if MIN and MAX of ``column`` may differ from its order."""
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
         """Copy a value, with its weights, from one row to another."""
@@ -236,7 +236,7 @@ class Comparison:
 
 
 class SQLiteComparison(Comparison):
-    """NULL, numbers, text, blobs: values compare by storage class, then by value."""
+    """Compares by SQLite's storage class (NULL, numbers, text, blobs), then by value."""
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         super().__init__(columns, compared)
@@ -259,13 +259,13 @@ class SQLiteComparison(Comparison):
         if isinstance(value, bytes):
             return (3, value)
         if isinstance(value, datetime.date | datetime.time):
-            # Parsed by the driver; this is the text that SQLite compares.
+            # The driver has parsed the text that SQLite compares.
             return (2, str(value))
         raise refuse(f"a comparison of values of type {type(value).__name__!r}", "ask one shard")
 
 
 class MySQLComparison(Comparison):
-    """Text by its weights; everything else as Python compares it."""
+    """Compares text by its weights, and all other values as Python does."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class MySQLComparison(Comparison):
         uuid_version: tuple[int, ...] | None,
     ) -> None:
         super().__init__(columns, compared)
-        # The server's version where it has a type of its own for UUIDs.
+        # The server's version if it has a native type of UUIDs.
         self._uuid_version = uuid_version
         weighted = []
         for index in self.compared:
@@ -340,8 +340,8 @@ class MySQLComparison(Comparison):
 def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """The bytes by which MariaDB sorts a native UUID.
 
-    Time-based versions up to 5 sort by node and time, most significant parts first, those
-    from 6 on as they are written (MDEV-29959; before, all were swapped).
+    UUIDs up to version 5 sort by node and time, most significant parts first; those from version
+    6 on sort as they are written (MDEV-29959). Before that fix, all were swapped.
     """
     if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
         raise refuse(

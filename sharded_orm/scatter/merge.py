@@ -1,4 +1,4 @@
-"""Streams of rows made into one: ordered, distinct, grouped, cut."""
+"""Merges the rows of shards: ordered, distinct, grouped, limited."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
 
 
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
-    """OFFSET and LIMIT."""
+    """Apply OFFSET and LIMIT."""
     return islice(rows, low, high)
 
 
@@ -49,7 +49,7 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
 
 
 def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
-    """The groups of all shards; all of them are held in memory."""
+    """The groups of all shards; all are held in memory."""
     template, comparison = plan.template, plan.comparison
     assert template is not None
     identity = comparison.identity(template.groups)
@@ -62,9 +62,9 @@ def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
             groups[key] = list(row)
         else:
             merger.add(whole, row)
-    found = list(groups.values())
-    for whole in found:
+    merged_rows = list(groups.values())
+    for whole in merged_rows:
         merger.finish(whole)
     if template.order:
-        found.sort(key=comparison.order(template.order))
-    return list(found)
+        merged_rows.sort(key=comparison.order(template.order))
+    return list(merged_rows)

@@ -1,4 +1,4 @@
-"""Aggregates taken apart: what each shard computes, and how the parts become the whole."""
+"""Partial aggregates: the part that each shard computes, and their merge."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from django.db.models import Avg, Count, Max, Min, Sum
 from django.db.models.fields import DurationField
 from django.db.models.functions import Coalesce
 
+from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.keys import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# What the server adds to the scale of a quotient: MariaDB's div_precision_increment.
+# Decimal places that the server adds to a quotient: MariaDB's div_precision_increment.
 _QUOTIENT_SCALE = 4
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
@@ -24,9 +25,9 @@ _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 class Partial:
     """An aggregate of the select list, in column ``column``.
 
-    ``parts`` are the columns of what it is merged from: itself for count, sum, min and
-    max, sum and count for avg. Where the whole is NULL, the column's own value stands:
-    that is the default of ``Sum(..., default=0)``.
+    ``parts`` are the columns that are merged: the aggregate itself for count, sum, min and max;
+    sum and count for avg. If the merged value is NULL, the column keeps its own value, such as
+    the default of ``Sum(..., default=0)``.
     """
 
     column: int
@@ -40,9 +41,12 @@ class Partial:
 
 
 def partial_of(
-    column: int, expression: Any, add_column: Callable[[Any], int], vendor: str
+    column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
-    """The partial aggregate of ``expression``; ``add_column`` selects another expression."""
+    """The partial aggregate of ``expression``.
+
+    :param add_column: a function that selects another expression and returns its column.
+    """
     aggregate = expression
     if type(aggregate) is Coalesce:
         aggregate, *defaults = aggregate.get_source_expressions()
@@ -56,15 +60,17 @@ def partial_of(
             f"{kind.__name__}(distinct=True) over groups that span shards",
             "group by the shard key, or aggregate values(...).distinct() in Python",
         )
-    own = aggregate is expression
+    is_whole = aggregate is expression
     if kind is not Avg:
-        part = column if own else add_column(aggregate)
+        part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # Django casts the average to a whole number there, and leaves it a float elsewhere.
-    duration = vendor == "mysql" and isinstance(aggregate.output_field, DurationField)
+    # On such a database, Django casts the average of durations to an integer.
+    duration = features.averages_durations_to_integers and isinstance(
+        aggregate.output_field, DurationField
+    )
     return Partial(column, "avg", (add_column(total), add_column(count)), duration)
 
 
@@ -76,7 +82,7 @@ def _refuse(expression: Any) -> Exception:
 
 
 class Merger:
-    """Merges the rows of one group. ``partials`` say what becomes of their columns."""
+    """Merges the shards' rows of one group, by the partial aggregates in their columns."""
 
     def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
         self._partials = partials
@@ -86,7 +92,7 @@ class Merger:
                 comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
-        """Add a shard's row to the group's."""
+        """Merge a shard's row into the row of the group."""
         seen: set[int] = set()
         for partial in self._partials:
             for part in partial.parts:
@@ -109,7 +115,7 @@ class Merger:
         self._comparison.carry(part, row, whole)
 
     def finish(self, whole: list[Any]) -> None:
-        """Put the aggregates in their columns."""
+        """Compute the aggregates of a merged row, in their columns."""
         for partial in self._partials:
             target = partial.column
             if partial.kind == "avg":
@@ -123,16 +129,16 @@ class Merger:
                 whole[target] = value
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Decimal) and isinstance(other, Decimal):
-        return _EXACT.add(one, other)
-    return one + other
+def _sum(left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        return _EXACT.add(left, right)
+    return left + right
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:
-    """The sum and the number of ``values``; numbers only matter for the sum."""
+    """The sum and the number of ``values``; the sum ignores values that are no numbers."""
     total, count = None, 0
     for value in values:
         count += 1
@@ -142,7 +148,7 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
 
 
 def quotient(total: Any, count: int, *, duration: bool = False) -> Any:
-    """``AVG`` as the database computes it: decimals are exact with four places more."""
+    """``AVG`` as the database computes it: decimals are exact, with four more places."""
     if duration:
         value = _EXACT.divide(Decimal(total), count)
         return int(value.to_integral_value(decimal.ROUND_HALF_UP))

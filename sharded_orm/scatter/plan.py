@@ -1,4 +1,8 @@
-"""Which statements a scatter sends where: branches, batches, nodes."""
+"""The plan of a scatter: its statements, and the nodes (database servers) to send them to.
+
+A *branch* is the SELECT of one shard; the branches of a node are sent in batches, each as one
+UNION ALL.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
 from sharded_orm.backends import text_keys
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
@@ -26,18 +31,18 @@ if TYPE_CHECKING:
 
     from sharded_orm.topology.model import Shard
 
-# Branches of one UNION ALL. The cost of a statement grows faster than linearly above
-# some 2048 branches; 256 keep a batch short and let a failing one be asked again.
+# The number of branches of one UNION ALL. Above some 2048 branches, the cost of a statement grows
+# faster than linearly; 256 keep a batch short enough to repeat it after a failure.
 BATCH = 256
-# A stream holds a session until its last row: fewer statements, though each costs more.
+# The same for streams, which hold a session until the last row: fewer statements, at more cost.
 STREAM_BATCH = 1024
-# Parameters of one statement: an __in of thousands of keys is repeated in every branch.
+# The number of parameters of one statement: each branch repeats an __in of thousands of keys.
 MAX_PARAMETERS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A shard to ask, and the query to ask it: the queryset's own, or its share of it."""
+    """A shard, and the query to send to it: that of the queryset, or the shard's part of it."""
 
     shard: Shard
     query: Query
@@ -45,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A target compiled. ``index`` is its place among the targets and marks its rows."""
+    """A compiled target. ``index`` is its index among the targets, and marks its rows."""
 
     index: int
     shard: Shard
@@ -59,11 +64,11 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """One statement: branches of one node, sent on a connection of the node or of a shard."""
+    """One statement for branches of a node, sent on a connection of the node or of a shard."""
 
     node: str
     branches: tuple[Branch, ...]
-    # The alias whose own connection must be used: its transaction has rows of its own.
+    # The alias whose connection must be used, because its transaction may have written rows.
     alias: str | None
     union: bool
     outer: Outer
@@ -84,7 +89,7 @@ class ShardStatement:
 
 @dataclass(frozen=True)
 class Outer:
-    """What the server does with the rows of a union: order, cut, weigh."""
+    """The outer SELECT of a union: its order, its limit, and the weights of texts."""
 
     columns: int
     weighted: tuple[int, ...] = ()
@@ -102,8 +107,8 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # Only WITH can name the columns. It stands inside, because a statement that begins
-        # with it may write, and the backend repeats only reads on a session that was dead.
+        # Only WITH can name the columns. It is inside of a SELECT, because the backend repeats
+        # only reads after a lost connection, and a statement that begins with WITH may write.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
@@ -135,7 +140,7 @@ def _fill(branch: Branch, schema: str | None) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements of one phase, in the order of the shards, and how rows compare."""
+    """The statements of one phase in the order of shards, and the comparison of their rows."""
 
     statements: tuple[ShardStatement, ...]
     comparison: Comparison
@@ -155,39 +160,41 @@ def make_plan(
     pks: Mapping[int, Sequence[Any]] | None = None,
     batch: int | None = None,
 ) -> ScatterPlan:
-    """The plan of asking ``targets``.
+    """Plan the statements for ``targets``.
 
-    With ``pks`` only the targets it names are asked, for those rows. Every query is
-    compiled once for each node. Queries that can have no rows are not sent, nor is
-    anything to a node that does not even tell its version: its shards fail.
+    Each query is compiled once per node. A query that can have no rows is not sent. If a node
+    does not answer while its query is compiled, its shards fail and nothing is sent to it.
+
+    :param pks: primary keys to read, by the index of their target; None for all rows.
+    :param batch: the number of branches of one statement; None for :data:`BATCH`.
     """
     branches: dict[str, list[Branch]] = {}
-    compiled: dict[tuple[int, str], Template | None] = {}
-    gone: dict[str, DatabaseError] = {}
+    templates: dict[tuple[int, str], Template | None] = {}
+    unreachable: dict[str, DatabaseError] = {}
     for index, target in enumerate(targets):
         if pks is not None and index not in pks:
             continue
-        place = (id(target.query), target.shard.node)
-        if cause := gone.get(target.shard.node):
+        node_query = (id(target.query), target.shard.node)
+        if cause := unreachable.get(target.shard.node):
             failures.add([target.shard], cause)
             continue
-        if place not in compiled:
+        if node_query not in templates:
             try:
-                compiled[place] = _compile(target, options)
+                templates[node_query] = _compile(target, options)
             except DatabaseError as error:
                 if not is_failure(error):
                     raise
-                gone[target.shard.node] = error
+                unreachable[target.shard.node] = error
                 failures.add([target.shard], error)
                 continue
-        template = compiled[place]
+        template = templates[node_query]
         if template is not None:
             keys = tuple(pks[index]) if pks is not None else None
             branches.setdefault(target.shard.node, []).append(
                 Branch(index, target.shard, template, keys)
             )
     for node in list(branches):
-        if (cause := _key_trouble(branches[node])) is not None:
+        if (cause := _text_key_failure(branches[node])) is not None:
             failures.add([branch.shard for branch in branches.pop(node)], cause)
     failures.check()
     shards = {i: target.shard for i, target in enumerate(targets)}
@@ -197,8 +204,8 @@ def make_plan(
     comparison = _comparison(first)
     outer = _outer(first.template, comparison, options) if not options.counted else Outer(1)
     statements: list[ShardStatement] = []
-    for node, asked in branches.items():
-        statements += _statements(node, asked, outer, batch or BATCH)
+    for node, node_branches in branches.items():
+        statements += _statements(node, node_branches, outer, batch or BATCH)
     statements.sort(key=lambda statement: statement.branches[0].index)
     return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
@@ -207,7 +214,7 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     width, weighted = len(template.columns), comparison.weighted
     if template.merges_groups:
         return Outer(width, weighted)
-    # Rows that are equal on two shards count once, so the server must not cut yet.
+    # Rows that are equal on two shards count once, so the server must not apply the limit.
     limit = None if template.distinct else options.limit
     return Outer(width, weighted, template.order, limit)
 
@@ -216,15 +223,17 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
     wrapper: Any = connections[target.shard.alias]
     try:
         with wrapper.wrap_database_errors:
-            return compile_query(target.query, wrapper, options, qualify=wrapper.scatter_union)
+            return compile_query(
+                target.query, wrapper, options, qualify=wrapper.features.can_union_shards
+            )
     except EmptyResultSet:
         return None
 
 
-def _key_trouble(branches: Sequence[Branch]) -> DatabaseError | None:
-    """What keeps the node of ``branches`` from telling how it compares keys, if anything does.
+def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
+    """The error of a node that cannot be asked how it compares keys of text; None if it can.
 
-    :raises InexactShardKey: not as the router does.
+    :raises InexactShardKey: the node does not compare them as the router does.
     """
     tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]
@@ -240,9 +249,10 @@ def _key_trouble(branches: Sequence[Branch]) -> DatabaseError | None:
 def _comparison(branch: Branch) -> Comparison:
     template = branch.template
     connection = template.compiler.connection
-    if connection.vendor == "sqlite":
+    compared_by = features_of(connection).text_compared_by
+    if compared_by == "bytes":
         return SQLiteComparison(template.columns, template.compared)
-    if connection.vendor == "mysql":
+    if compared_by == "weights":
         native = bool(connection.features.has_native_uuid_field)
         return MySQLComparison(
             template.columns,
@@ -253,25 +263,25 @@ def _comparison(branch: Branch) -> Comparison:
 
 
 def _statements(
-    node: str, branches: Iterable[Branch], outer: Outer, most: int
+    node: str, branches: Iterable[Branch], outer: Outer, batch_size: int
 ) -> Iterable[ShardStatement]:
     branches = list(branches)
     shard = branches[0].shard
     wrapper: Any = connections[shard.alias]
-    if not wrapper.scatter_union:
+    if not wrapper.features.can_union_shards:
         for branch in branches:
             yield ShardStatement(node, (branch,), branch.shard.alias, False, outer)
         return
     group: Any = connections[shard.group]
-    own = group.open_transactions()
+    in_transaction = group.open_transactions()
     batch: list[Branch] = []
     params = 0
     for branch in branches:
-        if own and branch.shard.alias in own:
+        if in_transaction and branch.shard.alias in in_transaction:
             yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
         count = len(branch.params)
-        if batch and (len(batch) >= most or params + count > MAX_PARAMETERS):
+        if batch and (len(batch) >= batch_size or params + count > MAX_PARAMETERS):
             yield ShardStatement(node, tuple(batch), None, True, outer)
             batch, params = [], 0
         batch.append(branch)

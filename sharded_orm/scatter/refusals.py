@@ -1,4 +1,4 @@
-"""What scatter refuses, in one voice: the feature, then the remedy."""
+"""The errors for queries that a scatter cannot merge exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
-    """The error to raise: results over several shards could differ from one database's."""
+    """The error for a feature whose merged results could differ from those of one database."""
     return ScatterNotSupported(
         f"A query of several shards cannot have {feature}: its merged result might not be that"
         f" of one database. Remedy: {remedy}."
@@ -19,7 +19,7 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Raise :exc:`ScatterNotSupported` for what can be told without compiling ``query``."""
+    """Raise :exc:`ScatterNotSupported` for features that show before ``query`` is compiled."""
     if query.combinator:
         raise refuse(
             f"{query.combinator}()", "combine with Q objects and |, or combine lists in Python"

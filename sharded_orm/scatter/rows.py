@@ -1,4 +1,4 @@
-"""Raw rows made into what the queryset yields, by the queryset's own iterable class."""
+"""Converts raw rows to the results of a queryset, by the queryset's own iterable class."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """What ``queryset`` yields for ``rows``, one for one and in their order.
+    """Yield one result of ``queryset`` for each of ``rows``, in their order.
 
-    An instance knows its database, so every shard gets an iterable of its own, which is
-    fed the shard's rows one at a time. Other iterables know no database: one serves all.
+    An instance has the alias of its database, so each shard needs an iterable of its own, which
+    gets the shard's rows one at a time. Other results have no alias: one iterable serves all.
     """
     template = plan.template
     if template is None:
@@ -44,9 +44,9 @@ def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> 
                 queue,
                 iter(_iterable(queryset, template.compiler, alias, _drain(queue))),
             )
-        queue, made = pair
+        queue, iterator = pair
         queue.append([row[:width]])
-        yield next(made)
+        yield next(iterator)
 
 
 def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
@@ -70,9 +70,9 @@ def _iterable(
     prepared.execute_sql = lambda *args, **kwargs: results
     query = compiler.query.clone()
     query.get_compiler = lambda *args, **kwargs: prepared
-    made = queryset._clone()
-    made._query = query
-    made._db = alias
-    made._result_cache = None
-    made_rows: Iterator[Any] = iter(queryset._iterable_class(made))
-    return made_rows
+    single = queryset._clone()
+    single._query = query
+    single._db = alias
+    single._result_cache = None
+    iterator: Iterator[Any] = iter(queryset._iterable_class(single))
+    return iterator

@@ -1,4 +1,4 @@
-"""The first rows of many shards: the keys first, then the rows of the winners."""
+"""Reads the first rows of many shards in two phases: primary keys, then the chosen rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.keys import Row
 
-# More winners than this are not worth a second statement with their keys.
-MOST = 1000
-# Nor are so few candidates.
-FEWEST_CANDIDATES = 100
+# The number of rows above which a second statement with their keys does not pay.
+MAX_WINNERS = 1000
+# The number of candidates below which two phases do not pay.
+MIN_CANDIDATES = 100
 
 
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
-    """Whether the primary key tells the rows of ``query`` apart and reading twice pays."""
+    """Whether the primary key identifies the rows of ``query``, and two phases pay."""
     return (
         union
         and limit is not None
-        and query.low_mark < limit <= query.low_mark + MOST
-        and len(targets) * limit >= FEWEST_CANDIDATES
+        and query.low_mark < limit <= query.low_mark + MAX_WINNERS
+        and len(targets) * limit >= MIN_CANDIDATES
         and not query.distinct
         and query.group_by is None
         and query.model is not None
@@ -55,15 +55,15 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """The rows from ``low`` to the limit of ``options``, complete and in order.
+    """The rows from ``low`` to the limit of ``options``, in order.
 
-    None when a winner was gone by the second phase (deleted, changed, or dropped by a
-    join of ``select_related`` only): then one phase has to do it.
+    None if a chosen row is missing in the second phase, because it was deleted or changed, or an
+    inner join of ``select_related()`` excludes it. Then the caller reads in one phase.
     """
-    # One query for all the targets that share one: it is compiled once.
+    # Targets that share a query share its changed copy, which is then compiled once.
     queries = {id(t.query): t.query for t in targets}
-    slim = {key: _keys_query(query) for key, query in queries.items()}
-    keys = [Target(target.shard, slim[id(target.query)]) for target in targets]
+    key_queries = {key: _keys_query(query) for key, query in queries.items()}
+    keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]
     limit = options.limit
     first = make_plan(
         keys,
@@ -86,10 +86,12 @@ def fetch(
     pk = second.template.pk
     assert pk is not None
     marker = len(second.template.columns)
-    found = {(row[marker], row[pk]): row for row in Executor(second, failures, 2000).chained()}
-    if any(w not in found for w in winners) and not failures.causes:
+    rows_by_key = {
+        (row[marker], row[pk]): row for row in Executor(second, failures, 2000).chained()
+    }
+    if any(w not in rows_by_key for w in winners) and not failures.causes:
         return None
-    return second, [found[w] for w in winners if w in found]
+    return second, [rows_by_key[w] for w in winners if w in rows_by_key]
 
 
 def _keys_query(query: Query) -> Query:

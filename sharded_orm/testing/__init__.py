@@ -1,21 +1,20 @@
 """Support for tests that use shards.
 
 Nothing has to be set up: Django's ``TestCase``, ``TransactionTestCase``, ``--parallel`` and
-``--keepdb`` and pytest-django work with shards when the group is among the test's
-``databases``::
+``--keepdb`` and pytest-django work with shards if the ``databases`` of the test name the group::
 
     class PhotoTests(TestCase):
         databases = {"default", "photos", "tickets_1", "tickets_2"}
 
-(The ticket servers because new rows draw their ids there; the directory's alias too, if
+(Ticket servers are needed because new rows draw their ids there, and the alias of the directory if
 it is not ``default``.)
 
 Cached models are cached in tests as well, under names that no other run or process uses. In a
-``TestCase`` nothing is stored, as it is one transaction; after each ``TransactionTestCase``
-everything is forgotten.
+``TestCase`` nothing is stored, as it is one transaction. After each ``TransactionTestCase`` all
+entries are forgotten.
 
-Test shards are clones of a template that is migrated once per run; each is made when
-it is first used.
+Test shards are clones of a template, a schema that is migrated once per run. Each is created at its
+first use.
 """
 
 from __future__ import annotations
@@ -29,10 +28,12 @@ __all__ = ["ensure_shards"]
 
 
 def ensure_shards(group: str, numbers: Iterable[int] | None = None) -> None:
-    """Make test shards exist now rather than at their first use. Thread-safe.
+    """Create test shards now rather than at their first use. Thread-safe.
 
-    :param numbers: which ones; None means every shard of the group.
+    :param numbers: of the shards; None for every shard of the group.
     """
-    found = runtime.group(group)
-    wanted = found.shards() if numbers is None else (found.shard(n) for n in numbers)
-    prepare_shards(group, wanted)
+    shard_group = runtime.group(group)
+    prepare_shards(
+        group,
+        shard_group.shards() if numbers is None else (shard_group.shard(n) for n in numbers),
+    )

@@ -1,6 +1,6 @@
-"""Names in the cache while tests run: new ones in each run and each process.
+"""Names in the cache while tests run, which are new in each run and each process.
 
-So a test meets no entry of another run, of a process beside it, or of the site itself.
+So a test finds no entry of another run, of a parallel process, or of the site itself.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ import secrets
 
 from sharded_orm import runtime
 
-# Aliases with a test database in this process.
+# The aliases that have a test database in this process.
 _isolated: set[str] = set()
 
 
 def isolate(alias: str) -> None:
-    """A test database is about to be made for ``alias``."""
+    """A test database for ``alias`` is about to be created."""
     if not _isolated:
         renew()
     _isolated.add(alias)
 
 
 def isolate_worker(alias: str) -> None:
-    """This process is one of several that run tests at the same time."""
+    """This process is one of several that run tests in parallel."""
     _isolated.add(alias)
     renew()
 
 
 def release(alias: str) -> None:
-    """The test database of ``alias`` is gone."""
+    """The test database of ``alias`` was dropped."""
     if alias in _isolated:
         _isolated.remove(alias)
         if not _isolated:
@@ -35,5 +35,5 @@ def release(alias: str) -> None:
 
 
 def renew() -> None:
-    """Forget everything that is cached; rows were replaced behind the library's back."""
+    """Forget all cached entries, as rows were replaced without the ORM."""
     runtime.swap_cache_prefix(f"test_{secrets.token_hex(8)}")

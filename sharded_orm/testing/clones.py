@@ -1,4 +1,4 @@
-"""Making test shards: the contract, and SQLite's way."""
+"""Creation of test shards: the contract of a cloner, and the one of SQLite."""
 
 from __future__ import annotations
 
@@ -12,47 +12,54 @@ from pathlib import Path
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.models.after_migrate.auto_increment import begin_sqlite, first_ids
+from sharded_orm.backends.sqlite3.base import DatabaseWrapper
+from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.topology.model import Shard
 
 
 class Cloner(ABC):
-    """Makes databases that equal a template's, tables and rows. Calls are serialised by the caller."""
+    """Creates databases with the tables and rows of a template, the schema that was migrated.
+
+    Not thread-safe: the caller has a lock.
+    """
 
     @abstractmethod
     def create_template(self, template: Shard, *, keep: bool) -> None:
-        """Make the template's database, empty unless ``keep`` finds one."""
+        """Create the template's database.
+
+        :param keep: use an existing one, with its tables and rows.
+        """
 
     @abstractmethod
     def load_template(self, template: Shard) -> None:
-        """Read what has to be cloned; called after the template was migrated."""
+        """Read the tables and rows to clone. Called after the template was migrated."""
 
     @abstractmethod
     def clone(self, shard: Shard, *, keep: bool) -> None:
-        """Make ``shard`` equal the template, whatever was there before.
+        """Create the database of ``shard``, in place of an existing one.
 
         :param keep: an existing one that has the same tables may be emptied instead.
         """
 
     @abstractmethod
     def restore(self, shard: Shard) -> None:
-        """Bring the rows of a shard that was cloned before back to the template's."""
+        """Replace the rows of a cloned shard by the template's."""
 
     def reset_sequences(self, shards: Iterable[Shard]) -> None:
-        """Let the numbers of rows begin again where :meth:`restore` does not do so."""
+        """Restart the counters of tables, if :meth:`restore` does not do so."""
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """A block of several calls, which may share connections."""
+        """A context manager around several calls, which may share connections."""
         return nullcontext()
 
     @abstractmethod
     def drop(self, shards: Iterable[Shard]) -> None:
-        """Drop those of ``shards`` that exist."""
+        """Drop the databases of ``shards`` that exist."""
 
 
 class SQLiteCloner(Cloner):
-    """Files are copied; an existing one is overwritten in place, under SQLite's locks."""
+    """Copies files; an existing file is overwritten in place, under SQLite's locks."""
 
     def __init__(self) -> None:
         self._template = Path()
@@ -72,7 +79,7 @@ class SQLiteCloner(Cloner):
             self.restore(shard)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed when complete: another thread must never open half a file.
+        # Renamed when complete: another thread must not open half a file.
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         shutil.copyfile(self._template, unfinished)
         connection = sqlite3.connect(unfinished)
@@ -109,14 +116,14 @@ class SQLiteCloner(Cloner):
 
 
 def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
-    """Packed ids begin at another number than in the template."""
-    firsts = first_ids(shard)
-    if not firsts:
+    """Start packed ids at the numbers of ``shard``, which are not those of the template."""
+    all_firsts = first_ids(shard)
+    if not all_firsts:
         return
     present = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    wanted = {table: first for table, first in firsts.items() if table in present}
+    firsts = {table: first for table, first in all_firsts.items() if table in present}
     with connection:
-        begin_sqlite(connection.execute, wanted)
+        DatabaseWrapper.ops_class.raise_counters(connection, firsts)
 
 
 def _path(shard: Shard) -> Path:

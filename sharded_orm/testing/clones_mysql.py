@@ -1,4 +1,4 @@
-"""Making test shards on MySQL and MariaDB: definitions are read once, then replayed."""
+"""Creation of test shards on MySQL and MariaDB: definitions are read once, and replayed."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
-from sharded_orm.models.after_migrate.auto_increment import begin_mysql, first_ids
+from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# The next number is no part of a table's definition.
+# The counter is no part of a table's definition.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
 @dataclass
 class _Template:
-    """What is cloned, as the template's node told it."""
+    """The tables and rows to clone."""
 
+    #: Character set and collation, for CREATE DATABASE.
     suffix: str = ""
+    #: Name -> statement that creates the table or view.
     definitions: dict[str, str] = field(default_factory=dict)
-    # Table -> (statement that inserts a row, rows), of tables that have rows.
+    #: Table -> (statement that inserts a row, rows), for tables that have rows.
     rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
+    #: Tables with AUTO_INCREMENT.
     numbered: list[str] = field(default_factory=list)
 
 
 class MySQLCloner(Cloner):
-    """A schema per shard, on the shard's node; the template may be on another one."""
+    """Creates a schema per shard, on the shard's node; the template may be on another one."""
 
     def __init__(self) -> None:
         self._template = _Template()
-        # Open cursors by node, for the length of a batch.
+        # Node -> open cursor, for the length of a batch.
         self._cursors: dict[str, Any] = {}
         self._in_batch = False
 
@@ -51,29 +54,29 @@ class MySQLCloner(Cloner):
             cursor.execute(f"CREATE DATABASE IF NOT EXISTS {_quoted(template.schema)} {suffix}")
 
     def load_template(self, template: Shard) -> None:
-        found = _Template()
+        loaded = _Template()
         with self._cursor(template) as cursor:
             cursor.execute(
                 "SELECT default_character_set_name, default_collation_name"
                 " FROM information_schema.schemata WHERE schema_name = %s",
                 [template.schema],
             )
-            found.suffix = "CHARACTER SET {} COLLATE {}".format(*cursor.fetchone())
-            found.definitions = _definitions(cursor, template.schema)
-            for table in found.definitions:
+            loaded.suffix = "CHARACTER SET {} COLLATE {}".format(*cursor.fetchone())
+            loaded.definitions = _definitions(cursor, template.schema)
+            for table in loaded.definitions:
                 columns = _writable_columns(cursor, template.schema, table)
                 names = ", ".join(_quoted(column) for column, _ in columns)
                 if any(numbered for _, numbered in columns):
-                    found.numbered.append(table)
+                    loaded.numbered.append(table)
                 if not columns:
-                    continue  # a view
-                found.tables.append(table)
+                    continue  # A view.
+                loaded.tables.append(table)
                 cursor.execute(f"SELECT {names} FROM {_quoted(table)}")
                 if rows := list(cursor.fetchall()):
                     marks = ", ".join(["%s"] * len(columns))
                     insert = f"INSERT INTO {_quoted(table)} ({names}) VALUES ({marks})"
-                    found.rows[table] = (insert, rows)
-        self._template = found
+                    loaded.rows[table] = (insert, rows)
+        self._template = loaded
 
     def clone(self, shard: Shard, *, keep: bool) -> None:
         schema = _quoted(shard.schema)
@@ -90,9 +93,11 @@ class MySQLCloner(Cloner):
             self._begin_counters(cursor, shard)
 
     def _begin_counters(self, cursor: Any, shard: Shard) -> None:
-        """Packed ids begin at another number than in the template."""
+        """Start packed ids at the numbers of ``shard``, which are not those of the template."""
         firsts = first_ids(shard)
-        begin_mysql(cursor, {t: first for t, first in firsts.items() if t in self._template.tables})
+        cursor.db.ops.raise_counters(
+            cursor, {t: first for t, first in firsts.items() if t in self._template.tables}
+        )
 
     def _has_same_tables(self, cursor: Any, shard: Shard) -> bool:
         cursor.execute("SHOW DATABASES LIKE %s", [_like(shard.schema)])
@@ -134,11 +139,11 @@ class MySQLCloner(Cloner):
         by_node: defaultdict[str, dict[str, Shard]] = defaultdict(dict)
         for shard in shards:
             by_node[shard.node][shard.schema] = shard
-        for found in by_node.values():
-            with self._cursor(next(iter(found.values()))) as cursor:
+        for by_schema in by_node.values():
+            with self._cursor(next(iter(by_schema.values()))) as cursor:
                 cursor.execute("SHOW DATABASES")
                 for (schema,) in cursor.fetchall():
-                    if schema in found:
+                    if schema in by_schema:
                         cursor.execute(f"DROP DATABASE {_quoted(schema)}")
 
     @contextmanager
@@ -157,7 +162,7 @@ class MySQLCloner(Cloner):
 
     @contextmanager
     def _cursor(self, shard: Shard) -> Iterator[Any]:
-        """A cursor of the shard's node, on a session of its own without key checks."""
+        """A cursor of the shard's node, on a session of its own without foreign key checks."""
         with self.batch():
             if shard.node not in self._cursors:
                 settings = complete({**runtime.database_settings(shard), "NAME": None})
@@ -170,19 +175,19 @@ class MySQLCloner(Cloner):
 
 
 def _definitions(cursor: Any, schema: str) -> dict[str, str]:
-    """``CREATE`` statements by name, views last; unqualified, so that they fit any schema."""
+    """Return ``CREATE`` statements by name, views last, without the name of the schema."""
     cursor.execute(f"USE {_quoted(schema)}")
     cursor.execute("SHOW FULL TABLES")
     kinds = sorted(cursor.fetchall(), key=lambda row: (row[1] == "VIEW", row[0]))
-    found = {}
+    definitions = {}
     for name, _ in kinds:
         cursor.execute(f"SHOW CREATE TABLE {_quoted(name)}")
-        found[name] = _AUTO_INCREMENT.sub("", cursor.fetchone()[1], count=1)
-    return found
+        definitions[name] = _AUTO_INCREMENT.sub("", cursor.fetchone()[1], count=1)
+    return definitions
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """(name, whether it is numbered) of the columns that can be inserted into."""
+    """Return name and whether it has AUTO_INCREMENT, of each column that an INSERT can set."""
     cursor.execute(
         "SELECT c.column_name, c.extra LIKE %s FROM information_schema.columns c"
         " JOIN information_schema.tables t USING (table_schema, table_name)"

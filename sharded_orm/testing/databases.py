@@ -1,8 +1,8 @@
-"""The test databases of a shard group: a template, and clones of it made on demand.
+"""The test databases of a shard group: a template, and clones of it that are created on demand.
 
-Django's runners reach it through the ``creation`` of the group's alias. While it is
-set up, the process's topology names test schemas instead of the configured ones, so
-nothing that asks for a shard can reach real data.
+Django's test runners reach them through the ``creation`` of the group's alias. While they exist,
+the process's topology has test schemas instead of the configured ones, so that no look-up of a shard
+leads to real data.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
 from sharded_orm.exceptions import ShardDatabaseMissing
@@ -33,12 +34,12 @@ from sharded_orm.testing.clones import Cloner, SQLiteCloner
 from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The entry of the group alias's settings that tells a spawned process the names.
+# The key in the settings of the group's alias by which a spawned process learns the names.
 _SETTING = "TEST_SHARDS"
 
 
 class GroupTestDatabases:
-    """One group's test databases in this process. :meth:`ensure` may be called by any thread."""
+    """One group's test databases in this process. Any thread may call :meth:`ensure`."""
 
     _instances: dict[str, GroupTestDatabases] = {}
 
@@ -46,36 +47,39 @@ class GroupTestDatabases:
         self.configured = configured
         self.names = TestNames(configured.name)
         self.keep = False
-        # Shards that a test may have written to since the last restore. Wrappers refer
-        # to this very set.
+        # Aliases of shards that tests may have written to since the last restore. Connection
+        # objects of shards refer to this very set.
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
-        # Invariant: a shard in _ready exists and had the template's tables when it
-        # was added; both change under the lock only.
+        # Invariant: a shard whose alias is in _ready exists, and had the template's tables when the
+        # alias was added. Changed under the lock only.
         self._ready: set[str] = set()
         self._lock = threading.RLock()
 
     @classmethod
     def of(cls, connection: Any) -> GroupTestDatabases:
-        """Those of the group that ``connection``, a group's, stands for; made at first use."""
+        """Return the test databases of a group, created at first use.
+
+        :param connection: of the group's alias.
+        """
         name = connection.settings_dict["GROUP"]
         if name not in cls._instances:
-            cloner = _cloner(connection.vendor)
+            cloner = _cloner(connection)
             cls._instances[name] = cls(runtime.config().topology.groups[name], cloner)
         return cls._instances[name]
 
     # ##### Set-up and tear-down, in the thread of the test runner #####
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Make the template and switch the process to test schemas; return its name."""
+        """Create the template and use test schemas from now on; return the template's name."""
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
-        on_disk = isinstance(self._cloner, SQLiteCloner)
+        are_files = isinstance(self._cloner, SQLiteCloner)
         self.names = TestNames(
             self.configured.name,
             base=connection.settings_dict["TEST"]["NAME"] or "",
-            folder=_temporary_folder() if on_disk and not keep else "",
+            folder=_temporary_folder() if are_files and not keep else "",
         )
         connection.settings_dict[_SETTING] = {"names": self.names.to_settings(), "keep": keep}
         self._switch(connection)
@@ -104,18 +108,18 @@ class GroupTestDatabases:
             del connections[alias]
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Give this process, a parallel worker, shards of its own."""
+        """Use shards of its own in this process, which is a parallel worker."""
         cache_isolation.isolate_worker(self.configured.name)
-        # A spawned process has the names from the settings of its parent.
-        told = connection.settings_dict[_SETTING]
-        self.names, self.keep = TestNames(**told["names"]).for_worker(worker), told["keep"]
+        # A spawned process learns the names from the settings of its parent.
+        setting = connection.settings_dict[_SETTING]
+        self.names, self.keep = TestNames(**setting["names"]).for_worker(worker), setting["keep"]
         self._switch(connection)
 
     def drop_worker(self, worker: str) -> None:
         self._cloner.drop(self._shards(self.names.for_worker(worker)))
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Drop everything unless ``keep``, and go back to the configured topology."""
+        """Drop all test schemas unless ``keep``, and use the configured topology again."""
         self._close_wrappers(connection)
         if not keep:
             self._cloner.drop(self._shards())
@@ -139,14 +143,14 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # After the app's own receiver, which drops the topology that we swapped in.
+        # Runs after the app's receiver, which drops our topology.
         setting_changed.connect(self._settings_changed)
-        # Django keeps the group's wrapper for the length of the run, so it goes on
-        # without a limit; wrappers that other threads make have none from the start.
+        # Django keeps the group's connection object for the whole run, so its limit is lifted.
+        # Those that other threads create have none.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
-        """``override_settings(SHARDED_ORM=…)`` inside a test: still no real data."""
+        """Use test schemas after ``override_settings(SHARDED_ORM=…)`` as well."""
         if setting == SETTING and test_databases.get(self.configured.name) is self:
             configured = runtime.config().topology.groups.get(self.configured.name)
             if configured is not None:
@@ -154,7 +158,7 @@ class GroupTestDatabases:
                 runtime.swap(with_test_group(runtime.topology(), configured, self.names))
 
     def _close_wrappers(self, connection: Any) -> None:
-        """Their settings name other schemas than from now on."""
+        """Close and drop the connection objects, whose settings have the schemas used so far."""
         connection.close()
         for wrapper in connection.shards:
             connection.shards.forget(wrapper)
@@ -165,7 +169,7 @@ class GroupTestDatabases:
     # ##### While tests run, in any thread #####
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Make each of ``shards`` exist."""
+        """Create the databases of ``shards`` that do not exist."""
         group = runtime.group(self.configured.name)
         missing = []
         for shard in shards:
@@ -187,14 +191,14 @@ class GroupTestDatabases:
             self._loaded = True
 
     def restore_touched(self) -> None:
-        """Bring every shard that was used back to the template's rows.
+        """Replace the rows of every touched shard by the template's.
 
-        Called by Django's flush, after each ``TransactionTestCase``. So rows that
-        migrations made are there again, also without ``serialized_rollback``.
+        Called by Django's flush, after each ``TransactionTestCase``. So rows that migrations wrote
+        exist again, also without ``serialized_rollback``.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            forget()  # The directory's table was flushed as well.
+            forget()  # The table of the directory was flushed as well.
         cache_isolation.renew()
         with self._lock, self._cloner.batch():
             touched = sorted(self.touched)
@@ -209,7 +213,7 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """For ``reset_sequences = True`` of a ``TransactionTestCase``."""
+        """Restart the ids that tables count, for ``reset_sequences`` of ``TransactionTestCase``."""
         group = runtime.group(self.configured.name)
         with self._lock, self._cloner.batch():
             numbers = (int(alias.rpartition("_")[2]) for alias in sorted(self._ready))
@@ -217,12 +221,12 @@ class GroupTestDatabases:
 
 
 def _flush(wrapper: Any) -> None:
-    """Delete all rows inside the transaction that is open, like Django's flush."""
+    """Delete all rows inside the open transaction, like Django's flush."""
     wrapper.ops.execute_sql_flush(sql_flush(no_style(), wrapper, reset_sequences=False))
 
 
-def _cloner(vendor: str) -> Cloner:
-    if vendor == "sqlite":
+def _cloner(connection: Any) -> Cloner:
+    if features_of(connection).shards_are_files:
         return SQLiteCloner()
     from sharded_orm.testing.clones_mysql import MySQLCloner
 
@@ -241,7 +245,7 @@ def _temporary_folder() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        # When the run was interrupted; a forked worker must not do it for its parent.
+        # For a run that was interrupted. A forked worker must not remove its parent's folder.
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -251,13 +255,13 @@ def _temporary_folder() -> str:
 
 @contextmanager
 def _migrations_disabled(disabled: bool) -> Iterator[None]:
-    """What Django does for ``TEST = {"MIGRATE": False}``."""
+    """Disable migrations in the block, as Django does for ``TEST = {"MIGRATE": False}``."""
     if not disabled:
         yield
         return
-    old = settings.MIGRATION_MODULES
+    modules = settings.MIGRATION_MODULES
     settings.MIGRATION_MODULES = {app.label: None for app in apps.get_app_configs()}
     try:
         yield
     finally:
-        settings.MIGRATION_MODULES = old
+        settings.MIGRATION_MODULES = modules

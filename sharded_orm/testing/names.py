@@ -1,4 +1,4 @@
-"""How the schemas of a group are called while tests run."""
+"""The names of a group's schemas while tests run, and topologies with these names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sharded_orm.runtime import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
-# The template is no shard: no key is placed on it.
+# The template has no number of a shard, so no key is placed on it.
 TEMPLATE_NUMBER = -1
 
 
@@ -19,8 +19,8 @@ TEMPLATE_NUMBER = -1
 class TestNames:
     """The names of one group's test schemas in one process.
 
-    :param base: what the user's ``TEST["NAME"]`` says, or empty.
-    :param folder: where SQLite files go; empty means the folder of the node.
+    :param base: the user's ``TEST["NAME"]``, or empty.
+    :param folder: the folder of SQLite files; empty for that of the node.
     :param worker: the number of the parallel test process; empty in the main process.
     """
 
@@ -35,14 +35,14 @@ class TestNames:
         return replace(self, worker=worker)
 
     def to_settings(self) -> dict[str, str]:
-        """For the settings of the group's alias, by which a spawned process learns it."""
+        """Return the fields for the settings of the group's alias, which a spawned process reads."""
         return asdict(self)
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
 
     def database_name(self, configured: ShardGroup) -> str:
-        """The template of schema names, as in ``DATABASE_NAME``."""
+        """Return the pattern of schema names, as in ``DATABASE_NAME``."""
         name = (
             f"{self.base}_{{shard:05d}}"
             if self.base
@@ -53,9 +53,9 @@ class TestNames:
         return f"{folder}{name}{worker}"
 
     def renamed(self, configured: ShardGroup) -> ShardGroup:
-        """The group while tests run: other schemas, and no replicas.
+        """Return the group with test schemas and without replicas.
 
-        Nothing replicates the test schemas, so replicas would never have a row.
+        Test schemas are not replicated, so replicas would have no rows.
         """
         return replace(
             configured,
@@ -64,7 +64,7 @@ class TestNames:
         )
 
     def template(self, configured: ShardGroup) -> Shard:
-        """The schema that is migrated; shared by all workers, which only read it."""
+        """Return the template: the schema that is migrated, and that all workers read."""
         name = f"{self.base or TEST_DATABASE_PREFIX + self.group}{TEMPLATE_SUFFIX}"
         return Shard(
             self.group, TEMPLATE_NUMBER, configured.ranges[0].primary, None, self._path(name)
@@ -73,7 +73,7 @@ class TestNames:
 
 @dataclass(frozen=True)
 class TestTopology(Topology):
-    """A topology in which some groups have their test schemas, and templates have aliases."""
+    """A topology in which some groups have test schemas, and templates have aliases."""
 
     __test__ = False
 
@@ -86,7 +86,7 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """``topology`` with the test schemas of one more group."""
+    """Return ``topology`` with the test schemas of one more group."""
     return _rebuilt(
         topology,
         {**topology.groups, configured.name: names.renamed(configured)},
@@ -95,7 +95,7 @@ def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames
 
 
 def without_test_group(topology: Topology, configured: ShardGroup) -> TestTopology | None:
-    """``topology`` with the group as it is configured; None when no test group is left."""
+    """Return ``topology`` with the configured group; None if no group has test schemas any more."""
     templates = _templates(topology)
     templates.pop(configured.name + TEMPLATE_SUFFIX, None)
     if not templates:

@@ -1,8 +1,8 @@
 """``DATABASES`` with shard aliases that are made on demand.
 
-Django walks every key of ``DATABASES`` several times per request, so thousands of
-configured aliases would cost milliseconds before any work. This mapping *holds* the
-explicit aliases and one alias per shard group, and *answers* for every shard.
+Django iterates all keys of ``DATABASES`` several times per request, so thousands of configured
+aliases would cost milliseconds before any work. This mapping *holds* the explicit aliases and one
+alias per shard group, and *answers* for every shard.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
 GROUP_ENGINE = "sharded_orm.backends.group"
 
-# django.db.utils.ConnectionHandler.configure_settings sets these on what it can
-# iterate; shard aliases are made later and get them here.
+# django.db.utils.ConnectionHandler.configure_settings sets these on the aliases that it iterates;
+# shard aliases are made later and get them here.
 _DEFAULTS: Mapping[str, Any] = {
     "ATOMIC_REQUESTS": False,
     "AUTOCOMMIT": True,
@@ -36,12 +36,12 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 
 
 class Resolver(Protocol):
-    """Knows the aliases of the topology that is in use. Thread-safe."""
+    """Looks up the aliases of the topology in use. Thread-safe."""
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
-        """The settings of the alias of each group, by its name.
+        """Group -> the settings of its alias.
 
-        :raises TopologyUnavailable: the source has no topology to give.
+        :raises TopologyUnavailable: there is no topology.
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
@@ -51,8 +51,8 @@ class Resolver(Protocol):
         """Whether :meth:`shard_alias` has settings for ``alias``, at less cost."""
 
 
-# Set once, by the module that assembles the topology. The settings module makes DATABASES long
-# before; Django uses it when applications are loaded, and then that module is there.
+# Set once, by ``runtime``. The settings module makes DATABASES before that module is loaded; Django
+# uses DATABASES when applications are loaded, and by then the resolver is set.
 _resolver: Resolver | None = None
 
 
@@ -62,7 +62,7 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Held while group aliases are added: the first requests of two threads may come at once.
+# Held while group aliases are added: two threads may make their first requests at once.
 _adding = threading.RLock()
 
 
@@ -75,28 +75,28 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ShardedDatabases(dict[str, dict[str, Any]]):
-    """See :func:`sharded_databases`.
+    """``DATABASES`` with every shard; made by :func:`sharded_databases`.
 
-    Iteration yields explicit and group aliases only: its cost does not depend on how
-    many shards there are. Shard aliases answer ``in``, ``[]`` and ``get``; each
-    look-up makes a new dict, so nothing grows with the number of shards touched.
+    Iteration yields explicit and group aliases only, so its cost does not depend on the number
+    of shards. ``in``, ``[]`` and ``get`` know shard aliases as well. Each look-up of a shard makes
+    a new dict, so memory does not grow with the number of shards used.
     """
 
     _groups_added = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Shards that are iterated over.
+        # Aliases of the shards that iteration yields.
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
-        # SHARDED_ORM may stand below DATABASES in the settings module, so the groups
-        # are added at first use, when Django's settings are complete.
+        # SHARDED_ORM may come after DATABASES in the settings module, so the groups are added at
+        # first use, when Django's settings are complete.
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    # Models ask while they are loaded; whether to go on without a topology
-                    # is decided when the app is ready.
+                    # This runs while models are loaded. The app decides later, in ready(),
+                    # whether the process goes on without a topology.
                     with suppress(TopologyUnavailable):
                         self._add_groups()
         return self
@@ -115,25 +115,28 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """The topology has changed: the alias of a group may name another node."""
+        """Renew the settings of groups after a change of topology: their nodes may have changed."""
         if _resolver is None:
             return
         renewed = dict(_resolver.group_aliases()) if self._groups_added else {}
         for alias in self._exposed:
             if settings := _resolver.shard_alias(alias):
                 renewed[alias] = settings
-        # All or, if one cannot be made, none.
+        # If the settings of one alias are incomplete, none is updated.
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Forget the group aliases (``runtime.reset``: settings were overridden)."""
+        """Forget the aliases of the groups ``names``: ``runtime.reset`` was called."""
         for name in names:
             if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:
                 del self[name]
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """Iterate the shards that ``arguments`` name by ``--database``, too."""
+        """From now on, iterate also the shards that the command line names by ``--database``.
+
+        :param arguments: the arguments of the command line.
+        """
         for position, argument in enumerate(arguments):
             option, _, alias = argument.partition("=")
             if option == "--database":
@@ -190,7 +193,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
 
 def sharded_databases(databases: Mapping[str, dict[str, Any]]) -> ShardedDatabases:
-    """What ``DATABASES`` is set to: the given aliases plus every shard, on demand.
+    """Return the value for ``DATABASES``: ``databases`` and, on demand, every shard.
 
     ::
 

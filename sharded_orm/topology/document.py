@@ -1,8 +1,8 @@
-"""The document that a topology source holds: what changes while processes run.
+"""The topology document: the part of the topology that changes while processes run.
 
-Pure: no Django, no drivers. It has the shape of ``NODES`` and ``GROUPS`` of the setting and
-is laid over them, so that what belongs to a deploy, credentials above all, stays in the
-settings, and what an operator changes is published (P2).
+Pure: no Django, no drivers. A document has the shape of ``NODES`` and ``GROUPS`` of the setting
+and is laid over them. So everything that belongs to a deploy, above all credentials, stays in the
+settings, and everything that an operator changes is published by a topology source (P2).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sharded_orm.exceptions import InvalidTopology
 from sharded_orm.topology.model import ShardRange
 
 FORMAT = 1
-# What an entry of RANGES means where it does not say so.
+# The defaults of the keys of an entry of RANGES.
 _RANGE_DEFAULTS = {
-    one.name: one.default for one in fields(ShardRange) if one.default is not MISSING
+    part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# Entries of RANGES by the shards they are about, without what goes without saying.
+# Shards of a range, as text -> the other keys of its entry, without default values.
 _Ranges = dict[str, dict[str, Any]]
-# Settings of a driver are three or four deep. What is much deeper is a mistake, and would end
-# whatever walks through it.
+# The deepest nesting of a document. Settings of a driver nest three or four deep; anything much
+# deeper is a mistake, and recursion would fail on it.
 _MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
-# Of a node and, at any depth, of its OPTIONS: what an account is known by.
+# Keys, of a node and at any depth of its OPTIONS, that hold credentials.
 _SECRET = re.compile(
     r"user(name)?|operator|pass(w(or)?d|phrase)?|pwd|.*(password|secret|token|credential).*",
     re.IGNORECASE,
@@ -41,32 +41,32 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """One version of what a source publishes. Its parts are never changed in place.
+    """One version of the document that a source publishes. Its parts are never changed in place.
 
-    :param version: counts up by every change; 0 for the settings themselves.
-    :param nodes: node -> keys as in ``SHARDED_ORM["NODES"]``, a part of them or all.
-    :param groups: group -> keys as in ``SHARDED_ORM["GROUPS"]``, a part of them or all.
+    :param version: grows with every change; 0 for the settings themselves.
+    :param nodes: node -> some or all of the keys in ``SHARDED_ORM["NODES"]``.
+    :param groups: group -> some or all of the keys in ``SHARDED_ORM["GROUPS"]``.
     """
 
     version: int
-    # Not in repr(): where credentials are allowed, they are in here.
+    # Not in repr(): a source may allow credentials in here.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Document:
-        """Read what :meth:`to_json` wrote, or a person.
+        """Read JSON, written by :meth:`to_json` or by a person.
 
-        :raises InvalidTopology: it is no JSON, or no document; lists all that is wrong.
+        :raises InvalidTopology: ``text`` is no JSON, or no document; lists all that is wrong.
         """
         twice: list[str] = []
 
         def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            made = dict(pairs)
-            if len(made) < len(pairs):
-                times = Counter(key for key, _ in pairs)
-                twice.extend(f"key {key!r} stands twice" for key in made if times[key] > 1)
-            return made
+            content = dict(pairs)
+            if len(content) < len(pairs):
+                counts = Counter(key for key, _ in pairs)
+                twice.extend(f"key {key!r} stands twice" for key in content if counts[key] > 1)
+            return content
 
         try:
             content = json.loads(text, object_pairs_hook=build, parse_constant=_refuse_constant)
@@ -78,10 +78,10 @@ class Document:
 
     @classmethod
     def from_file(cls, path: Path) -> Document:
-        """Read a file: TOML if it ends in ``.toml``, else JSON.
+        """Read a file: TOML if its name ends in ``.toml``, else JSON.
 
-        :raises InvalidTopology: it holds no document.
-        :raises OSError: it cannot be read.
+        :raises InvalidTopology: the file holds no document.
+        :raises OSError: the file cannot be read.
         """
         raw = path.read_bytes()
         if path.suffix != ".toml":
@@ -94,43 +94,43 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """The document with these keys and values; takes a copy.
+        """The document with a copy of these keys and values.
 
-        :raises InvalidTopology: it lists all that is wrong with its outer shape.
+        :raises InvalidTopology: the outer shape is wrong; lists all problems.
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
-        # Before anything else, which would stumble over it.
-        if (problem := _unfit(content)) is not None:
+        # This check comes first: the others could not handle such a value.
+        if (problem := _problem_in(content)) is not None:
             raise InvalidTopology([problem])
-        found = [
+        problems = [
             f"unknown key {key!r}; valid keys are {sorted(_KEYS)!r}"
             for key in content
             if key not in _KEYS
         ]
         if content.get("format") != FORMAT or isinstance(content.get("format"), bool):
-            found.append(f"format must be {FORMAT}, not {content.get('format')!r}")
+            problems.append(f"format must be {FORMAT}, not {content.get('format')!r}")
         version = content.get("version")
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-            found.append(f"version must be a number that counts up, not {version!r}")
+            problems.append(f"version must be a number that counts up, not {version!r}")
         parts: dict[str, dict[str, Any]] = {}
         for key in ("nodes", "groups"):
             part = content.get(key, {})
             if not isinstance(part, Mapping):
-                found.append(f"{key} must be an object, not {type(part).__name__}")
+                problems.append(f"{key} must be an object, not {type(part).__name__}")
                 continue
             parts[key] = copy.deepcopy(dict(part))
-            found += [
-                f"{key[:-1]} {name!r} must be an object, not {type(one).__name__}"
-                for name, one in part.items()
-                if not isinstance(one, Mapping)
+            problems += [
+                f"{key[:-1]} {name!r} must be an object, not {type(entry).__name__}"
+                for name, entry in part.items()
+                if not isinstance(entry, Mapping)
             ]
-        if found or not isinstance(version, int):
-            raise InvalidTopology(found)
+        if problems or not isinstance(version, int):
+            raise InvalidTopology(problems)
         return cls(version, parts["nodes"], parts["groups"])
 
     def content(self) -> dict[str, Any]:
-        """A copy of everything, to be edited and given to :meth:`from_content`."""
+        """A copy of all keys and values, which may be edited and passed to :meth:`from_content`."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -139,18 +139,18 @@ class Document:
         }
 
     def to_json(self) -> str:
-        """For people and for files; the same document gives the same text.
+        """The document as JSON, for people and files; equal documents give the same text.
 
-        :raises TypeError: a value has no form in JSON.
+        :raises TypeError: JSON cannot hold a value.
         """
         return json.dumps(self.content(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     def at_version(self, version: int) -> Document:
-        """The same content as another version."""
+        """The same content under another version."""
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
-        """Whether both mean the same, whatever their versions: there are no :meth:`differences`."""
+        """Whether both mean the same, apart from their versions: there are no :meth:`differences`."""
         return bool(
             plain(self.nodes) == plain(other.nodes)
             and _effective(self.groups) == _effective(other.groups)
@@ -165,7 +165,7 @@ class Document:
         }
 
     def credentials(self) -> list[str]:
-        """Problems: the places that hold what an account is known by. No values."""
+        """Problems, in sentences: the places that hold credentials. Values are not shown."""
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
             " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
@@ -174,11 +174,11 @@ class Document:
         ]
 
     def without_credentials(self) -> Document:
-        """The same without what :meth:`credentials` lists, and without what JSON cannot hold."""
+        """The same without the values that :meth:`credentials` lists, and without those that JSON cannot hold."""
         return replace(self, nodes=_public(self.nodes), groups=_public(self.groups))
 
     def differences(self, other: Document) -> list[str]:
-        """What changes from this document to ``other``, in sentences without secrets."""
+        """The changes from this document to ``other``, in sentences without secrets."""
         return [
             *_changes("node", self.nodes, other.nodes),
             *_changes("group", self.groups, other.groups),
@@ -186,7 +186,7 @@ class Document:
 
 
 def merged(under: Any, over: Any) -> Any:
-    """``over`` laid over ``under``: mappings key by key at any depth, anything else replaces."""
+    """``over`` laid over ``under``: mappings are merged at any depth, any other value replaces."""
     if not isinstance(under, Mapping) or not isinstance(over, Mapping):
         return over
     return {
@@ -198,7 +198,7 @@ def merged(under: Any, over: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """As JSON would give it back: lists for tuples, dicts for other mappings."""
+    """``value`` as JSON would return it: lists for tuples, dicts for other mappings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -206,10 +206,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _unfit(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """Why no process could walk through ``value``, or write it down; None if each can.
+def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
+    """Why ``value`` cannot be traversed or written as JSON, in a sentence; None if it can.
 
-    :param path: where it is. The value itself may be a credential, and is not shown.
+    :param path: the keys that lead to ``value``, which is not shown: it may be a credential.
     """
     if isinstance(value, str):
         try:
@@ -224,12 +224,13 @@ def _unfit(value: Any, path: str = "", depth: int = 0) -> str | None:
             (f"{path}[{key!r}]" if path else key if key in _KEYS else repr(key), key)
             for key in value
         ]
-        parts += [(where, value[key]) for where, key in parts]
+        parts += [(key_path, value[key]) for key_path, key in parts]
     elif isinstance(value, (list, tuple)):
         parts = [(f"{path}[{number}]", part) for number, part in enumerate(value)]
     if parts and depth >= _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    return next((found for where, part in parts if (found := _unfit(part, where, depth + 1))), None)
+    problems = (_problem_in(part, part_path, depth + 1) for part_path, part in parts)
+    return next((problem for problem in problems if problem), None)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -254,40 +255,40 @@ def _public(value: Any) -> Any:
             for key, item in value.items()
             if isinstance(key, str) and not _SECRET.fullmatch(key)
         }
-        return {key: item for key, item in shown.items() if item is not _UNFIT}
+        return {key: item for key, item in shown.items() if item is not _UNWRITABLE}
     if isinstance(value, (list, tuple)):
         items = [_public(item) for item in value]
-        return _UNFIT if _UNFIT in items else items
+        return _UNWRITABLE if _UNWRITABLE in items else items
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    # A folder may be a Path; a converter or a TLS context stays where it is.
-    return str(value) if hasattr(value, "__fspath__") else _UNFIT
+    # A folder may be a Path. A converter or a TLS context cannot be written as JSON.
+    return str(value) if hasattr(value, "__fspath__") else _UNWRITABLE
 
 
-_UNFIT: Any = object()
+_UNWRITABLE: Any = object()
 
 
 # ##### Differences #####
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Groups so that what means the same is the same: ranges by their shards, no default values."""
-    found = {}
+    """Groups in a form that is equal if they mean the same: ranges by shards, no default values."""
+    effective = {}
     for name, group in groups.items():
-        made = found[name] = plain(group)
-        if "RANGES" in group and (ranges := _by_span(made["RANGES"])) is not None:
-            made["RANGES"] = ranges
-    return found
+        comparable = effective[name] = plain(group)
+        if "RANGES" in group and (ranges := _by_span(comparable["RANGES"])) is not None:
+            comparable["RANGES"] = ranges
+    return effective
 
 
 def _by_span(ranges: Any) -> _Ranges | None:
-    """The entries by their shards, without what they say of them and without default values.
+    """Shards of a range, as text -> the other keys of its entry, without default values.
 
-    None for what are no ranges, or not each with shards of its own.
+    None if ``ranges`` is no list of dicts, or two entries have the same shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None
-    found = {
+    by_span = {
         str(entry.get("range")): {
             key: value
             for key, value in entry.items()
@@ -295,7 +296,7 @@ def _by_span(ranges: Any) -> _Ranges | None:
         }
         for entry in ranges
     }
-    return found if len(found) == len(ranges) else None
+    return by_span if len(by_span) == len(ranges) else None
 
 
 def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
@@ -313,7 +314,7 @@ def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*before, *after}):
         old, new = plain(before.get(key)), plain(after.get(key))
-        # None takes the place of what the settings have: it is not the same as nothing.
+        # None replaces the value of the settings, so it differs from a missing key.
         same = (key in before) == (key in after)
         spans = new_spans = None
         if key == "RANGES":
@@ -342,10 +343,10 @@ def _range_changes(where: str, before: _Ranges, after: _Ranges) -> Iterator[str]
             yield f"{where}: range {span} goes"
     for span, entry in after.items():
         if span not in before:
-            told = ", ".join(
+            values = ", ".join(
                 f"{key} {value!r}" for key, value in entry.items() if not _SECRET.fullmatch(key)
             )
-            yield f"{where}: range {span} is new: {told}"
+            yield f"{where}: range {span} is new: {values}"
             continue
         for key in sorted({*before[span], *entry}):
             if (change := _value_change(key, before[span], entry)) is not None:
@@ -373,5 +374,5 @@ def _value_change(key: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def _number(value: Any) -> str:
-    """As a person writes it."""
+    """A number as a person writes it: ``2`` for ``2.0``."""
     return repr(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -1,4 +1,4 @@
-"""The last topology document that was in order, kept on disk for a start without its source."""
+"""The last valid topology document, kept on disk for a start without its source."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from sharded_orm.topology.document import Document
 
 @dataclass(frozen=True)
 class LastGoodCopy:
-    """A file. All processes of a machine may share it, however many write at once.
+    """A file with the last valid document.
 
-    It is replaced as a whole, and only its owner may read it.
+    All processes of a machine may share it, and write it at the same time: each write replaces the
+    whole file. Only its owner may read it.
     """
 
     path: Path
 
     def read(self) -> Document | None:
-        """The document; None when there is no file.
+        """The document; None if there is no file.
 
         :raises InvalidTopology: the file holds no document.
-        :raises OSError: it cannot be read.
+        :raises OSError: the file cannot be read.
         """
         try:
             return Document.from_json(self.path.read_bytes())
@@ -34,7 +35,7 @@ class LastGoodCopy:
             return None
 
     def saved_at(self) -> datetime | None:
-        """When it was last written, as far as the file system tells."""
+        """When the file was last written; None if the file system cannot say."""
         with contextlib.suppress(OSError):
             return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return None
@@ -44,13 +45,13 @@ class LastGoodCopy:
 
         :raises OSError: the folder cannot be written.
         """
-        # One that another account has written, as an operator's, is taken over.
+        # A file of another account, an operator's for example, is replaced.
         with contextlib.suppress(InvalidTopology, PermissionError):
-            there = self.read()
-            if there is not None and (there == document or there.version > document.version):
+            saved = self.read()
+            if saved is not None and (saved == document or saved.version > document.version):
                 return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Made with mode 0600, in the same folder: rename replaces in one step.
+        # The temporary file has mode 0600 and is in the same folder, so a rename replaces the file.
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:

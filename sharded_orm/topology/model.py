@@ -1,8 +1,8 @@
 """The topology as an immutable value: groups, ranges of shards, nodes.
 
-Pure: no Django, no drivers. A topology is checked as a whole by :func:`problems`
-before it is used, and is swapped whole, never edited (DESIGN decision 9; ranges as
-Pinterest publishes them, P2).
+Pure: no Django, no drivers. :func:`problems` checks a topology as a whole before it is used. A
+topology is replaced as a whole, never edited (DESIGN decision 9; ranges as Pinterest publishes
+them, P2).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The most shards of one group. A packed id has 16 bits for its shard (a timestamped one 13),
-#: so that no id could name another; and an alias has five digits, which hold these numbers. A
-#: bound of any kind keeps a mistyped range from naming shards until the memory is full.
+#: The most shards of one group. A packed id has 16 bits for its shard (a timestamped id 13), so no
+#: id could name another shard; and the five digits of an alias hold these numbers. Without a limit
+#: a mistyped range could name shards until the memory is full.
 MAX_SHARDS = 1 << 16
-#: The largest weight of a range. With it on every shard of a group the sum is still exact.
+#: The largest weight of a range. If every shard of a group has it, the sum is still exact.
 MAX_WEIGHT = 1_000_000
 
 
@@ -64,7 +64,7 @@ class ShardGroup:
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     database_name: str = "{group}_{shard:05d}"
     atomic_requests: bool = False
-    #: App and name, in lower case, of models that migrations know and the code does not any more.
+    #: (app, model) in lower case of models that only migrations know: the code has dropped them.
     former_models: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
@@ -73,14 +73,17 @@ class ShardGroup:
 
     @cached_property
     def count(self) -> int:
-        """How many shards there are; they are numbered from 0 without a gap."""
+        """The number of shards, which are numbered from 0 without a gap."""
         return self.ranges[-1].last + 1 if self.ranges else 0
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and 0 <= number < self.count
 
     def range_of(self, number: int) -> ShardRange:
-        """The range that holds shard ``number``; ``LookupError`` when there is none."""
+        """The range that holds shard ``number``.
+
+        :raises LookupError: there is no such shard.
+        """
         if number not in self:
             raise LookupError(
                 f"Group {self.name!r} has no shard {number!r}: its shards are 0 to {self.count - 1}."
@@ -88,22 +91,25 @@ class ShardGroup:
         return self.ranges[bisect_right(self._firsts, number) - 1]
 
     def shard(self, number: int) -> Shard:
-        """Shard ``number``; ``LookupError`` when there is none."""
-        found = self._made.get(number)
-        if found is None:
-            where = self.range_of(number)
-            found = self._made[number] = Shard(
-                self.name, number, where.primary, where.replica, self.schema_name(number)
+        """Shard ``number``.
+
+        :raises LookupError: there is no such shard.
+        """
+        shard = self._shards.get(number)
+        if shard is None:
+            holder = self.range_of(number)
+            shard = self._shards[number] = Shard(
+                self.name, number, holder.primary, holder.replica, self.schema_name(number)
             )
-        return found
+        return shard
 
     @cached_property
-    def _made(self) -> dict[int, Shard]:
-        # Every query asks for its shard, and formatting its schema's name is most of the work.
+    def _shards(self) -> dict[int, Shard]:
+        # A cache: every query asks for its shard, and most of the work is to format its schema.
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """All shards in order. The only place that visits every shard: ask for it."""
+        """All shards in order. This is the only method that visits every shard of a group."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -117,7 +123,7 @@ class ShardGroup:
 
 @dataclass(frozen=True)
 class Topology:
-    """A snapshot of everything: nodes (their connection settings) and groups."""
+    """One version of all nodes (with their connection settings) and all groups."""
 
     # Not in repr(): connection settings hold passwords.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -125,10 +131,11 @@ class Topology:
     version: int = 0
 
     def resolve(self, alias: str) -> Shard | None:
-        """The shard that ``alias`` names, or None when it names no shard."""
+        """The shard that ``alias`` names; None if it names no shard."""
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
-        # The length first: int() refuses thousands of digits. And isdigit() knows more scripts.
+        # The length is checked first: int() refuses thousands of digits. isdigit() alone would take
+        # digits of other scripts.
         if (
             group is None
             or not separator
@@ -148,23 +155,23 @@ def is_weight(value: object) -> bool:
 
 
 def problems(topology: Topology) -> list[str]:
-    """Everything that is wrong with ``topology``, in sentences; empty when it is sound.
+    """Everything that is wrong with ``topology``, in sentences; empty if it is valid.
 
-    Every shard of every group must be covered exactly once, every node named must
-    exist, and no two shards may share a schema of a node.
+    Exactly one range must hold each shard of each group, each node that is named must exist, and
+    no two shards may share a schema on a node.
 
-    Ranges are compared as ranges: time and memory do not depend on how many shards they name.
+    Ranges are compared as ranges: time and memory do not depend on their numbers of shards.
     """
-    found: list[str] = []
+    problems: list[str] = []
     for group in topology.groups.values():
-        found += _range_problems(topology, group)
-        found += _name_problems(group)
+        problems += _range_problems(topology, group)
+        problems += _name_problems(group)
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
-            found.append(f"group {group.name!r}: no range is open for new keys")
-    if not found:
-        # Only meaningful (and only computable) when the ranges and templates are sound.
-        found += _collisions(topology)
-    return found
+            problems.append(f"group {group.name!r}: no range is open for new keys")
+    if not problems:
+        # This needs valid ranges and schema names.
+        problems += _collisions(topology)
+    return problems
 
 
 def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
@@ -220,7 +227,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Pairs of groups with a (node, schema) in common, one sentence per pair."""
+    """One problem for each pair of groups that have a schema on a node in common."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()
@@ -240,16 +247,16 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Server -> the first and last shards of the ranges on it, ascending."""
-    found: dict[object, list[Span]] = {}
+    """Server -> (first, last) shard of each range on it, ascending."""
+    spans: dict[object, list[Span]] = {}
     for r in group.ranges:
         server = server_of(topology.nodes[r.primary], r.primary)
-        found.setdefault(server, []).append((r.first, r.last))
-    return found
+        spans.setdefault(server, []).append((r.first, r.last))
+    return spans
 
 
 def server_of(node: Mapping[str, Any], name: str) -> object:
-    """What tells two nodes apart: two names for one server are one place."""
+    """The identity of the server of ``node``: two nodes with the same one are one server."""
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):
         return (engine, os.path.abspath(str(node.get("NAME", ""))))

@@ -1,7 +1,7 @@
-"""The names of a group's schemas: what ``DATABASE_NAME`` may be, and where two groups meet.
+"""The names of a group's schemas: valid templates, and names that two groups share.
 
-Pure: no Django, no drivers. A name is text around one decimal number, so that two groups
-can be compared by their ranges: whatever a document names, no shard is visited.
+Pure: no Django, no drivers. A name is text around one decimal number, so two groups are compared
+by their ranges of numbers. No shard is visited, however many a document names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
 )
-# Two digits: no database has longer names.
+# The width has at most two digits: no database has longer names.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaNames:
-    """``before``, a number of ``width`` digits at least, ``after``."""
+    """Names made of ``before``, a number of at least ``width`` digits, and ``after``."""
 
     before: str
     after: str
@@ -31,9 +31,10 @@ class SchemaNames:
 
     @classmethod
     def of(cls, template: object, group: str) -> SchemaNames:
-        """The names that ``DATABASE_NAME`` makes for the group called ``group``.
+        """The names of the schemas of ``group``.
 
-        :raises ValueError: it is no such template.
+        :param template: ``DATABASE_NAME`` of the group.
+        :raises ValueError: ``template`` is not valid; the message says what it must be.
         """
         if not isinstance(template, str):
             raise ValueError(f"it must be {_EXPECTED}")
@@ -56,43 +57,40 @@ class SchemaNames:
             raise ValueError(f"it must be {_EXPECTED}")
         return cls(texts[0], texts[1], max(width, 1))
 
-    def name(self, number: int) -> str:
-        """As ``str.format`` makes it."""
-        return f"{self.before}{number:0{self.width}d}{self.after}"
-
     def _windows(self, last: int) -> Iterator[_Window]:
-        """One for each number of digits that the numbers 0 to ``last`` have."""
+        """One window for each number of digits that the numbers 0 to ``last`` have."""
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
-            # What has more digits than the width has no leading zero.
+            # A number with more digits than the width has no leading zero.
             least = 0 if digits == self.width else 10 ** (digits - 1)
             yield _Window(self.before, digits, self.after, least)
 
 
 def shared_number(
-    one: SchemaNames, of_one: Sequence[Span], other: SchemaNames, of_other: Sequence[Span]
+    one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """A number of ``of_other`` whose name is also that of a number of ``of_one``; None for none.
+    """A number of ``other_spans`` whose name is also the name of a number of ``one_spans``.
 
-    The spans are first and last numbers, both included; they ascend and do not overlap. Costs
-    a few steps per span, however many numbers it has.
+    None if there is no such number. Spans are (first, last), both included; they ascend and do not
+    overlap. Costs a few steps per span, however many numbers it has.
     """
-    if not of_one or not of_other:
+    if not one_spans or not other_spans:
         return None
-    for window in one._windows(of_one[-1][1]):
-        for against in other._windows(of_other[-1][1]):
-            if (met := _Meeting.of(window, against)) is None:
+    for window in one._windows(one_spans[-1][1]):
+        for other_window in other._windows(other_spans[-1][1]):
+            if (common := _CommonNames.of(window, other_window)) is None:
                 continue
-            numbers = _first_common(
-                met.one.unknowns(of_one, window), met.other.unknowns(of_other, against)
+            unknown = _first_common(
+                common.one.unknowns(one_spans, window),
+                common.other.unknowns(other_spans, other_window),
             )
-            if numbers is not None:
-                return met.other.number(numbers)
+            if unknown is not None:
+                return common.other.number(unknown)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Names of one length: text around ``digits`` digits, of a number from ``least`` on."""
+    """All names of one length: text around a number of ``digits`` digits, at least ``least``."""
 
     before: str
     digits: int
@@ -107,7 +105,7 @@ class _Window:
         return self.end + len(self.after)
 
     def fixed(self, start: int, end: int) -> str:
-        """The text from ``start`` to ``end``, of which no part is in the window."""
+        """The text from ``start`` to ``end``, a slice that holds no digit of the number."""
         return (self.before + "0" * self.digits + self.after)[start:end]
 
 
@@ -123,65 +121,67 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """For which unknowns the number is in one of ``spans``, and in the window."""
+        """The spans of unknowns whose number is in one of ``spans`` and in the window."""
         for first, last in spans:
             low = max(first, window.least)
             high = min(last, 10**window.digits - 1)
-            # Divided upward and downward.
-            found = (
+            # The first is rounded up, the last is rounded down.
+            span = (
                 max(-((self.base - low) // self.step), 0),
                 min((high - self.base) // self.step, self.last),
             )
-            if found[0] <= found[1]:
-                yield found
+            if span[0] <= span[1]:
+                yield span
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
-    """The numbers of two windows that have the same name, as functions of one unknown.
+class _CommonNames:
+    """The numbers of two windows that have the same names, as functions of one unknown.
 
-    A digit of one that stands where the other has text is that text. The digits that stand
-    where the other has digits, too, are the unknown.
+    If one window has a digit where the other has text, the digit is that text. The digits at
+    positions where both windows have digits are the unknown.
     """
 
     one: _NameProgression
     other: _NameProgression
 
     @classmethod
-    def of(cls, one: _Window, other: _Window) -> _Meeting | None:
-        """None if no two names are the same."""
+    def of(cls, one: _Window, other: _Window) -> _CommonNames | None:
+        """The common names of two windows; None if there are none."""
         start = max(len(one.before), len(other.before))
         end = max(min(one.end, other.end), start)
         if len(one) != len(other) or not _same_text(one, other):
             return None
         last = 10 ** (end - start) - 1
-        lines = [
-            _line(window, text, start, end, last) for window, text in ((one, other), (other, one))
+        progressions = [
+            _progression(window, text, start, end, last)
+            for window, text in ((one, other), (other, one))
         ]
-        if None in lines:
+        if None in progressions:
             return None
-        return cls(*lines)  # type: ignore[arg-type]  # none of them is None
+        return cls(*progressions)  # type: ignore[arg-type]  # none of them is None
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether they agree wherever neither has a digit of its number."""
+    """Whether two windows agree at all positions where neither has a digit of its number."""
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)
     if one.before[:head] != other.before[:head]:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # Windows apart: the text between them.
+    # The text between the digits of one and those of the other, if they do not overlap.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
 
-def _line(
+def _progression(
     window: _Window, text: _Window, start: int, end: int, last: int
 ) -> _NameProgression | None:
-    """The numbers of ``window`` that agree with the text of another; None for none.
+    """The numbers of ``window`` that agree with the text of another window; None if there are none.
 
-    :param start: where the digits begin that both have; they end before ``end``.
+    :param start: the position of the first digit that both have.
+    :param end: the position after the last digit that both have.
     """
     if start == end:
         digits = text.fixed(len(window.before), window.end)
@@ -198,7 +198,7 @@ def _are_digits(text: str) -> bool:
 
 
 def _first_common(one: Iterable[Span], other: Iterable[Span]) -> int | None:
-    """The smallest number that is in a span of both; each ascends."""
+    """The smallest number that is in a span of both; None if there is none. Both ascend."""
     left, right = iter(one), iter(other)
     first, second = next(left, None), next(right, None)
     while first is not None and second is not None:

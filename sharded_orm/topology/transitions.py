@@ -1,7 +1,7 @@
 """Which topology may follow another while processes run.
 
-Pure: no Django, no drivers. A topology that is sound by itself can still lose rows: when
-keys would be looked for on another shard than the one that holds them.
+Pure: no Django, no drivers. A valid topology can still lose rows, if keys are looked for on
+another shard than the one that holds their rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """What decides on which shard a key is."""
+    """How the shard of a key is determined: by a record of each key, by the key itself, …"""
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"
@@ -22,43 +22,29 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-#: Of the strategies that come with the library.
-BUILT_IN = {
-    "directory": KeyRouting.PLACED,
-    "embedded": KeyRouting.EMBEDDED,
-    "range": KeyRouting.RANGES,
-    "modulo": KeyRouting.COMPUTED,
-}
-# Options that say where a key is, and what they are while they are not given.
+# Options that say which bits of a key are its shard, with their defaults.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 
-def built_in_keys(group: ShardGroup) -> KeyRouting:
-    """For groups with a strategy of the library; of any other nothing better is known."""
-    return BUILT_IN.get(group.strategy, KeyRouting.COMPUTED)
+def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting]) -> list[str]:
+    """Why ``new`` must not follow ``old``, in sentences; empty if it may.
 
+    Both are valid. Every group, every shard and the shard of every key must stay. Shards may move
+    to other nodes: the operator who changes their node moves the rows.
 
-def problems(
-    old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting] = built_in_keys
-) -> list[str]:
-    """Why ``new`` must not follow ``old``, in sentences; empty when it may.
-
-    Both are sound by themselves. Every group and every shard stays, and so does the shard
-    of every key. Shards may move to other nodes: their rows are moved by who changes that.
-
-    :param keys: what decides on the shard of a key of a group.
+    :param keys: returns how the keys of a group are routed.
     """
-    found = []
+    reasons = []
     if new.version <= old.version:
-        found.append(
+        reasons.append(
             f"version {new.version!r} does not come after {old.version!r}, which is in use"
         )
     for name, group in old.groups.items():
         if name not in new.groups:
-            found.append(f"group {name!r} is gone; its shards have rows")
+            reasons.append(f"group {name!r} is gone; its shards have rows")
         else:
-            found += _group_problems(old, new, group, new.groups[name], keys)
-    return found
+            reasons += _group_problems(old, new, group, new.groups[name], keys)
+    return reasons
 
 
 def _group_problems(

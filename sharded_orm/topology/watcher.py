@@ -1,7 +1,7 @@
-"""Keeps what a process uses up to date with its topology source.
+"""Keeps the topology of a process up to date with its source.
 
-A document is used only when it is in order and may follow the one in use; anything else
-is logged, and what was in use stays in use (DESIGN decision 9).
+A document is used only if it is valid and may follow the one in use. Any other is logged, and
+the document in use stays in use (DESIGN decision 9).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """Where a process has its topology from."""
+    """Where the topology of a process comes from."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -33,55 +33,56 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """Which topology this process uses, since when, and what it has refused."""
+    """Which topology a process uses, since when, and why it has refused a newer document."""
 
     version: int
     origin: Origin
     since: datetime
-    #: Why the newest document is not used, or cannot be read; empty when it is in use.
+    #: Why the newest document is not used, or cannot be read; empty if it is in use.
     refused: tuple[str, ...] = ()
 
 
 class TopologyWatcher(Generic[T]):
-    """One process and its source.
+    """Checks the documents of a source, and decides which one a process uses.
 
     Not thread-safe: the caller has a lock.
 
-    :param check: makes a document into what is used, given what it is to follow (None at the
-        start). Raises :exc:`InvalidTopology`.
+    :param check: turns a document into the value that the process uses, such as its checked
+        configuration. The second argument is the value before it (None at the start). Raises
+        :exc:`InvalidTopology`.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # One attribute: a child that is forked at any moment has both, or neither.
+        # Document and value are one attribute: a child forked at any moment has both, or neither.
         self._used: tuple[Document | None, T | None] = (None, None)
-        self.standing = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
+        self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
         self._refused: Document | None = None
         self._copy = None if source.last_good is None else LastGoodCopy(Path(source.last_good))
 
     @property
     def document(self) -> Document | None:
-        """What is in use; None before :meth:`begin`."""
+        """The document in use; None before :meth:`begin`."""
         return self._used[0]
 
     @property
     def value(self) -> T | None:
-        """What the document in use was made into."""
+        """The value of the document in use; None before :meth:`begin`."""
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """For a forked child: the same document, another source."""
-        made = TopologyWatcher(source, self._check)
-        made._used = self._used
-        assert made.document is not None
-        # Another thread of the parent may have been about to tell.
-        made.standing = replace(self.standing, version=made.document.version)
-        source.using(made.document.version)
-        return made
+        """The watcher of a forked child: the same document with another source."""
+        child = TopologyWatcher(source, self._check)
+        child._used = self._used
+        assert child.document is not None
+        # A thread of the parent may have replaced the document, and not the status yet.
+        child.status = replace(self.status, version=child.document.version)
+        source.using(child.document.version)
+        return child
 
     def begin(self) -> T:
-        """What to use at the start: what the source holds, else the last good copy.
+        """Use the document of the source, or else the last good copy, and return its value.
 
         :raises TopologyUnavailable: neither can be used.
         """
@@ -90,7 +91,7 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # The copy is what it follows, unless it is the same.
+            # The document follows the copy, unless both are the same.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -102,7 +103,7 @@ class TopologyWatcher(Generic[T]):
                 "%s. Going on with the last good copy in %s: version %d, saved at %s.",
                 str(refusal).rstrip("."), self._copy.path, copy.version, self._copy.saved_at(),
             )  # fmt: skip
-            self.standing = TopologyStatus(
+            self.status = TopologyStatus(
                 copy.version, Origin.LAST_GOOD, datetime.now(UTC), _problems(refusal)
             )
             self.source.using(copy.version)
@@ -112,33 +113,33 @@ class TopologyWatcher(Generic[T]):
         return value
 
     def check(self, document: Document) -> T:
-        """What ``document`` makes, if it may be used now.
+        """The value of ``document``, if it may be used now.
 
         :raises InvalidTopology: it may not; lists every reason.
         """
-        if not self.source.allows_credentials and (found := document.credentials()):
-            raise InvalidTopology(found)
+        if not self.source.allows_credentials and (problems := document.credentials()):
+            raise InvalidTopology(problems)
         return self._check(document, self.value)
 
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
-        """Take what has arrived, if it may be used. Whether that changes anything.
+        """Use a document that has arrived, if it may be used. Whether that changes anything.
 
-        :param use: begins to use what the document makes, or raises and leaves all as it was.
-        :raises TopologyError: it is refused, whatever was wrong; the log has it, the first time.
+        :param use: begins to use a document's value, or raises and changes nothing.
+        :raises TopologyError: the document is refused for any reason, which is logged once.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
             raise document
         if document == self.document:
-            if self.standing.origin is Origin.LAST_GOOD or self.standing.refused:
+            if self.status.origin is Origin.LAST_GOOD or self.status.refused:
                 logger.info("%s has version %d, which is in use.", self.source.describe(), document.version)  # fmt: skip
-                self.standing = TopologyStatus(document.version, Origin.SOURCE, self.standing.since)
+                self.status = TopologyStatus(document.version, Origin.SOURCE, self.status.since)
             self._refused = None
             return False
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # The last that may fail: from here on it is in use.
+            # Nothing after this fails: the document is in use.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -149,21 +150,20 @@ class TopologyWatcher(Generic[T]):
 
     def _log_refusal(self, exc: TopologyError, document: Document | None) -> None:
         problems = _problems(exc)
-        if problems == self.standing.refused and document == self._refused:
+        if problems == self.status.refused and document == self._refused:
             return
         self._refused = document
-        standing = self.standing
-        self.standing = TopologyStatus(standing.version, standing.origin, standing.since, problems)
+        self.status = replace(self.status, refused=problems)
         logger.error(
             "%s: %s is refused, version %d stays in use. %s",
             self.source.describe(),
             "what it holds" if document is None else f"version {document.version}",
-            self.standing.version,
+            self.status.version,
             exc,
         )
 
     def _changes_to(self, document: Document) -> str:
-        """For the log; empty if it is what is in use, or nothing is."""
+        """The changes for the log; empty if ``document`` is in use already, or none is in use."""
         before = self.document
         if before is None or before == document:
             return ""
@@ -172,7 +172,7 @@ class TopologyWatcher(Generic[T]):
     def _take(self, document: Document, value: T, changes: str) -> None:
         before, self._used = self.document, (document, value)
         self._refused = None
-        self.standing = TopologyStatus(document.version, Origin.SOURCE, datetime.now(UTC))
+        self.status = TopologyStatus(document.version, Origin.SOURCE, datetime.now(UTC))
         if before is not None and changes:
             logger.info(
                 "Version %d of the topology takes the place of version %d: %s.",
@@ -180,16 +180,16 @@ class TopologyWatcher(Generic[T]):
             )  # fmt: skip
 
     def keep(self) -> None:
-        """Save the document in use as the last good copy, and let others know that it is in use.
+        """Save the document in use as the last good copy, and announce its version at the source.
 
-        Apart from taking it, so that nobody who uses it waits for the disk.
+        This is a separate step, so that users of the document do not wait for the disk.
         """
         document = self.document
         assert document is not None
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except Exception as exc:  # JSON has no form for a date in a file of TOML, say.
+            except Exception as exc:  # For example, JSON cannot hold a date of a TOML file.
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
@@ -197,7 +197,7 @@ class TopologyWatcher(Generic[T]):
         self.source.using(document.version)
 
     def _read_copy(self) -> Document | None:
-        """The last good copy, if it fits the settings of today; then it counts as in use."""
+        """The last good copy, if it is valid with today's settings; then it counts as in use."""
         if self._copy is None:
             return None
         try:
@@ -224,8 +224,11 @@ class TopologyWatcher(Generic[T]):
 
 
 def refusal_of(exc: Exception) -> TopologyError:
-    """``exc`` itself if it is ours. Any other was met while a document was read or used: whatever
-    that holds, it must not end the thread that brings the next one."""
+    """``exc`` as a :exc:`TopologyError`.
+
+    Any other exception comes from a document that was read or used. No document may end the thread
+    that brings the next one.
+    """
     if isinstance(exc, TopologyError):
         return exc
     return InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"])

@@ -1,4 +1,4 @@
-"""The admin of films, and of what the users of a shard thought of them."""
+"""The admin of films, and of the ratings and tags of the users on a shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Films, and what people think of them."""
+"""Films, and their ratings and tags."""
 
 from __future__ import annotations
 

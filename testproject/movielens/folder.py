@@ -1,4 +1,4 @@
-"""A MovieLens folder read and checked; knows nothing of databases."""
+"""Reads and checks a MovieLens folder. Uses no database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 class FolderError(Exception):
-    """The folder, or a line of a file in it, is not what it should be. Says which and why."""
+    """The folder, or a line of a file in it, is malformed. The message names place and reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TagRow:
 
 @dataclass
 class Contents:
-    """What :func:`check` counted: rows per file, and the users of two of them."""
+    """The counts of :func:`check`: rows per file, and the users of two of them."""
 
     rows: dict[str, int] = field(default_factory=dict)
     raters: set[int] = field(default_factory=set)
@@ -63,31 +63,31 @@ def check(folder: Path) -> Contents:
 
     :raises FolderError: a file is missing or malformed.
     """
-    found = Contents()
+    contents = Contents()
     movies: set[int] = set()
     for row in read_movies(folder):
         if row.movie_id in movies:
             raise FolderError(f"movies.csv: the movie {row.movie_id} is there twice")
         movies.add(row.movie_id)
-    found.rows["movies"] = len(movies)
-    found.rows["ratings"] = 0
+    contents.rows["movies"] = len(movies)
+    contents.rows["ratings"] = 0
     user, rated = 0, set[int]()
     for rating in read_ratings(folder):
         _known("ratings.csv", rating.movie_id, movies)
         if rating.user_id != user:
-            # The file is ordered by user, so what one user rated is all to be remembered.
+            # The file is ordered by user, so only the films of one user must be remembered.
             user, rated = rating.user_id, set()
         if rating.movie_id in rated:
             raise FolderError(f"ratings.csv: user {user} rates the movie {rating.movie_id} twice")
         rated.add(rating.movie_id)
-        found.raters.add(user)
-        found.rows["ratings"] += 1
-    found.rows["tags"] = 0
+        contents.raters.add(user)
+        contents.rows["ratings"] += 1
+    contents.rows["tags"] = 0
     for tag in read_tags(folder):
         _known("tags.csv", tag.movie_id, movies)
-        found.taggers.add(tag.user_id)
-        found.rows["tags"] += 1
-    return found
+        contents.taggers.add(tag.user_id)
+        contents.rows["tags"] += 1
+    return contents
 
 
 def read_movies(folder: Path) -> Iterator[MovieRow]:
@@ -119,7 +119,7 @@ def read_tags(folder: Path) -> Iterator[TagRow]:
 
 @dataclass(frozen=True)
 class _Line:
-    """Where we are, for messages; converts the fields of the line."""
+    """The current line, for messages; converts the fields of the line."""
 
     file: str
     number: int
@@ -155,7 +155,7 @@ class _Line:
 
 
 def _lines(folder: Path, name: str) -> Iterator[tuple[_Line, list[str]]]:
-    """The fields of each line of ``name``.csv, and where it is."""
+    """Yield the fields of each line of ``name``.csv, and the line for messages."""
     file, columns = f"{name}.csv", COLUMNS[name]
     if not folder.is_dir():
         raise FolderError(f"there is no folder {str(folder)!r}")

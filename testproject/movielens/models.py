@@ -1,6 +1,6 @@
 """Films are global; ratings and tags are sharded by the user who gave them.
 
-The users of a MovieLens folder are numbers and nothing else, so there is no table of them.
+The users of a MovieLens folder are just numbers, so there is no table of users.
 """
 
 from __future__ import annotations

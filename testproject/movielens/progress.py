@@ -1,4 +1,4 @@
-"""A progress bar where tqdm is installed, a line per tenth where it is not."""
+"""A progress bar if tqdm is installed, otherwise a line per tenth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def progress(total: int, stream: Any) -> Iterator[Callable[[int], None]]:
-    """Show how much of ``total`` is done on ``stream``; call what is given with each step."""
+    """Show on ``stream`` how much of ``total`` is done; yield a function to call with each step."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -15,9 +15,9 @@ from testproject.panel.recording import note_scatter, recording
 
 
 class PanelMiddleware:
-    """Which shards and nodes served a page, with how many statements and cache hits.
+    """Shows which shards and nodes served a page, with numbers of statements and cache hits.
 
-    Does nothing without ``DEBUG``: what it shows is not for visitors.
+    Does nothing without ``DEBUG``: the panel is not for visitors.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -1,4 +1,4 @@
-"""What the databases and the cache do for a block of code."""
+"""Records the statements to the databases and the cache hits of a block of code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.db import connections
 from sharded_orm import runtime
 from sharded_orm.cache.statistics import counting
 
-#: Shards of a node, or of a statement, that are told one by one.
+#: Shards of a node, or of a statement, that are listed one by one.
 MOST_LINES = 4
 _ROOT = Path(__file__).parents[2]
 _current: ContextVar[Recording | None] = ContextVar("testproject_recording", default=None)
@@ -24,7 +24,7 @@ _current: ContextVar[Recording | None] = ContextVar("testproject_recording", def
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement that was sent; ``alias`` is that of a group where it read several shards."""
+    """A statement that was sent. ``alias`` is the alias of a group if it read several shards."""
 
     alias: str
     sql: str
@@ -33,7 +33,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A query that asked more than one shard because it may."""
+    """A query with ``scatter()`` that was sent to more than one shard."""
 
     model: str
     aliases: Sequence[str]
@@ -42,16 +42,16 @@ class Scatter:
 
     @property
     def place(self) -> str:
-        """Where the query was written, short."""
+        """Return the short form of the place in the code that made the query."""
         return self.call_site.removeprefix(f"{_ROOT}/")
 
 
 @dataclass(frozen=True)
 class Share:
-    """Some of the statements, as a line of the panel."""
+    """The statements of one line of the panel."""
 
     name: str
-    #: Nodes of shards; empty for the global databases, and for a statement of many shards.
+    #: The node of a shard; empty for the global databases, and for a statement of many shards.
     node: str
     statements: int
     seconds: float
@@ -60,7 +60,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Cached:
-    """What the cache did for one model."""
+    """Cache hits and misses for one model."""
 
     model: str
     level1: int
@@ -72,7 +72,7 @@ class Cached:
 
 @dataclass
 class Recording:
-    """See :func:`recording`."""
+    """The result of :func:`recording`."""
 
     statements: list[Statement] = field(default_factory=list)
     scatters: list[Scatter] = field(default_factory=list)
@@ -81,38 +81,38 @@ class Recording:
 
     @property
     def databases(self) -> list[Share]:
-        """The statements of each alias, in the order of their first use; of many shards together."""
-        found = []
+        """Return the statements of each alias, by its first use; those of many shards together."""
+        shares = []
         by_node: dict[str, list[str]] = {}
         for alias in dict.fromkeys(each.alias for each in self.statements):
             by_node.setdefault(_node(alias), []).append(alias)
         for node, aliases in by_node.items():
             together = [aliases] if node and len(aliases) > MOST_LINES else [[a] for a in aliases]
-            found += [_share(several, self.statements) for several in together]
-        return found
+            shares += [_share(several, self.statements) for several in together]
+        return shares
 
     @property
     def steps(self) -> list[Share]:
-        """All statements, those of the same text that followed each other together."""
-        found = []
+        """Return all statements; consecutive ones with the same text are joined."""
+        steps = []
         for sql, several in groupby(self.statements, key=lambda each: each.sql):
             statements = list(several)
             share = _share(list(dict.fromkeys(each.alias for each in statements)), statements)
-            found.append(replace(share, sql=sql))
-        return found
+            steps.append(replace(share, sql=sql))
+        return steps
 
     @property
     def shards(self) -> list[str]:
-        """Aliases of all shards that were asked."""
+        """Return the aliases of all shards that were queried."""
         single = [each.alias for each in self.statements if _node(each.alias)]
         return sorted({*single, *(alias for each in self.scatters for alias in each.aliases)})
 
     @property
     def nodes(self) -> list[str]:
-        """Where they are."""
-        single = [_node(each.alias) for each in self.statements]
-        asked = {*single, *(node for each in self.scatters for node in each.nodes)}
-        return sorted(asked - {""})
+        """Return the nodes of these shards."""
+        single = [_node(statement.alias) for statement in self.statements]
+        nodes = {*single, *(node for scatter in self.scatters for node in scatter.nodes)}
+        return sorted(nodes - {""})
 
     @property
     def cached(self) -> list[Cached]:
@@ -139,7 +139,7 @@ class Recording:
     def watch(
         self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
     ) -> Any:
-        """An execute wrapper; several threads may come at once."""
+        """Record a statement; an execute wrapper, which several threads may call at once."""
         began = time.perf_counter()
         try:
             return execute(sql, params, many, context)
@@ -166,26 +166,26 @@ def _share(aliases: Sequence[str], statements: Sequence[Statement]) -> Share:
 def recording() -> Iterator[Recording]:
     """Record what the calling thread does in the block, and the threads that scatter for it.
 
-    Statements are seen by Django's execute wrappers. Those of a group apply to its shards, so
-    the configured aliases are enough, however many shards there are. Ticket servers are asked on
-    connections of their own and are not seen.
+    Django's execute wrappers see the statements. The wrappers of a group apply to its shards, so
+    the configured aliases are enough, however many shards there are. Ticket servers are queried on
+    connections of their own and are not recorded.
     """
     with ExitStack() as stack:
-        made = Recording(counts=stack.enter_context(counting()))
+        result = Recording(counts=stack.enter_context(counting()))
         for alias in connections:
-            stack.enter_context(connections[alias].execute_wrapper(made.watch))
-        token = _current.set(made)
+            stack.enter_context(connections[alias].execute_wrapper(result.watch))
+        token = _current.set(result)
         stack.callback(_current.reset, token)
         began = time.perf_counter()
         try:
-            yield made
+            yield result
         finally:
-            made.seconds = time.perf_counter() - began
+            result.seconds = time.perf_counter() - began
 
 
 def note_scatter(sender: Any, route: Any, call_site: str, **kwargs: Any) -> None:
     """Receiver of ``sharded_orm.signals.scattered``."""
-    made = _current.get()
-    if made is not None:
+    current = _current.get()
+    if current is not None:
         label = sender._meta.label
-        made.scatters.append(Scatter(label, route.aliases, route.nodes, call_site))
+        current.scatters.append(Scatter(label, route.aliases, route.nodes, call_site))

@@ -32,30 +32,30 @@ def _picture(photo_id: int | None, description: str, width: int) -> str:
     if photo_id is None:
         return ""
     source = reverse("photos:picture", args=[photo_id, WIDTHS[0]])
-    # With both sides, so that nothing moves while it loads.
+    # With width and height, so that nothing moves while it loads.
     return format_html(
         '<img src="{}" alt="{}" width="{}" height="{}" loading="lazy">',
         source, description, width, width * 3 // 4,
     )  # fmt: skip
 
 
-class _Pictured:
-    """A small picture, as a column and on the row's page."""
+class _PictureMixin:
+    """Adds a small picture, as a column and on the row's page."""
 
     @admin.display(description="picture")
     def picture(self, photo: Any) -> str:
         return _picture(photo.photo_id, photo.description, 80)
 
 
-class _Beside(ShardedModelAdmin):
-    """Keeps what is stored elsewhere of photos and comments, whatever page writes or deletes them.
+class _CopiesMixin(ShardedModelAdmin):
+    """Updates the other copies of photos and comments, whichever page writes or deletes them.
 
-    The authors' copies of comments are settled when the shard has committed, as its side decides.
-    The addresses that do not name the user are of the global database, whose transaction commits
-    after the shard's.
+    The authors' copies of comments are updated after the commit of the photo's shard, whose rows
+    decide. The addresses without a user are in the global database, whose transaction commits after
+    the shard's.
     """
 
-    #: The lookups by which photos and comments belong to rows of the model.
+    #: Lookups that find the photos and the comments of rows of the model.
     photos_by: str | None = None
     comments_by: str
 
@@ -63,21 +63,21 @@ class _Beside(ShardedModelAdmin):
         if formset.model not in (Photo, Comment):
             super().save_formset(request, form, formset, change)
             return
-        with self._beside([form.instance]):
+        with self._update_copies([form.instance]):
             super().save_formset(request, form, formset, change)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        with self._beside(list(queryset)):
+        with self._update_copies(list(queryset)):
             super().delete_queryset(request, queryset)
 
     @contextmanager
-    def _beside(self, rows: list[Any]) -> Iterator[None]:
-        """Rows of one shard, which the block changes, deletes, or stores for the first time."""
-        # A row that is deleted forgets its id.
+    def _update_copies(self, rows: list[Any]) -> Iterator[None]:
+        """Update the copies for rows of one shard, which the block changes, deletes, or inserts."""
+        # A deleted row loses its id.
         place = _place(rows)
         photos, written = self._stored(*place)
         yield
@@ -89,11 +89,11 @@ class _Beside(ShardedModelAdmin):
             for photo_id in now.keys() - photos.keys()
         )
         if alias is not None and (named := written | written_now):
-            # What fails there is logged, and found by check_comments.
+            # A failure is logged, and found by check_comments.
             transaction.on_commit(partial(settle, alias, named), using=alias, robust=True)
 
     def _stored(self, alias: str | None, ids: list[int]) -> tuple[dict[int, int], set[Any]]:
-        """Photo -> owner, and author and id of the comments, that belong to these rows now."""
+        """Return the photos of these rows with owners, and author and id of the comments."""
         if not ids:
             return {}, set()
         comments = Comment.objects.using(alias).uncached().filter(**{self.comments_by: ids})
@@ -105,12 +105,12 @@ class _Beside(ShardedModelAdmin):
 
 
 def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
-    """The shard of stored rows, and their ids."""
+    """Return the shard of stored rows, and their ids."""
     stored = [row for row in rows if not row._state.adding]
     return stored[0]._state.db if stored else None, [row.pk for row in stored]
 
 
-class PhotosOfAlbum(_Pictured, ShardedTabularInline):
+class PhotosOfAlbum(_PictureMixin, ShardedTabularInline):
     model = Photo
     fields = ["picture", "title", "posted_at"]
     readonly_fields = ["picture"]
@@ -120,7 +120,7 @@ class PhotosOfAlbum(_Pictured, ShardedTabularInline):
 
 
 @admin.register(Album)
-class AlbumAdmin(_Beside):
+class AlbumAdmin(_CopiesMixin):
     photos_by = "album__in"
     comments_by = "photo__album__in"
     list_display = ["title", "owner", "photos_in_it", "created_at"]
@@ -132,7 +132,7 @@ class AlbumAdmin(_Beside):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
-        # Counted on the shard; a page of all shards would count on each of them.
+        # Counted on the shard; on a page of all shards, each shard would have to count.
         return rows if self.focus(request).everywhere else rows.annotate(_photos=Count("photos"))
 
     @admin.display(description="photos", empty_value="…")
@@ -154,7 +154,7 @@ class CommentsOfPhoto(ShardedStackedInline):
 
 
 @admin.register(Photo)
-class PhotoAdmin(_Pictured, _Beside):
+class PhotoAdmin(_PictureMixin, _CopiesMixin):
     photos_by = "pk__in"
     comments_by = "photo__in"
     list_display = ["picture", "title", "owner", "album", "posted_at"]
@@ -174,10 +174,10 @@ class PhotoAdmin(_Pictured, _Beside):
     save_as = True
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:  # Neither its owner nor what its comments say.
+        if change:  # the owner, and the text of the comments, cannot be changed
             super().save_model(request, obj, form, change)
             return
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().save_model(request, obj, form, change)
 
     @admin.action(description="Show as new: posted now", permissions=["change"])
@@ -195,7 +195,7 @@ class PhotoTagAdmin(ShardedModelAdmin):
 
 
 @admin.register(Comment)
-class CommentAdmin(_Beside):
+class CommentAdmin(_CopiesMixin):
     comments_by = "pk__in"
     list_display = ["__str__", "author", "photo", "owner", "posted_at"]
     list_select_related = ["photo"]
@@ -205,13 +205,13 @@ class CommentAdmin(_Beside):
     raw_id_fields = ["owner", "photo", "author"]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        with self._beside([obj]):
+        with self._update_copies([obj]):
             super().save_model(request, obj, form, change)
 
 
 @admin.register(WrittenComment)
 class WrittenCommentAdmin(ShardedModelAdmin):
-    """To look at: the comment itself is with the photo's owner, and ``check_comments`` copies it."""
+    """Read only: the comment itself is with the photo's owner, and ``check_comments`` copies it."""
 
     list_display = ["__str__", "picture", "author", "owner", "posted_at"]
     date_hierarchy = "posted_at"

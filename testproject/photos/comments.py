@@ -1,15 +1,15 @@
 """Comments, stored twice: with the photo's owner and with the author (Yupoo, Y5 and Y6).
 
-The page of a photo and the page "comments by" of an author then ask one shard each. Both sides
-are written in one block over the group; its transactions commit one after the other, the side
-of the photo's owner first. That side decides:
+The page of a photo and the page "comments by" of an author then query one shard each. Both copies
+are written in one block over the group. Its transactions commit one after the other, first the
+one on the shard of the photo's owner. That copy decides:
 
-- Who writes comments alone, as pages of the admin do, or deletes a photo with its comments, calls
-  :func:`settle` for the other side.
-- A process that dies between the two commits of :func:`write` leaves a comment that is shown with
-  the photo and missing among those of its author; between those of :func:`remove`, the author's
-  copy of a comment that is gone. The same is left by one that dies before :func:`settle`.
-- :func:`check` finds both, and a copy that says something else, and repairs them;
+- Code that writes comments alone, as pages of the admin do, or deletes a photo with its comments,
+  calls :func:`settle` for the author's copies.
+- If a process dies between the two commits of :func:`write`, the comment is shown with the photo
+  and missing among those of its author. If it dies between those of :func:`remove`, the author's
+  copy of a deleted comment remains. The same remains if it dies before :func:`settle`.
+- :func:`check` finds both, and copies that differ, and repairs them;
   ``manage.py check_comments --repair`` from time to time is enough.
 """
 
@@ -37,10 +37,10 @@ MISSING, DIFFERENT, LEFT_OVER = "missing", "different", "left over"
 
 
 def write(comment: Comment) -> None:
-    """Store a new comment on both sides; on none if a statement or the first commit fails.
+    """Store both copies of a new comment; none if a statement or the first commit fails.
 
-    On SQLite a shard is locked as a whole: two comments that cross each other in the same moment
-    may wait until one gives up.
+    On SQLite a shard is locked as a whole: two comments between the same two shards, written at the
+    same moment in opposite directions, may wait until one gives up.
     """
     with _both_sides():
         comment.save(force_insert=True)
@@ -48,7 +48,7 @@ def write(comment: Comment) -> None:
 
 
 def remove(comment: Comment) -> None:
-    """Delete a comment on both sides; on none if a statement or the first commit fails."""
+    """Delete both copies of a comment; none if a statement or the first commit fails."""
     copies = WrittenComment.objects.filter(author=comment.author_id, pk=comment.pk)
     with _both_sides():
         comment.delete()
@@ -57,18 +57,19 @@ def remove(comment: Comment) -> None:
 
 @contextmanager
 def _both_sides() -> Iterator[None]:
-    """One block over both shards; what is used first in it commits first."""
+    """Open one block over both shards; the shard that is used first in it commits first."""
     try:
         with transaction.atomic(using=GROUP):
             yield
     except PartialCommitError as exc:
-        # For the user it is done, as the side that decides has it. The other one is repaired.
+        # The user sees success, as the copy that decides is stored. The other copy will be
+        # repaired.
         logger.warning("a comment's sides differ until they are checked: %s", exc)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A comment whose two sides do not agree."""
+    """A comment whose two copies differ."""
 
     what: str
     comment_id: int
@@ -76,71 +77,75 @@ class Difference:
     author_id: int
 
     def __str__(self) -> str:
-        told = {
+        reason = {
             MISSING: "has no copy with its author",
             DIFFERENT: "is not what the copy of its author says",
             LEFT_OVER: "is gone, but its author has a copy",
         }[self.what]
         return (
             f"comment {self.comment_id} (on a photo of user {self.owner_id},"
-            f" by user {self.author_id}) {told}"
+            f" by user {self.author_id}) {reason}"
         )
 
 
 def settle(alias: str, named: Iterable[tuple[int, int]]) -> None:
-    """Make the authors' copies of comments on the shard ``alias`` what these comments are now.
+    """Update the authors' copies of comments on the shard ``alias``. May be called again.
 
-    Author by author, so that a block is over two shards; may be called again.
+    Works author by author, so that a block is over two shards.
 
-    :param named: author and id of each, also of comments that are new, or gone. One that has got
-        another author is named with both.
+    :param named: author and id of each comment, including new and deleted ones. A comment with a
+        new
+        author is named with both authors.
     """
-    for author_id, told in groupby(sorted(set(named)), key=itemgetter(0)):
-        ids = [comment_id for _, comment_id in told]
+    for author_id, pairs in groupby(sorted(set(named)), key=itemgetter(0)):
+        ids = [comment_id for _, comment_id in pairs]
         with transaction.atomic(using=GROUP):
-            # As they are now, and until the end of the block: one that was deleted meanwhile
-            # must not get a copy.
+            # Locked until the end of the block: a comment that is deleted meanwhile must not get a
+            # copy.
             comments = Comment.objects.using(alias).select_for_update()
             stored = list(comments.filter(author=author_id, pk__in=ids))
             WrittenComment.objects.filter(author=author_id, pk__in=ids).delete()
-            # Whoever has committed the comment a moment ago may be about to commit its copy.
+            # A process that has just committed the comment may be about to commit its copy.
             WrittenComment.objects.bulk_create(map(_copy_of, stored), ignore_conflicts=True)
 
 
 def check(*, repair: bool = False) -> Iterator[Difference]:
     """Compare all comments with their copies, shard by shard.
 
-    Costs a query per shard and side, and for each :data:`BATCH` of comments one more on every
-    shard that may have the other side. Comments may be written meanwhile.
+    Costs a query per shard and side, and for each :data:`BATCH` of comments one more on every shard
+    that may have the other copy. Comments may be written meanwhile.
 
-    :param repair: what is found is repaired before it is told.
+    :param repair: whether each difference is repaired before it is yielded.
     """
     aliases = [shard.alias for shard in runtime.group(GROUP).shards()]
     for alias in aliases:
         for copies in _pages(WrittenComment, alias):
-            # The comments are looked up after their copies: a comment commits before its copy
-            # does, so one that is not there now has been deleted.
-            found = list(_left_over(copies))
+            # The comments are queried after their copies: a comment commits before its copy does,
+            # so a comment that is missing now has been deleted.
+            differences = list(_left_over(copies))
             if repair:
-                ids = [each.comment_id for each in found]
+                ids = [difference.comment_id for difference in differences]
                 WrittenComment.objects.using(alias).filter(pk__in=ids).delete()
-            yield from found
+            yield from differences
 
     for alias in aliases:
         for comments in _pages(Comment, alias):
-            found = list(_compared(comments))
+            differences = list(_compared(comments))
             if repair:
-                settle(alias, ((each.author_id, each.comment_id) for each in found))
-            yield from found
+                settle(
+                    alias,
+                    ((difference.author_id, difference.comment_id) for difference in differences),
+                )
+            yield from differences
 
 
 def _compared(comments: list[Comment]) -> Iterator[Difference]:
     copies = WrittenComment.objects.uncached().filter(
         author__in={c.author_id for c in comments}, pk__in=[c.pk for c in comments]
     )
-    found = {copy.pk: copy for copy in copies}
+    copies_by_id = {copy.pk: copy for copy in copies}
     for comment in comments:
-        copy = found.get(comment.pk)
+        copy = copies_by_id.get(comment.pk)
         if copy is None:
             yield _difference(MISSING, comment)
         elif _content(copy) != _content(_copy_of(comment)):
@@ -151,8 +156,8 @@ def _left_over(copies: list[WrittenComment]) -> Iterator[Difference]:
     comments = Comment.objects.uncached().filter(
         owner__in={c.owner_id for c in copies}, pk__in=[c.pk for c in copies]
     )
-    found = {(c.pk, c.author_id) for c in comments}
-    return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in found)
+    stored = {(c.pk, c.author_id) for c in comments}
+    return (_difference(LEFT_OVER, c) for c in copies if (c.pk, c.author_id) not in stored)
 
 
 def _pages(model: type[Any], alias: str) -> Iterator[list[Any]]:

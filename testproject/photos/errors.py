@@ -1,4 +1,4 @@
-"""What visitors get instead of a page; the same with ``DEBUG``, which is for the panel."""
+"""Error pages for visitors; the same with ``DEBUG``, which only turns on the panel."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     try:
         return page_not_found(request, exception)
     except OperationalError as exc:
-        # The page asks who is logged in.
+        # The page shows who is logged in.
         return not_now(request, exc)
 
 
 def not_now(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """A 503 that asks to come again."""
+    """Return a 503 that asks the visitor to come again."""
     logger.error("%s %s", request.method, request.path, exc_info=exception)
-    # Without the request: its user may be what cannot be reached.
+    # Without the request, as its user may be in the unreachable database.
     page = render_to_string("503.html")
     return HttpResponse(page, status=503, headers={"Retry-After": "30"})
 
 
 class ErrorPages:
-    """What cannot be reached is a 503: while a node is down, the pages of its users.
+    """Answers with 503 if a database cannot be reached: while a node is down, on the pages of its
+    users.
 
-    What is not there has the page of the site with ``DEBUG`` as well.
+    A missing object has the site's own page with ``DEBUG`` as well.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -50,7 +51,7 @@ class ErrorPages:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self._get_response(request)
         if settings.DEBUG and response.status_code == 404 and request.resolver_match is None:
-            # No view was found that could fail, so Django has answered, without the handler.
+            # No view matched, so Django has answered without the handler.
             return not_found(request, Http404())
         return response
 
@@ -65,8 +66,8 @@ class ErrorPages:
 class CredentialsHidden(SafeExceptionReporterFilter):
     """Django's error page for developers, without passwords.
 
-    Django hides those of its settings only, but ``SHARDED_ORM_DEMO_MYSQL`` is in the environment,
-    which its server passes on with each request, and drivers have them in variables.
+    Django hides only those in its settings. But ``SHARDED_ORM_DEMO_MYSQL`` is in the environment,
+    which Django's server puts into each request, and drivers have passwords in variables.
     """
 
     hidden_settings = re.compile(

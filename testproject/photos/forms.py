@@ -19,7 +19,7 @@ class CommentForm(forms.ModelForm):
 
 
 class TagsField(forms.CharField):
-    """A list with commas; its value is a list of tags."""
+    """Text with commas; its value is a list of tags."""
 
     def clean(self, value: Any) -> Any:
         text: str = super().clean(value)
@@ -30,7 +30,7 @@ class TagsField(forms.CharField):
 
 
 class UploadForm(forms.Form):
-    """A photo without a picture: the site draws one."""
+    """A photo without a picture: the site draws the picture."""
 
     title = forms.CharField(max_length=200)
     album = forms.ModelChoiceField(Album.objects.none(), required=False, empty_label="A new album")

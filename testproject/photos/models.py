@@ -1,4 +1,4 @@
-"""What the photo site stores: users globally, all that hangs on a user on the user's shard."""
+"""The models of the photo site: users are global, their rows are on the user's shard."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Photo(Owned):
 
     @property
     def description(self) -> str:
-        """What the picture shows, in words."""
+        """A description of the picture in words."""
         return scene(self.photo_id).description
 
     def get_absolute_url(self) -> str:
@@ -88,7 +88,7 @@ class Photo(Owned):
 
 
 class PhotoTag(Owned):
-    """A word that the owner gave a photo; see :mod:`testproject.photos.tags`."""
+    """A word that the owner has given to a photo; see :mod:`testproject.photos.tags`."""
 
     tag_id = TicketField(primary_key=True)
     owner = _user(related_name="photo_tags")
@@ -109,7 +109,7 @@ class PhotoTag(Owned):
         return self.text
 
     def clean(self) -> None:
-        """Written as all tags are, whatever form it comes from."""
+        """Normalize the tag, whatever form it comes from."""
         self.text = words.normal(self.text)
         try:
             words.check(self.text)
@@ -118,10 +118,10 @@ class PhotoTag(Owned):
 
 
 class Comment(Owned):
-    """On the shard of the photo's owner, whoever wrote it: it is read with the photo.
+    """A comment, on the shard of the photo's owner, as it is read with the photo.
 
-    Its author's shard has it a second time, as a :class:`WrittenComment`; what both are about
-    is told by :mod:`testproject.photos.comments`.
+    The author's shard has a copy, a :class:`WrittenComment`; see :mod:`testproject.photos.comments`
+    for both.
     """
 
     comment_id = TicketField(primary_key=True)
@@ -141,10 +141,10 @@ class Comment(Owned):
 class WrittenComment(ShardedModel):
     """The author's copy of a :class:`Comment`, on the author's shard (Yupoo, Y5)."""
 
-    #: That of the comment.
+    #: The id of the comment.
     comment_id = models.BigIntegerField(primary_key=True)
     author = _user(related_name="written_comments")
-    #: Of the photo, which is on the owner's shard: no foreign key can lead there.
+    #: The photo is on the owner's shard: no foreign key can lead there.
     owner = _user(related_name="+")
     photo_id = models.BigIntegerField()
     text = models.TextField(max_length=1000)
@@ -163,7 +163,7 @@ class WrittenComment(ShardedModel):
 
     @property
     def description(self) -> str:
-        """What the picture of the photo shows, in words."""
+        """A description of the photo's picture in words."""
         return scene(self.photo_id).description
 
 

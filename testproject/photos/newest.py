@@ -1,4 +1,4 @@
-"""The newest photos of many users: one scattered query a page, whatever page it is."""
+"""The newest photos of many users: one scattered query per page, however far the page is."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ SIZE = 24
 
 @dataclass(frozen=True)
 class Page:
-    """Photos that know their owners."""
+    """Photos with their owners loaded."""
 
     photos: Sequence[Photo]
-    #: Value of ``before`` for the next page, empty after the last one.
+    #: Value of ``before`` for the next page; empty on the last page.
     older: str
     #: Aliases of shards that did not answer: their photos are missing.
     missing: Sequence[str]
 
 
 def newest(photos: Any, before: str = "") -> Page:
-    """A page of ``photos``, a queryset that may ask all shards, and one query for the owners.
+    """Return a page of ``photos``, a scattering queryset, with one more query for the owners.
 
-    A page says where the next one begins, as an ``OFFSET`` would read all pages before it on
-    every shard. Shards that do not answer are left out: the others' users should not suffer.
+    A page says where the next one begins, as an ``OFFSET`` would read all earlier pages on every
+    shard. Shards that do not answer are left out, so that users of other shards do not suffer.
 
-    :param before: what the page before gave as ``older``; what is none begins anew.
+    :param before: ``older`` of the page before; an invalid value begins at the first page.
     """
     if (last := _parse(before)) is not None:
         posted_at, photo_id = last
         photos = photos.filter(
             Q(posted_at__lt=posted_at) | Q(posted_at=posted_at, photo_id__lt=photo_id)
         )
-    found = photos.scatter(partial=True).order_by("-posted_at", "-photo_id")[: SIZE + 1]
-    rows = list(found)
+    newest_photos = photos.scatter(partial=True).order_by("-posted_at", "-photo_id")[: SIZE + 1]
+    rows = list(newest_photos)
     older = _written(rows[SIZE - 1]) if len(rows) > SIZE else ""
     owners = get_user_model().objects.filter(is_active=True).in_bulk({row.owner_id for row in rows})
     shown = [row for row in rows[:SIZE] if row.owner_id in owners]
     for row in shown:
         row.owner = owners[row.owner_id]
-    return Page(shown, older, list(found.failed_shards))
+    return Page(shown, older, list(newest_photos.failed_shards))
 
 
 def _written(photo: Photo) -> str:

@@ -1,7 +1,7 @@
 """Landscapes drawn from a number, as WebP: no file is stored anywhere.
 
-Work is bounded: there are three sizes, one picture is drawn at a time, who waits for that too long
-is sent away, and the last ones are kept.
+Work is bounded: there are three sizes, one picture is drawn at a time, a request that waits for
+that too long is refused, and the last pictures are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from PIL import Image, ImageDraw, ImageFilter, ImageOps
 from testproject.photos.scenes import Scene, scene
 
 WIDTHS = (240, 480, 960)  # pixels; each picture is three quarters as high
-#: To be counted up with every change of what is drawn: browsers keep what they have.
+#: Increase it with every change of the drawing, as browsers keep the pictures.
 VERSION = 2
 
-_SCALE = 2  # Drawn so many times larger, then scaled down: that smooths the edges.
+_SCALE = 2  # pictures are drawn so many times larger, then scaled down for smooth edges
 _KEPT = 300  # pictures, of 2 to 60 kB
-#: Seconds that somebody waits for their turn. All the pictures of a page are asked for together.
+#: Seconds that a request waits for its turn. A page requests all its pictures together.
 PATIENCE = 10.0
 _one_at_a_time = threading.Lock()
 
@@ -31,17 +31,17 @@ Colour = tuple[int, int, int]
 
 
 class TooBusy(Exception):
-    """Others are being drawn; this one may be asked for again."""
+    """Other pictures are being drawn; the client may ask for this one again."""
 
 
 @lru_cache(_KEPT)
 def draw(number: int, width: int) -> bytes:
-    """A WebP picture of the scene of ``number``; the same for the same arguments.
+    """Return a WebP picture of the scene of ``number``; the same for the same arguments.
 
     Takes 10 to 150 ms. Thread-safe; other threads wait for their turn.
 
-    :param width: one of :data:`WIDTHS`.
-    :raises TooBusy: it did not come within :data:`PATIENCE`.
+    :param width: width in pixels, one of :data:`WIDTHS`.
+    :raises TooBusy: its turn did not come within :data:`PATIENCE`.
     """
     if width not in WIDTHS:
         raise ValueError(f"pictures are {WIDTHS!r} pixels wide, not {width!r}")
@@ -56,8 +56,8 @@ def draw(number: int, width: int) -> bytes:
     return stream.getvalue()
 
 
-# Of each time of day: sky above and at the horizon, sun or moon, the haze that lies on what is far
-# away, and the colour of what is near.
+# For each time of day: sky above and at the horizon, sun or moon, the haze over distant land, and
+# the colour of near land.
 _LIGHT: dict[str, list[tuple[Colour, ...]]] = {
     "dawn": [
         ((88, 108, 168), (255, 205, 178), (255, 244, 214), (240, 190, 184), (44, 44, 78)),
@@ -83,7 +83,7 @@ _LIGHT: dict[str, list[tuple[Colour, ...]]] = {
 
 
 class _Canvas:
-    """One picture while it is drawn. Lengths are parts of its width or height."""
+    """One picture in progress. Lengths are fractions of its width or height."""
 
     def __init__(self, what: Scene, width: int) -> None:
         self.scene = what
@@ -152,7 +152,7 @@ class _Canvas:
         mask = mask.resize((2 * glow, 2 * glow))
         self.image.paste(self.sun, (round(x - glow), round(y - glow)), mask)
         radius = self.width * (0.052 if low else 0.036)
-        # A mask, so that the moon's dark side is the sky.
+        # A mask, so that the moon's dark side shows the sky.
         disc = Image.new("L", (round(2 * radius), round(2 * radius)))
         pen = ImageDraw.Draw(disc)
         pen.ellipse((0, 0, *disc.size), 255)
@@ -206,7 +206,7 @@ class _Canvas:
         )
         self.image.paste(water, (0, top))
         if self.chance.random() < 0.7:
-            # A cape: it goes down to the water on one side.
+            # A cape: it slopes down to the water on one side.
             from_right, end = self.chance.random() < 0.5, self.chance.uniform(0.2, 0.5)
             edge = [
                 (x, y + max(0.0, (1 - x if from_right else x) - end) * 0.4)
@@ -241,10 +241,10 @@ class _Canvas:
             self._trees(hill, size, round(34 - 18 * near), colour)
             self._fill(hill, [colour, _mix(colour, self.haze, 0.35 * (1 - near))])
 
-    # -- What they are made of
+    # -- Textures and shapes
 
     def _layer(self, edge: list[tuple[float, float]], far: float, bottom: float = 1.0) -> None:
-        """All below ``edge``, in the colour of its distance, with haze in the valley."""
+        """Fill all below ``edge``, in the colour of its distance, with haze in the valley."""
         colour = _mix(self.near, self.haze, far * 0.85)
         self._fill(edge, [colour, _mix(colour, self.haze, 0.15 + 0.3 * far)], bottom)
 
@@ -262,7 +262,7 @@ class _Canvas:
         self.image.paste(self._gradient(colours, low - top), (0, top), mask)
 
     def _rough(self, base: float, height: float, roughness: float) -> list[tuple[float, float]]:
-        """A mountain's edge: halved again and again, each time with a smaller shift."""
+        """Return a mountain's edge: halved again and again, each time with a smaller shift."""
         line = [self.chance.uniform(-0.5, 0.5) for _ in range(4)]
         shift = 0.5
         for _ in range(6):
@@ -273,7 +273,7 @@ class _Canvas:
         return [(i / last, base + value * height * 0.75) for i, value in enumerate(line)]
 
     def _waves(self, base: float, height: float, number: float) -> list[tuple[float, float]]:
-        """A soft edge: three sines."""
+        """Return a soft edge: three sines."""
         waves = [(number * f, self.chance.uniform(0, math.tau), 1 / f) for f in (1, 1.9, 3.1)]
         return [
             (
@@ -308,7 +308,7 @@ class _Canvas:
     def _fir(
         self, pen: ImageDraw.ImageDraw, x: float, y: float, size: float, colour: Colour
     ) -> None:
-        """A fir ``size`` high that stands on ``y``: jagged branches on both sides of its trunk."""
+        """Draw a fir of height ``size`` that stands on ``y``: a trunk with jagged branches."""
         middle, foot, tall = x * self.width, y * self.height, size * self.height
         half = tall * 0.2
         left, right = [(middle, foot - tall)], []
@@ -323,7 +323,7 @@ class _Canvas:
         pen.polygon([*left, *trunk, *reversed(right)], colour)
 
     def _mirror(self, shore: float) -> None:
-        """What is above the shore, upside down and darker, with streaks of the wind."""
+        """Draw everything above the shore upside down and darker, with streaks of the wind."""
         top = round(shore * self.height)
         depth = self.height - top
         above = ImageOps.flip(self.image.crop((0, max(0, top - depth), self.width, top)))
@@ -339,7 +339,7 @@ class _Canvas:
             pen.line((x, y, x + long, y), (*self.low, self.chance.randrange(20, 64)), thick)
 
     def _glitter(self, top: int) -> None:
-        """The sun on the water."""
+        """Draw the sun's reflection on the water."""
         pen = ImageDraw.Draw(self.image, "RGBA")
         depth = self.height - top
         for _ in range(230):
@@ -354,7 +354,7 @@ class _Canvas:
 
 
 def _mix(one: Colour, other: Colour, part: float) -> Colour:
-    """``part`` of the other colour, 0 to 1."""
+    """Mix two colours; ``part`` is the share of the other colour, 0 to 1."""
     part = min(1.0, max(0.0, part))
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(one, other, strict=True))
     return red, green, blue

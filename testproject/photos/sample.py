@@ -1,7 +1,7 @@
-"""Sample content, made on the spot, and once only.
+"""Sample content, generated once.
 
-People, albums and numbers of photos are the same in every run. What a photo shows is not: that
-goes by its id, which either ticket server may have given.
+People, albums and numbers of photos are the same in every run. The scene of a photo is not: it
+depends on the photo's id, which either ticket server may have given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PEOPLE = [
     "Gita Rao", "Hugo Silva", "Ines Moreau", "Jonas Weber", "Kaya Demir", "Lena Petrova",
 ]  # fmt: skip
 ALBUMS = ["Up north", "Coast roads", "First snow", "Harvest", "Night walks", "The long valley"]
-# What a photo is called, and tagged with, is what its number makes it show.
+# The titles and tags of a photo depend on its scene.
 WHAT = {
     "ridges": ["Ridge", "Pass", "The long way down", "Seven ridges"],
     "lake": ["Lake", "Fjord", "Still water", "The far shore"],
@@ -60,7 +60,7 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Made:
-    """How much a call of :func:`make` added."""
+    """What a call of :func:`make` has added."""
 
     users: int
     photos: int
@@ -69,16 +69,16 @@ class Made:
 
 
 def make() -> Made:
-    """Fill the site. Who has photos already is left alone, so a second call adds nothing.
+    """Fill the site. People who have photos are skipped, so a second call adds nothing.
 
-    The content of one person commits on the shard and in the global database one after
-    the other; a call that was interrupted is completed by the next one. Tags, and the authors'
-    copies of the comments, are made for what has none, so for older content as well.
+    The content of one person commits on the shard and in the global database one after the other;
+    the next call completes an interrupted one. Tags, and the authors' copies of comments, are added
+    wherever they are missing, so to older content as well.
     """
     people = [_person(name) for name in PEOPLE]
     made_photos = made_tags = made_comments = 0
     for number, (owner, _) in enumerate(people):
-        # Seeded by the person: what is made for one does not depend on the others.
+        # Seeded by the person, so that the content of one person does not depend on the others.
         chance = random.Random(number)
         with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():
             if not Album.objects.filter(owner=owner).exists():
@@ -97,7 +97,7 @@ def _person(name: str) -> tuple[Any, bool]:
         username=first.lower(), defaults={"first_name": first, "last_name": last}
     )
     if new:
-        user.set_unusable_password()  # Nobody logs in as them.
+        user.set_unusable_password()  # nobody logs in as a sample user
         user.save(update_fields=["password"])
     return user, new
 
@@ -105,7 +105,7 @@ def _person(name: str) -> tuple[Any, bool]:
 def _photos(owner: Any, chance: random.Random) -> list[Photo]:
     titles = chance.sample(ALBUMS, chance.randrange(2, 4))
     albums = Album.objects.bulk_create(Album(owner=owner, title=title) for title in titles)
-    # The ids are drawn before the rows are made: titles are about what the pictures show.
+    # The ids are drawn before the rows are created, as titles depend on the pictures.
     field: Any = Photo._meta.pk
     ids = runtime.tickets().take(field.sequence_name, chance.randrange(8, 18))
     photos = Photo.objects.bulk_create(
@@ -120,7 +120,7 @@ def _photos(owner: Any, chance: random.Random) -> list[Photo]:
     )
     PhotoOwner.objects.bulk_create(
         [PhotoOwner(photo_id=photo.photo_id, owner=owner) for photo in photos],
-        # Left by a call that was interrupted between the two commits.
+        # A call that was interrupted between the two commits may have left rows.
         ignore_conflicts=True,
     )
     return list(photos)
@@ -145,7 +145,7 @@ def _tags(owner: Any, chance: random.Random) -> int:
 
 
 def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random.Random) -> int:
-    made = [
+    comments = [
         Comment(
             owner=owner,
             photo=photo,
@@ -156,5 +156,5 @@ def _comments(owner: Any, photos: list[Photo], people: list[Any], chance: random
         for photo in photos
         for _ in range(chance.randrange(0, 5))
     ]
-    Comment.objects.bulk_create(made)
-    return len(made)
+    Comment.objects.bulk_create(comments)
+    return len(comments)

@@ -1,4 +1,4 @@
-"""What a picture shows, as its number has it: the same number, the same scene."""
+"""The scene of a picture, computed from a number: the same number, the same scene."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHANCES = {"dawn": 3, "day": 4, "dusk": 4, "night": 2}
 
 @dataclass(frozen=True)
 class Scene:
-    """One landscape; ``shapes`` seeds what is random about it."""
+    """One landscape; ``shapes`` is the seed of its random details."""
 
     land: str
     time: str
@@ -28,13 +28,13 @@ class Scene:
 
     @property
     def description(self) -> str:
-        """For those who do not see the picture."""
+        """A description for people who do not see the picture."""
         return f"Drawing of {LANDS[self.land]} {TIMES[self.time]}"
 
 
 def scene(number: int) -> Scene:
-    """The scene of a photo; any integer has one."""
-    # A generator of its own, and seeded: a picture never changes.
+    """Return the scene of a photo; any integer has one."""
+    # A separate, seeded generator, so that a picture never changes.
     chance = random.Random(f"scene {number}")
     land = chance.choice(list(LANDS))
     (time,) = chance.choices(list(_CHANCES), list(_CHANCES.values()))

@@ -26,11 +26,11 @@ class IdConverter:
 
 
 class SegmentConverter:
-    """Any text as one part of an address: a name or a tag that somebody has in the database.
+    """Any text as one part of an address: a name or a tag as stored in a database.
 
-    What ends a part, or means something where it stands alone, is written as ``%2F``. The address
-    as a whole is encoded once more, so that neither browsers nor servers see the sign itself.
-    Nothing at all is written as a lone ``%``, which is no other text.
+    Characters that end a part, or have a meaning where they stand alone, are written as ``%2F`` is.
+    The address as a whole is encoded once more, so that neither browsers nor servers see the
+    character itself. The empty text is written as a lone ``%``, which stands for no other text.
     """
 
     regex = "[^/]+"
@@ -43,7 +43,7 @@ class SegmentConverter:
             return _NOTHING
         # "." and ".." alone are this folder and the one above.
         special = _SPECIAL if value.strip(".") else _SPECIAL_AND_DOT
-        return special.sub(lambda found: f"%{ord(found[0]):02X}", value)
+        return special.sub(lambda match: f"%{ord(match[0]):02X}", value)
 
 
 _NOTHING = "%"

@@ -1,4 +1,4 @@
-"""The pages. Each names the shard key of what it shows, except those that scatter."""
+"""The pages. Each names the shard key of its rows, except those that scatter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from testproject.photos import comments, pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
 from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import newest
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.words import normal
 
 PER_PAGE = 24
@@ -37,12 +37,12 @@ def _user(username: str) -> Any:
     return get_object_or_404(get_user_model(), username=username, is_active=True)
 
 
-# -- Of everybody: these ask all shards
+# -- Of all users: these query all shards
 
 
 @require_safe
 def front(request: HttpRequest) -> HttpResponse:
-    """The newest photos of all users: all shards are asked, the owners come from one query."""
+    """The newest photos of all users: one query of all shards, and one for the owners."""
     page = newest(Photo.objects, request.GET.get("before", ""))
     return render(request, "photos/front.html", {"page": page})
 
@@ -59,14 +59,17 @@ def tag(request: HttpRequest, text: str) -> HttpResponse:
 
 @require_safe
 def all_tags(request: HttpRequest) -> HttpResponse:
-    """The commonest tags: each shard counts its own, the counts are added up."""
+    """The most common tags: each shard counts its own, the counts are added up."""
     counted = PhotoTag.objects.scatter(partial=True).values("text").annotate(photos=Count("pk"))
-    found = counted.order_by("-photos", "text")[:MOST_TAGS]
-    context = {"tags": sorted(found, key=lambda tag: tag["text"]), "missing": found.failed_shards}
+    most_common = counted.order_by("-photos", "text")[:MOST_TAGS]
+    context = {
+        "tags": sorted(most_common, key=lambda tag: tag["text"]),
+        "missing": most_common.failed_shards,
+    }
     return render(request, "photos/tags.html", context)
 
 
-# -- Of one user: these ask the user's shard
+# -- Of one user: these query the user's shard
 
 
 @require_safe
@@ -99,9 +102,9 @@ def user_tag(request: HttpRequest, username: str, text: str) -> HttpResponse:
 
 @require_safe
 def user_comments(request: HttpRequest, username: str) -> HttpResponse:
-    """What a user has written under photos of all users: the author's copies, on one shard."""
+    """A user's comments under photos of all users: the author's copies, on one shard."""
     author = _user(username)
-    # Owners are in the global database: a query of their own, no join.
+    # Owners are in the global database, so they take a query of their own, no join.
     written = author.written_comments.order_by("-posted_at", "-comment_id")
     page = Paginator(written.prefetch_related("owner"), PER_PAGE).get_page(request.GET.get("page"))
     return render(request, "photos/user_comments.html", {"author": author, "page": page})
@@ -110,17 +113,19 @@ def user_comments(request: HttpRequest, username: str) -> HttpResponse:
 @require_safe
 def album(request: HttpRequest, username: str, album_id: int) -> HttpResponse:
     owner = _user(username)
-    found = get_object_or_404(Album, owner=owner, pk=album_id)
+    shown_album = get_object_or_404(Album, owner=owner, pk=album_id)
     # Through the owner, so that each photo knows its owner without a query.
-    photos = owner.photos.filter(album=found).order_by("posted_at", "photo_id")
-    return render(request, "photos/album.html", {"owner": owner, "album": found, "photos": photos})
+    photos = owner.photos.filter(album=shown_album).order_by("posted_at", "photo_id")
+    return render(
+        request, "photos/album.html", {"owner": owner, "album": shown_album, "photos": photos}
+    )
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
-    """A photo with its tags and comments; who is logged in may add a comment."""
+    """A photo with its tags and comments; a user who is logged in may add a comment."""
     owner = _user(username)
-    found = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
+    shown_photo = get_object_or_404(Photo.objects.select_related("album"), owner=owner, pk=photo_id)
     # Not request.path: that is decoded.
     address = reverse("photos:photo", args=[username, photo_id])
     form = CommentForm()
@@ -128,7 +133,7 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
         if not request.user.is_authenticated:
             return redirect_to_login(address)
         form = CommentForm(
-            request.POST, instance=Comment(owner=owner, photo=found, author=request.user)
+            request.POST, instance=Comment(owner=owner, photo=shown_photo, author=request.user)
         )
         if form.is_valid():
             comment = form.save(commit=False)
@@ -139,12 +144,12 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
                 get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
                 raise
             return redirect(f"{address}#comment-{comment.pk}")
-    shown = found.comments.filter(owner=owner).order_by("posted_at", "comment_id")
+    shown = shown_photo.comments.filter(owner=owner).order_by("posted_at", "comment_id")
     context = {
         "owner": owner,
-        "photo": found,
-        "tags": found.tags.filter(owner=owner).order_by("text"),
-        # Authors are in the global database: a query of their own, no join.
+        "photo": shown_photo,
+        "tags": shown_photo.tags.filter(owner=owner).order_by("text"),
+        # Authors are in the global database, so they take a query of their own, no join.
         "comments": shown.prefetch_related("author"),
         "form": form,
     }
@@ -155,9 +160,9 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
 def delete_comment(
     request: HttpRequest, username: str, photo_id: int, comment_id: int
 ) -> HttpResponse:
-    """By its author, or the owner of the photo."""
+    """Delete a comment; allowed for its author, and for the owner of the photo."""
     if not request.user.is_authenticated:
-        # Not to this address: after the login it would be fetched, and it takes forms only.
+        # Not to this address: after the login it would be fetched, and it accepts POST only.
         return redirect_to_login(reverse("photos:photo", args=[username, photo_id]))
     comment = get_object_or_404(
         Comment, owner=_user(username), photo=photo_id, comment_id=comment_id
@@ -187,14 +192,14 @@ class Login(LoginView):
     redirect_authenticated_user = True
 
     def get_redirect_url(self) -> str:
-        """Not this page again, which Django takes for a mistake of the programmer."""
-        found: str = super().get_redirect_url()
-        return "" if found == self.request.path else found
+        """Return another page than the login, which Django would treat as a programming error."""
+        address: str = super().get_redirect_url()
+        return "" if address == self.request.path else address
 
 
 @require_safe
 def old_photo(request: HttpRequest, photo_id: int) -> HttpResponse:
-    """An address of old, without the user: the mapping tells where the photo is now (Y7)."""
+    """An old address without the user: the mapping has the user of the photo (Y7)."""
     entry = get_object_or_404(PhotoOwner.objects.select_related("owner"), pk=photo_id)
     return redirect("photos:photo", entry.owner.username, photo_id, permanent=True)
 
@@ -207,7 +212,7 @@ def _etag(request: HttpRequest, photo_id: int, width: int) -> str:
 @cache_control(public=True, max_age=86400)
 @condition(etag_func=_etag)
 def picture(request: HttpRequest, photo_id: int, width: int) -> HttpResponse:
-    """The picture itself, drawn from the id; the cache tells whether there is such a photo.
+    """The picture itself, drawn from the id; the cache knows whether there is such a photo.
 
     :raises pictures.TooBusy: too many others are being drawn.
     """

@@ -1,4 +1,4 @@
-"""How a tag is written: in one way, whatever way it is entered in."""
+"""Normal form and checks of a tag."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _TAG = re.compile(r"\w[\w -]*")
 
 
 class InvalidTags(ValueError):
-    """What somebody entered is no tag, or no list of tags; the text tells why."""
+    """The text is no tag, or no list of tags; the message says why."""
 
 
 def normal(tag: str) -> str:
-    """One way of writing what people take for the same tag."""
+    """Return the normal form that all spellings of a tag share."""
     return " ".join(normalize("NFC", tag).lower().strip().removeprefix("#").split())
 
 
 def check(tag: str) -> None:
-    """A tag is part of addresses, so not every sign may be in it.
+    """Check a tag. It is part of addresses, so not every character is allowed.
 
-    :param tag: as :func:`normal` gives it.
-    :raises InvalidTags: too long, or other signs than letters, digits, ``-`` and blanks.
+    :param tag: a tag as :func:`normal` returns it.
+    :raises InvalidTags: too long, or other characters than letters, digits, ``-`` and blanks.
     """
     if len(tag) > LONGEST:
         raise InvalidTags(f"“{tag[:LONGEST]}…” is longer than {LONGEST} letters.")

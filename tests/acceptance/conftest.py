@@ -1,4 +1,4 @@
-"""Fixtures of the acceptance tests, and what they tell in the end."""
+"""Fixtures of the acceptance tests, and the summary that they print at the end of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.conf import settings
 
 from tests.acceptance.project import BACKENDS, SITE_SETTINGS, Project, project_on
 
-# What is under inside/ needs the settings of the site; Project.pytest() gives it those.
+# The tests below inside/ need the settings of the site; Project.pytest() runs them with those.
 collect_ignore = [] if settings.SETTINGS_MODULE == SITE_SETTINGS else ["inside"]
 
 said = pytest.StashKey[list[str]]()
@@ -18,13 +18,13 @@ said = pytest.StashKey[list[str]]()
 
 @pytest.fixture(params=BACKENDS)
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    with project_on(request.param, request, tmp_path / "site") as made:
-        yield made
+    with project_on(request.param, request, tmp_path / "site") as project:
+        yield project
 
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Tell something that is worth reading in the end of the run, failed or not."""
+    """Print a line at the end of the run, whether the test fails or not."""
     return request.config.stash.setdefault(said, []).append
 
 

@@ -1,10 +1,11 @@
-"""The MovieLens folder of the tests: the real one, or a generated one of the same shape."""
+"""The MovieLens folder for the tests: the real one, or a generated one of the same shape."""
 
 from __future__ import annotations
 
 import csv
 import os
 import random
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +15,41 @@ VARIABLE = "MOVIELENS_DIR"
 DEFAULT = ROOT.parent / "shared" / "data" / "movielens"
 SEED = 20180926
 
-# ml-latest-small: what a scale of 1 is.
+# Sizes of ml-latest-small; they correspond to a scale of 1.
 USERS, MOVIES, RATINGS, TAGS = 610, 9742, 100_836, 3683
 BUSIEST = 414
 
 
 @dataclass(frozen=True)
 class Data:
-    """A folder, and where it is from, for people."""
+    """A MovieLens folder, and a description of its origin for people."""
 
     folder: Path
     origin: str
 
 
 def find_or_make(folder: Path, scale: float = 0.2) -> Data:
-    """The folder that ``$MOVIELENS_DIR`` names, else the default one, else one made here."""
+    """Return the folder of ``$MOVIELENS_DIR``, else the default folder, else a generated one."""
     named = os.environ.get(VARIABLE)
     real = Path(named) if named else DEFAULT
     if named or real.is_dir():
         return Data(real, f"the folder in ${VARIABLE}" if named else "the real MovieLens data")
     make(folder, scale)
     return Data(folder, f"generated data, {scale:.0%} of MovieLens, as ${VARIABLE} is not set")
+
+
+def excerpt(data: Data, folder: Path, every: int) -> Data:
+    """Copy the films of ``data``, and what every so many-th user rated and tagged, to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(data.folder / "movies.csv", folder)
+    for name in ("ratings", "tags"):
+        with (data.folder / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+            header, *rows = csv.reader(stream)
+        user = header.index("userId")
+        _write(
+            folder, name, header, [row for row in rows if int(row[user]) % every == BUSIEST % every]
+        )
+    return Data(folder, f"a part of {data.origin}: one user in {every}")
 
 
 def make(folder: Path, scale: float) -> None:
@@ -54,10 +69,10 @@ def make(folder: Path, scale: float) -> None:
     total = round(RATINGS * scale)
     ratings: set[tuple[int, int]] = set()
     for user, share in zip(users, shares, strict=True):
-        wanted = min(len(movies) // 2, max(20, round(total * share / sum(shares))))
+        count = min(len(movies) // 2, max(20, round(total * share / sum(shares))))
         mine: set[int] = set()
-        while len(mine) < wanted:
-            mine.update(chance.choices(popular, weights, k=wanted - len(mine)))
+        while len(mine) < count:
+            mine.update(chance.choices(popular, weights, k=count - len(mine)))
         ratings.update((user, movie) for movie in mine)
     _write(folder, "ratings", ["userId", "movieId", "rating", "timestamp"], (
         [user, movie, chance.choice(_STARS), _timestamp(chance)] for user, movie in sorted(ratings)

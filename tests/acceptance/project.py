@@ -24,20 +24,20 @@ BACKENDS = ["sqlite", "mariadb"]
 
 @dataclass
 class Project:
-    """One installation of the site, with databases of its own."""
+    """An installation of the site with databases of its own."""
 
     backend: str
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
 
     def manage(self, *arguments: object, fails: bool = False) -> str:
-        """What ``manage.py`` printed; it must end well, or must not."""
+        """Run ``manage.py``, which must succeed (or fail), and return its output."""
         done = self._run(str(ROOT / "manage.py"), *map(str, arguments))
         assert bool(done.returncode) is fails, f"status {done.returncode}\n{done.stdout}"
         return done.stdout
 
     def pytest(self, *arguments: object) -> str:
-        """The summary of tests of ``inside/``, run with the settings of the site."""
+        """Run tests of ``inside/`` with the settings of the site and return pytest's summary."""
         done = self._run(
             *("-m", "pytest", f"--ds={SITE_SETTINGS}", "-p", "no:cacheprovider", "-q"),
             *(str(Path(__file__).parent / "inside" / str(a)) for a in arguments),
@@ -47,7 +47,7 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process of this installation finds in its environment."""
+        """Environment variables for a process of this installation."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHARDED_ORM_DEMO_")}
         return {
             **inherited,
@@ -72,7 +72,7 @@ class Project:
 
 @contextmanager
 def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Project]:
-    """An installation on ``backend``; what it made on shared servers is dropped."""
+    """An installation on ``backend``. Its databases on shared servers are dropped at the end."""
     if backend == "sqlite":
         yield Project(backend, folder)
         return
@@ -87,7 +87,7 @@ def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
 
 
 def on_servers(nodes: list[Address], prefix: str) -> dict[str, str]:
-    """The variables of an installation on MariaDB, whose databases' names begin with ``prefix``."""
+    """Environment variables of an installation on MariaDB with this prefix of database names."""
     return {
         "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
         "SHARDED_ORM_DEMO_PREFIX": prefix,
@@ -101,7 +101,7 @@ def _drop(node: Address, prefix: str) -> None:
     try:
         cursor = connection.cursor()
         cursor.execute("SHOW DATABASES")
-        # Test databases of the same installation are test_<prefix>….
+        # The test databases of the same installation are named test_<prefix>….
         names = [name for (name,) in cursor.fetchall() if prefix in name]
         for name in names:
             cursor.execute(f"DROP DATABASE `{name}`")

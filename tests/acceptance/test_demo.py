@@ -1,4 +1,4 @@
-"""``manage.py demo --check`` from nothing, and again."""
+"""``manage.py demo --check`` on empty databases, and once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.acceptance.project import BACKENDS, Project, project_on
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def shown(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Project, str]]:
-    """A site that was shown once, and what that printed."""
+    """A site on which the demo has run once, and its output."""
     folder = tmp_path_factory.mktemp("demo") / "site"
     with project_on(request.param, request, folder) as project:
         yield project, project.manage("demo", "--check")
@@ -29,7 +29,7 @@ def test_the_demo_works_and_keeps_what_is_there(shown: tuple[Project, str]) -> N
 
     second = project.manage("demo", "--check")
     assert "sample content: there already" in second
-    # The pages that were looked at are those of the same photo.
+    # Both runs visited the pages of the same photo.
     assert _pages(second) == _pages(first)
     assert "agree" in project.manage("check_comments")
 
@@ -41,12 +41,12 @@ def test_the_demo_with_its_debug_panel(shown: tuple[Project, str]) -> None:
     output = debugged.manage("demo", "--check")
     assert [page for page in _pages(output) if page not in _pages(first)] == []
     assert len(_pages(output)) == len(_pages(first)) + 1
-    # Never where others can see it.
+    # Never on an address that others can reach.
     assert _pages(debugged.manage("demo", "--check", "--host", "0.0.0.0")) == _pages(first)
 
 
-# Writes two comments. The commit on the shard of the photo's owner is the first one; the second
-# one fails, then its process dies.
+# Writes two comments. The commit on the shard of the photo's owner succeeds; the next commit fails,
+# then the process dies.
 _DYING = """
 import os, signal
 from django.contrib.auth import get_user_model
@@ -85,7 +85,7 @@ def test_a_comment_whose_second_commit_is_missing(shown: tuple[Project, str]) ->
 
     said = run(_DYING, fails=True)
     assert (said[0], said[-1]) == ("fail", "die")
-    # What the user was told is done is warned of.
+    # A warning about a comment that the user believes to be stored.
     assert "a comment's sides differ until they are checked" in " ".join(said)
     assert run(_SIDES) == ["2", "0"]
     found = project.manage("check_comments", fails=True)
@@ -114,8 +114,9 @@ def test_pages_while_a_node_is_down(shown: tuple[Project, str]) -> None:
     if project.backend == "sqlite":
         pytest.skip("files are not down")
     first, second = json.loads(project.variables["SHARDED_ORM_DEMO_MYSQL"])
-    servers = json.dumps([first, {**second, "port": 1}])  # where nobody listens
-    # With DEBUG, too: what connects has passwords in its variables, and a traceback shows those.
+    servers = json.dumps([first, {**second, "port": 1}])  # nobody listens there
+    # With DEBUG, too: connection objects have passwords in their variables, and a traceback shows
+    # variables.
     variables = {
         **project.variables,
         "SHARDED_ORM_DEMO_MYSQL": servers,

@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 
 from testproject.databases import ALIASES, TICKETS
-from tests.acceptance.movielens_data import Data, find_or_make, make
+from tests.acceptance.movielens_data import Data, excerpt, find_or_make, make
 from tests.acceptance.project import BACKENDS, Project, project_on
 
 SMALL = 0.01
+#: One user in so many, of the real data.
+PART = 5
 
 
 def prepare(project: Project) -> None:
-    """The databases that films and ratings need."""
+    """Prepare the databases that films and ratings need."""
     project.folder.mkdir(parents=True, exist_ok=True)
     project.manage("shell", "--no-imports", "-c", _CREATE)
     for alias in ALIASES:
         if alias not in TICKETS:
             project.manage("migrate", "--database", alias, "--verbosity", "0")
-    # Before there are shards, which may have no ids.
+    # Before there are shards, which may not have ids yet.
     project.manage("tickets", "create")
     project.manage("migrate_shards", "--create", "--group", "ratings", "--verbosity", "0")
 
@@ -37,8 +39,13 @@ for alias in {ALIASES!r}:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    return find_or_make(tmp_path_factory.mktemp("movielens"))
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    made = tmp_path_factory.mktemp("movielens")
+    data = find_or_make(made)
+    # All of the real data with the long tests; generated data are small already.
+    if request.config.getoption("--long") or data.folder == made:
+        return data
+    return excerpt(data, tmp_path_factory.mktemp("excerpt"), PART)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -116,7 +123,7 @@ def test_bad_folder_changes_nothing(on_sqlite: Project, small: Path, tmp_path: P
 
 
 def test_progress_without_tqdm(on_sqlite: Project, small: Path, tmp_path: Path) -> None:
-    # A module of that name that cannot be imported stands before the installed one.
+    # A broken module of that name stands before the installed one on the path.
     (tmp_path / "tqdm.py").write_text("raise ImportError\n")
     on_sqlite.variables["PYTHONPATH"] = str(tmp_path)
     output = on_sqlite.manage("import_movielens", small, "--replace")

@@ -1,4 +1,4 @@
-"""What is wrong with a MovieLens folder is told by file and line."""
+"""Errors in a MovieLens folder name file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The photo site: every page, from the inside, on each database."""
+"""Runs the tests of ``inside/`` for every page of the photo site, on each database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_project_is_sound(tmp_path: Path) -> None:
 
 def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
     for module in ("MySQLdb", "psycopg", "kazoo", "pymemcache", "redis"):
-        # A module of that name that cannot be imported stands before the installed one.
+        # A broken module of that name stands before the installed one on the path.
         (tmp_path / f"{module}.py").write_text("raise ImportError\n")
     project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)})
     assert "no issues" in project.manage("check")

@@ -1,4 +1,4 @@
-"""A superuser who is logged in, people whose shards are known, and some of their rows."""
+"""Fixtures: persons whose keys have known shards, some of their rows, and users with permissions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.admin import site as urls
 from tests.admin.site import site
 from tests.photos.models import Album, Comment, Person, Photo, Tag
 
-# Where the rows are, for the tests to take from here: ONE and NEAR share a shard.
+# Keys and their shards, imported here for the tests. ONE and NEAR share a shard.
 from tests.queries.conftest import DATABASES as DATABASES
 from tests.queries.conftest import NEAR as NEAR
 from tests.queries.conftest import ONE as ONE
@@ -37,17 +37,6 @@ def placed(db: None) -> None:
     )
 
 
-@pytest.fixture
-def boss(db: None) -> User:
-    return User.objects.create_superuser("boss", password="x")
-
-
-@pytest.fixture
-def browser(boss: User) -> Client:
-    """Of somebody who may do everything."""
-    return logged_in(boss)
-
-
 def logged_in(user: User) -> Client:
     client = Client()
     client.force_login(user)
@@ -55,7 +44,7 @@ def logged_in(user: User) -> Client:
 
 
 def user_with(*permissions: str) -> User:
-    """Somebody of the staff who has these permissions of the tests' models (``view_photo``)."""
+    """A staff user with these permissions of the tests' models, such as ``view_photo``."""
     user = User.objects.create_user(f"user{User.objects.count()}", password="x", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     assert user.user_permissions.count() == len(permissions)
@@ -64,7 +53,7 @@ def user_with(*permissions: str) -> User:
 
 @dataclass
 class Rows:
-    """``album`` and ``photo`` of ONE, ``other_album`` and ``other_photo`` of TWO, and so on."""
+    """Rows of ONE (``album``), of NEAR (``near_album``) and of TWO (``other_album``)."""
 
     album: Album
     near_album: Album
@@ -105,18 +94,18 @@ def url(model: Any, page: str, *args: str, **query: Any) -> str:
     from urllib.parse import urlencode
 
     name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
-    found = reverse(name, urlconf="tests.admin.site", args=[quote(arg) for arg in args])
-    return f"{found}?{urlencode(query)}" if query else found
+    address = reverse(name, urlconf="tests.admin.site", args=[quote(arg) for arg in args])
+    return f"{address}?{urlencode(query)}" if query else address
 
 
-def named(row: Any) -> str:
-    """The row's name in URLs, put together by hand."""
+def object_id_by_hand(row: Any) -> str:
+    """The expected object id of a row: its shard key and its primary key."""
     key = row._shard_options().key_of(row)
     return f"{key}~{row.pk}"
 
 
 def inline(prefix: str, *forms: dict[str, Any], initial: int = 0) -> dict[str, Any]:
-    """What the forms of an inline send."""
+    """The POST data of an inline's forms."""
     data: dict[str, Any] = {
         f"{prefix}-TOTAL_FORMS": len(forms),
         f"{prefix}-INITIAL_FORMS": initial,
@@ -129,7 +118,7 @@ def inline(prefix: str, *forms: dict[str, Any], initial: int = 0) -> dict[str, A
 
 
 def form_of(photo: Photo, **changed: object) -> dict[str, object]:
-    """What the page of a photo sends, its comments left alone."""
+    """The POST data of a photo's change page, with unchanged comments."""
     comments = list(photo.comments.order_by("pk"))
     data = {
         "title": photo.title,
@@ -152,15 +141,15 @@ def form_of(photo: Photo, **changed: object) -> dict[str, object]:
 
 
 def move(key: int, number: int) -> None:
-    """As somebody else would do: in the directory only."""
+    """Move a key to another shard, in the directory only."""
     placement = Placement.objects.using("directory").filter(group="photos", key=str(key))
     assert placement.update(shard=number) == 1
     runtime.strategy("photos").forget(key)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-def thousands(settings: Any) -> Iterator[None]:
-    """Numbers in pages are written as 1,000."""
+def thousand_separators(settings: Any) -> Iterator[None]:
+    """Pages write numbers as 1,000."""
     settings.USE_THOUSAND_SEPARATOR = True
     reset_format_cache()
     yield
@@ -169,8 +158,8 @@ def thousands(settings: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def registered(db: None) -> Iterator[Callable[[Any, Any], None]]:
-    """Puts another model admin in the place of the site's, until the test is over."""
+def register(db: None) -> Iterator[Callable[[Any, Any], None]]:
+    """A function that replaces a model admin of the site until the test ends."""
     before = dict(site._registry)
 
     def register(model: Any, model_admin: Any) -> None:

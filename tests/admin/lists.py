@@ -1,4 +1,4 @@
-"""A site for the tests of lists, actions and deletions: every option that they have."""
+"""An admin site for the tests of lists, actions and deletions, with every option of lists."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PhotoAdmin(ShardedModelAdmin):
     search_fields = ["title", "tags__name"]
     list_per_page = 3
     actions = ["star", "export", "names_of_all", "fail_on_12", "deny"]
-    #: What the actions were called with: aliases of the shards.
+    #: Aliases of the shards for which an action was called.
     called: list[str]
 
     @admin.action(description="Give five stars", permissions=["change"])
@@ -82,7 +82,7 @@ class PhotoAdmin(ShardedModelAdmin):
 
     @admin.action(description="Names")
     def names_of_all(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        # It would not miss the rows of a shard that goes down now.
+        # Not partial: if a shard goes down now, the action fails and misses no rows.
         assert not queryset._partial
         return HttpResponse(",".join(sorted(photo.title for photo in queryset)))
 

@@ -1,4 +1,4 @@
-"""A site of the admin over the models of tests.photos."""
+"""An admin site for the models of tests.photos."""
 
 from __future__ import annotations
 

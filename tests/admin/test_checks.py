@@ -1,4 +1,4 @@
-"""What the system checks say of model admins that could not work."""
+"""System checks of model admins that could not work."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Photos(ShardedTabularInline):
     model = Photo
 
 
-def found(model: Any, base: Any = ShardedModelAdmin, **attributes: Any) -> list[str]:
-    """The ids of all problems of such a model admin."""
+def problem_ids(model: Any, base: Any = ShardedModelAdmin, **attributes: Any) -> list[str]:
+    """The ids of all problems of a model admin with these attributes."""
     site = admin.AdminSite(name="checked")
     site.register(model, type("Checked", (base,), attributes))
-    [made] = site._registry.values()
-    problems = [*made.check(), *check_sites(sites=[site])]
-    site._registry.clear()  # It is among all sites until it is collected.
+    [model_admin] = site._registry.values()
+    problems = [*model_admin.check(), *check_sites(sites=[site])]
+    site._registry.clear()  # The site would stay in ``all_sites`` until it is garbage-collected.
     return [problem.id for problem in problems]
 
 
 def test_django_s_own_classes_for_sharded_models() -> None:
-    assert found(Photo, admin.ModelAdmin) == ["sharded_orm.E072"]
-    assert found(Album, inlines=[PlainPhotos]) == ["sharded_orm.E071"]
-    assert found(Person, admin.ModelAdmin, inlines=[PlainAlbums]) == ["sharded_orm.E071"]
-    assert found(Album, inlines=[Photos]) == []
-    assert found(Person, admin.ModelAdmin) == []
+    assert problem_ids(Photo, admin.ModelAdmin) == ["sharded_orm.E072"]
+    assert problem_ids(Album, inlines=[PlainPhotos]) == ["sharded_orm.E071"]
+    assert problem_ids(Person, admin.ModelAdmin, inlines=[PlainAlbums]) == ["sharded_orm.E071"]
+    assert problem_ids(Album, inlines=[Photos]) == []
+    assert problem_ids(Person, admin.ModelAdmin) == []
 
 
 def test_the_registered_sites_are_checked() -> None:
@@ -60,19 +60,22 @@ def test_the_registered_sites_are_checked() -> None:
     [["owner__username"], ["title", "-owner__username"], [F("owner__username").desc()], [F("owner__username")]],
 )  # fmt: skip
 def test_an_ordering_that_no_shard_can_make(ordering: list[Any]) -> None:
-    assert found(Album, ordering=ordering) == ["sharded_orm.E073"]
+    assert problem_ids(Album, ordering=ordering) == ["sharded_orm.E073"]
 
 
 @pytest.mark.parametrize("ordering", [["owner"], ["-owner_id"], ["owner__pk"], ["?"], None])
 def test_orderings_within_a_shard(ordering: Any) -> None:
-    assert found(Album, ordering=ordering) == []
+    assert problem_ids(Album, ordering=ordering) == []
 
 
 def test_dates_of_another_database() -> None:
-    assert found(Comment, ordering=["photo__posted_at"]) == []
-    assert found(Comment, date_hierarchy="photo__posted_at") == []
-    # No global model of the tests has a date.
-    assert found(Comment, date_hierarchy="author__username") == ["admin.E128", "sharded_orm.E073"]
+    assert problem_ids(Comment, ordering=["photo__posted_at"]) == []
+    assert problem_ids(Comment, date_hierarchy="photo__posted_at") == []
+    # No global model of the tests has a date, hence admin.E128.
+    assert problem_ids(Comment, date_hierarchy="author__username") == [
+        "admin.E128",
+        "sharded_orm.E073",
+    ]
 
 
 @isolate_apps("tests.photos")
@@ -89,17 +92,17 @@ def test_foreign_keys_into_another_group() -> None:
             group = "events"
             shard_key = "user"
 
-    def warned(**attributes: Any) -> list[str]:
-        made = type("Crosses", (ShardedModelAdmin,), attributes)(Cross, admin.site)
-        problems = made.check()
+    def warning_ids(**attributes: Any) -> list[str]:
+        model_admin = type("Crosses", (ShardedModelAdmin,), attributes)(Cross, admin.site)
+        problems = model_admin.check()
         assert {problem.id for problem in problems} <= {"sharded_orm.W074"}
         return [problem.msg.split()[0] for problem in problems]
 
-    assert warned() == ["'board'", "'tag'"]
-    assert warned(exclude=["board"]) == ["'tag'"]
-    assert warned(fields=["user"]) == []
-    assert warned(fieldsets=[(None, {"fields": [("user", "tag")]})]) == ["'tag'"]
+    assert warning_ids() == ["'board'", "'tag'"]
+    assert warning_ids(exclude=["board"]) == ["'tag'"]
+    assert warning_ids(fields=["user"]) == []
+    assert warning_ids(fieldsets=[(None, {"fields": [("user", "tag")]})]) == ["'tag'"]
     # The id of a board carries its shard.
-    assert warned(readonly_fields=["board", "tag"]) == ["'tag'"]
-    assert warned(fields=["user"], list_display=["user", "board", "tag"]) == ["'tag'"]
-    assert warned(fields=["user"], list_display=["user", "board_id", "tag_id"]) == []
+    assert warning_ids(readonly_fields=["board", "tag"]) == ["'tag'"]
+    assert warning_ids(fields=["user"], list_display=["user", "board", "tag"]) == ["'tag'"]
+    assert warning_ids(fields=["user"], list_display=["user", "board_id", "tag_id"]) == []

@@ -9,7 +9,7 @@ from django.test import Client
 
 from sharded_orm import runtime
 from tests.admin.conftest import DATABASES, ONE, url
-from tests.admin.test_actions import reports
+from tests.admin.test_actions import message_texts
 from tests.photos.models import (
     Album,
     Board,
@@ -32,8 +32,8 @@ pytestmark = [
 ]
 
 
-def made(model: type[Any]) -> Any:
-    """A stored row."""
+def create(model: type[Any]) -> Any:
+    """Create a row of ``model``."""
     if model is Album:
         return Album.objects.create(owner_id=ONE, title="a")
     if model is Pin:
@@ -50,51 +50,51 @@ def made(model: type[Any]) -> Any:
     if model in values:
         return model.objects.create(**values[model])
     if model is Tick:
-        return Tick.objects.create(visit=made(Visit))
-    return model.objects.create(board=made(Board), **({"note": "s"} if model is Save else {}))
+        return Tick.objects.create(visit=create(Visit))
+    return model.objects.create(board=create(Board), **({"note": "s"} if model is Save else {}))
 
 
 MODELS = [Album, Tag, Event, Reading, Pin, Board, Save, Like, Visit, Tick, Story, Note]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_found_and_deleted(browser: Client, placed: None, model: type[Any]) -> None:
-    row, other = made(model), None
+def test_found_and_deleted(admin_client: Client, placed: None, model: type[Any]) -> None:
+    row, other = create(model), None
     options = row._shard_options()
-    places: list[dict[str, Any]] = [
+    scopes: list[dict[str, Any]] = [
         {},
         {"_shard": row._state.db},
         {"_key": options.key_of(row)},
     ]
-    for place in places:
-        response = browser.get(url(model, "changelist", **place))
+    for scope in scopes:
+        response = admin_client.get(url(model, "changelist", **scope))
         assert response.status_code == 200
         cl = response.context["cl"]
-        assert list(cl.result_list) == [row], place
+        assert list(cl.result_list) == [row], scope
         link = cl.url_for_result(row)
-        assert browser.get(link).context["original"].pk
-        if place:
+        assert admin_client.get(link).context["original"].pk
+        if scope:
             continue
-        # What the list's checkbox holds, posted, and the same once confirmed.
+        # Post the value of the list's checkbox, and again for the confirmation.
         page = response.content.decode()
         name = page.split('name="_selected_action" value="')[1].split('"')[0]
         assert "&" not in name or model is Event
         other = name.replace("&amp;", "&")
     data = {"action": "delete_selected", "_selected_action": [other]}
-    page = browser.post(url(model, "changelist"), {**data, "index": 0})
+    page = admin_client.post(url(model, "changelist"), {**data, "index": 0})
     (deletion,) = page.context["deletions"]
     assert (deletion.shard.alias, deletion.part.count) == (row._state.db, 1)
-    response = browser.post(url(model, "changelist"), {**data, "post": "yes"})
-    assert reports(response)[0].startswith("success: Deleted")
+    response = admin_client.post(url(model, "changelist"), {**data, "post": "yes"})
+    assert message_texts(response)[0].startswith("success: Deleted")
     assert not model.objects.using(row._state.db).exists()
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_page_that_deletes_it(browser: Client, placed: None, model: type[Any]) -> None:
-    row = made(model)
-    cl = browser.get(url(model, "changelist", _shard=row._state.db)).context["cl"]
+def test_the_page_that_deletes_it(admin_client: Client, placed: None, model: type[Any]) -> None:
+    row = create(model)
+    cl = admin_client.get(url(model, "changelist", _shard=row._state.db)).context["cl"]
     delete = cl.url_for_result(row).replace("/change/", "/delete/")
-    response = browser.get(delete)
+    response = admin_client.get(delete)
     assert row._state.db in response.content.decode()
-    assert browser.post(delete, {"post": "yes"}).status_code == 302
+    assert admin_client.post(delete, {"post": "yes"}).status_code == 302
     assert not model.objects.using(row._state.db).exists()

@@ -1,4 +1,4 @@
-"""Children on the page of their parent: its shard, its key."""
+"""Inlines: children get the shard and the key of their parent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from tests.admin.conftest import (
     form_of,
     inline,
     logged_in,
-    named,
+    object_id_by_hand,
     url,
     user_with,
 )
 from tests.photos.models import Album, Board, Comment, Note, Person, Photo, Reading, Save
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]
@@ -41,13 +40,13 @@ def photos(*forms: dict[str, Any], initial: int = 0, **values: Any) -> dict[str,
     return {"title": "album", **values, **inline("photos", *forms, initial=initial)}
 
 
-def test_new_children_get_the_key_of_the_parent(browser: Client, rows: Rows) -> None:
+def test_new_children_get_the_key_of_the_parent(admin_client: Client, rows: Rows) -> None:
     data = photos(
         {"photo_id": rows.other_photo.pk, "title": "old", "tags": [rows.other_tag.pk]},
         {"photo_id": "", "title": "new", "stars": "4"},
         initial=1,
     )
-    response = browser.post(url(Album, "change", named(rows.other_album)), data)
+    response = admin_client.post(url(Album, "change", object_id_by_hand(rows.other_album)), data)
     assert response.status_code == 302, response.context["errors"]
     found = Photo.objects.using(SHARD[TWO]).order_by("-title")
     assert [(p.title, p.user_id, p.album_id) for p in found] == [
@@ -58,19 +57,19 @@ def test_new_children_get_the_key_of_the_parent(browser: Client, rows: Rows) -> 
     assert "Added photo" in LogEntry.objects.get().get_change_message()
 
 
-def test_a_parent_is_added_with_its_children(browser: Client, rows: Rows) -> None:
+def test_a_parent_is_added_with_its_children(admin_client: Client, rows: Rows) -> None:
     data = photos({"photo_id": "", "title": "new"})
-    assert browser.post(url(Album, "add", _key=TWO), data).status_code == 302
+    assert admin_client.post(url(Album, "add", _key=TWO), data).status_code == 302
     album = Album.objects.get(owner=TWO, title="album")
     assert [photo.user_id for photo in album.photos.all()] == [TWO]
-    # Of somebody who has no shard yet: both are placed by the parent.
-    assert browser.post(url(Album, "add", _key=UNPLACED), data).status_code == 302
+    # The key has no shard yet: the parent places it for both rows.
+    assert admin_client.post(url(Album, "add", _key=UNPLACED), data).status_code == 302
     album = Album.objects.get(owner=UNPLACED)
     [photo] = album.photos.all()
     assert photo._state.db == album._state.db == runtime.locate("photos", UNPLACED).alias  # type: ignore[union-attr]
 
 
-def test_children_of_a_key_that_is_made(browser: Client, placed: None, registered: Any) -> None:
+def test_children_of_a_key_that_is_made(admin_client: Client, placed: None, register: Any) -> None:
     class Notes(ShardedTabularInline):
         model = Note
         fields = ["text"]
@@ -81,14 +80,14 @@ def test_children_of_a_key_that_is_made(browser: Client, placed: None, registere
     class Boards(ShardedModelAdmin):
         inlines = [Notes, Saves]
 
-    registered(Board, Boards)
+    register(Board, Boards)
     data = {
         "name": "b",
         "parent": "",
         **inline("notes", {"text": "n"}),
         **inline("saves", {"note": "s"}),
     }
-    response = browser.post(url(Board, "add", _shard="pins_00006"), data)
+    response = admin_client.post(url(Board, "add", _shard="pins_00006"), data)
     assert response.status_code == 302, response.context["errors"]
     [board] = Board.objects.using("pins_00006")
     [note], [save] = board.notes.all(), board.saves.all()
@@ -96,49 +95,50 @@ def test_children_of_a_key_that_is_made(browser: Client, placed: None, registere
     assert (note.text, save.note) == ("n", "s")
 
 
-def test_the_key_is_no_field(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Photo, "change", named(rows.photo))).content.decode()
+def test_the_key_is_no_field(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     assert 'name="comments-0-text"' in page
     assert f'name="comments-0-comment_id" value="{rows.comment.pk}"' in page
     assert "comments-0-user_id" not in page
 
 
-def test_another_key_in_an_inline_is_refused(browser: Client, rows: Rows) -> None:
+def test_another_key_in_an_inline_is_refused(admin_client: Client, rows: Rows) -> None:
     data = form_of(rows.photo)
-    response = browser.post(
-        url(Photo, "change", named(rows.photo)), {**data, "comments-0-user_id": str(TWO)}
+    response = admin_client.post(
+        url(Photo, "change", object_id_by_hand(rows.photo)),
+        {**data, "comments-0-user_id": str(TWO)},
     )
     assert "cannot be changed here" in str(response.context["errors"])
 
 
-def test_children_are_changed_and_deleted(browser: Client, rows: Rows) -> None:
-    address = url(Photo, "change", named(rows.photo))
+def test_children_are_changed_and_deleted(admin_client: Client, rows: Rows) -> None:
+    address = url(Photo, "change", object_id_by_hand(rows.photo))
     data = form_of(rows.photo)
-    assert browser.post(address, {**data, "comments-0-text": "well"}).status_code == 302
+    assert admin_client.post(address, {**data, "comments-0-text": "well"}).status_code == 302
     assert Comment.objects.get(user_id=ONE).text == "well"
-    assert browser.post(address, {**data, "comments-0-DELETE": "on"}).status_code == 302
+    assert admin_client.post(address, {**data, "comments-0-DELETE": "on"}).status_code == 302
     assert not Comment.objects.filter(user_id=ONE).exists()
 
 
-def test_children_of_another_shard_cannot_be_reached(browser: Client, rows: Rows) -> None:
+def test_children_of_another_shard_cannot_be_reached(admin_client: Client, rows: Rows) -> None:
     other = Comment.objects.create(
         comment_id=777, user_id=TWO, photo=rows.other_photo, text="theirs"
     )
     data = form_of(rows.photo)
     for pk in (other.pk, "x", "", "9" * 30):
         for more in ({"comments-0-DELETE": "on"}, {}):
-            response = browser.post(
-                url(Photo, "change", named(rows.photo)),
+            response = admin_client.post(
+                url(Photo, "change", object_id_by_hand(rows.photo)),
                 {**data, "comments-0-comment_id": pk, "comments-0-text": "forged", **more},
             )
-            # Django takes no notice of a row to be deleted that is not there.
+            # Django ignores a row to be deleted that does not exist.
             assert response.status_code == (302 if more else 200), pk
     assert Comment.objects.get(user_id=TWO).text == "theirs"
     assert Comment.objects.get(user_id=ONE).text == "nice"
 
 
 def test_a_child_whose_id_leads_to_another_shard(
-    browser: Client, placed: None, registered: Any
+    admin_client: Client, placed: None, register: Any
 ) -> None:
     class Notes(ShardedTabularInline):
         model = Note
@@ -147,51 +147,53 @@ def test_a_child_whose_id_leads_to_another_shard(
     class Boards(ShardedModelAdmin):
         inlines = [Notes]
 
-    registered(Board, Boards)
+    register(Board, Boards)
     board = Board.objects.create(name="b")
     note = Note.objects.create(board=board, text="mine")
     other = Board.objects.create(name="o")
-    theirs = Note.objects.create(board=other, text="theirs")
-    assert other._state.db != board._state.db or theirs.board_id != board.pk
-    for pk, status in ((note.pk, 302), (theirs.pk, 200)):
+    other_note = Note.objects.create(board=other, text="theirs")
+    assert other._state.db != board._state.db or other_note.board_id != board.pk
+    for pk, status in ((note.pk, 302), (other_note.pk, 200)):
         form = {"id": pk, "board": board.pk, "text": "new"}
-        response = browser.post(
+        response = admin_client.post(
             url(Board, "change", str(board.pk)),
             {"name": "b", "parent": "", **inline("notes", form, initial=1)},
         )
         assert response.status_code == status
-    assert Note.objects.get(pk=theirs.pk).text == "theirs"
+    assert Note.objects.get(pk=other_note.pk).text == "theirs"
 
 
-def test_a_child_that_was_deleted_meanwhile(browser: Client, rows: Rows) -> None:
+def test_a_child_that_was_deleted_meanwhile(admin_client: Client, rows: Rows) -> None:
     data = form_of(rows.photo, title="new")
     rows.comment.delete()
-    response = browser.post(url(Photo, "change", named(rows.photo)), data)
+    response = admin_client.post(url(Photo, "change", object_id_by_hand(rows.photo)), data)
     assert response.status_code == 200
     assert response.context["errors"]
     assert Photo.objects.get(user_id=ONE).title == "photo of 1"
 
 
-def test_a_link_to_a_child_carries_its_key(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Album, "change", named(rows.album))).content.decode()
-    assert url(Photo, "change", named(rows.photo)) in page
-    assert url(Photo, "site", named(rows.photo)) in page
+def test_a_link_to_a_child_carries_its_key(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(url(Album, "change", object_id_by_hand(rows.album))).content.decode()
+    assert url(Photo, "change", object_id_by_hand(rows.photo)) in page
+    assert url(Photo, "site", object_id_by_hand(rows.photo)) in page
     assert "Stored on" not in page
 
 
-def test_an_inline_s_pickers_are_of_the_shard(browser: Client, rows: Rows) -> None:
-    response = browser.get(url(Album, "change", named(rows.album)))
+def test_an_inline_s_pickers_are_of_the_shard(admin_client: Client, rows: Rows) -> None:
+    response = admin_client.get(url(Album, "change", object_id_by_hand(rows.album)))
     [formset] = response.context["inline_admin_formsets"]
-    offered = formset.formset.forms[0].fields["tags"].queryset
-    assert [str(tag) for tag in offered] == ["tag of 1", "tag of 3"]
+    queryset = formset.formset.forms[0].fields["tags"].queryset
+    assert [str(tag) for tag in queryset] == ["tag of 1", "tag of 3"]
 
 
-def test_a_parent_of_the_global_database(browser: Client, rows: Rows) -> None:
+def test_a_parent_of_the_global_database(admin_client: Client, rows: Rows) -> None:
     address = url(Person, "change", str(TWO))
-    page = browser.get(address).content.decode()
+    page = admin_client.get(address).content.decode()
     assert "album of 2" in page
     assert "album of 1" not in page
-    assert url(Album, "site", named(rows.other_album)) not in page  # it has no address
+    assert (
+        url(Album, "site", object_id_by_hand(rows.other_album)) not in page
+    )  # the model has no get_absolute_url()
     data = {
         "username": "person2",
         **inline(
@@ -201,19 +203,19 @@ def test_a_parent_of_the_global_database(browser: Client, rows: Rows) -> None:
             initial=1,
         ),
     }
-    response = browser.post(address, data)
+    response = admin_client.post(address, data)
     assert response.status_code == 302, response.context["errors"]
     titles = Album.objects.using(SHARD[TWO]).order_by("title").values_list("title", flat=True)
     assert list(titles) == ["changed", "new"]
-    # Somebody without rows: the first album places the key.
+    # The key has no rows: its first album places it.
     data = {"username": "person404", **inline("albums", {"owner": UNPLACED, "title": "first"})}
-    assert browser.get(url(Person, "change", str(UNPLACED))).status_code == 200
-    assert browser.post(url(Person, "change", str(UNPLACED)), data).status_code == 302
+    assert admin_client.get(url(Person, "change", str(UNPLACED))).status_code == 200
+    assert admin_client.post(url(Person, "change", str(UNPLACED)), data).status_code == 302
     assert Album.objects.get(owner=UNPLACED).title == "first"
 
 
 def test_children_of_a_global_parent_are_saved_together(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     class Failing(ShardedTabularInline):
         model = Album
@@ -227,22 +229,22 @@ def test_children_of_a_global_parent_are_saved_together(
     class People(admin.ModelAdmin):  # type: ignore[type-arg]
         inlines = [Failing]
 
-    registered(Person, People)
+    register(Person, People)
     for key in (TWO, UNPLACED):
         forms = [{"owner": key, "title": title} for title in ("first", "second")]
         data = {"username": "renamed", **inline("albums", *forms)}
         with pytest.raises(DatabaseError, match="no more"):
-            browser.post(url(Person, "change", str(key)), data)
+            admin_client.post(url(Person, "change", str(key)), data)
     assert not Album.objects.filter(title="first").scatter().exists()
     assert not Person.objects.filter(username="renamed").exists()
 
 
-def test_deleting_below_a_global_parent(browser: Client, rows: Rows) -> None:
+def test_deleting_below_a_global_parent(admin_client: Client, rows: Rows) -> None:
     album = Album.objects.create(owner_id=TWO, title="empty")
     form = {"album_id": album.pk, "owner": TWO, "title": "empty", "DELETE": "on"}
-    rest = {"album_id": rows.other_album.pk, "owner": TWO, "title": "album of 2"}
-    data = {"username": "person2", **inline("albums", rest, form, initial=2)}
-    response = browser.post(url(Person, "change", str(TWO)), data)
+    album_data = {"album_id": rows.other_album.pk, "owner": TWO, "title": "album of 2"}
+    data = {"username": "person2", **inline("albums", album_data, form, initial=2)}
+    response = admin_client.post(url(Person, "change", str(TWO)), data)
     assert response.status_code == 302, response.context["errors"]
     assert Album.objects.get(owner=TWO) == rows.other_album
 
@@ -251,13 +253,13 @@ def test_an_inline_with_rights_of_its_own(rows: Rows) -> None:
     reader = logged_in(user_with("view_photo", "change_photo", "view_comment"))
     data = form_of(rows.photo, title="new")
     response = reader.post(
-        url(Photo, "change", named(rows.photo)), {**data, "comments-0-text": "forged"}
+        url(Photo, "change", object_id_by_hand(rows.photo)), {**data, "comments-0-text": "forged"}
     )
     assert response.status_code == 302
     assert Photo.objects.get(user_id=ONE).title == "new"
     assert Comment.objects.get(user_id=ONE).text == "nice"
     blind = logged_in(user_with("view_photo", "change_photo"))
-    page = blind.get(url(Photo, "change", named(rows.photo))).content.decode()
+    page = blind.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     assert "nice" not in page
 
 

@@ -1,4 +1,4 @@
-"""What an admin's user sees of shards that do not answer, and of rows that lie elsewhere."""
+"""Pages about shards that do not answer, and about misplaced rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from django.test import Client
 
 from sharded_orm import runtime
 from sharded_orm.admin.failures import cause_of
-from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, named, url
-from tests.admin.test_actions import chosen, reports
+from tests.admin.conftest import DATABASES, ONE, SHARD, TWO, Rows, object_id_by_hand, url
+from tests.admin.test_actions import action_data, message_texts
 from tests.admin.test_changelist import node, text, titles
-from tests.admin.test_deleting import answer
-from tests.admin.test_list_editing import sent
+from tests.admin.test_deleting import confirmation
+from tests.admin.test_list_editing import list_data
 from tests.photos.models import Comment, Photo
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def broken(rows: Rows) -> Iterator[str]:
-    """TWO's shard has lost its table of photos."""
+    """The shard of TWO has no table of photos."""
     table = Photo._meta.db_table
     with connections[SHARD[TWO]].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_gone")
@@ -39,7 +39,7 @@ def broken(rows: Rows) -> Iterator[str]:
 
 @pytest.fixture
 def node_down(rows: Rows) -> Iterator[str]:
-    """TWO's node is where nobody answers: at a port that is closed."""
+    """The node of TWO's shard has a closed port."""
     if connections[SHARD[TWO]].vendor == "sqlite":
         pytest.skip("a node of SQLite is a folder")
     before = runtime.topology()
@@ -50,18 +50,18 @@ def node_down(rows: Rows) -> Iterator[str]:
     runtime.swap(before)
 
 
-def test_all_shards_but_the_broken_one(browser: Client, broken: str) -> None:
-    response = browser.get(url(Photo, "changelist", _count=1))
+def test_all_shards_but_the_broken_one(admin_client: Client, broken: str) -> None:
+    response = admin_client.get(url(Photo, "changelist", _count=1))
     assert sorted(titles(response)) == ["photo of 1", "photo of 3"]
-    shown = text(response)
-    assert "These did not answer. Their rows are missing below:" in shown
-    assert f"{broken} on {node(broken)}: " in shown
-    assert "16 shards on 2 nodes asked" in shown
+    page_text = text(response)
+    assert "These did not answer. Their rows are missing below:" in page_text
+    assert f"{broken} on {node(broken)}: " in page_text
+    assert "16 shards on 2 nodes asked" in page_text
 
 
 @pytest.fixture
 def unmigrated(rows: Rows) -> Iterator[None]:
-    """No shard has the table of photos."""
+    """No shard has a table of photos."""
     table = Photo._meta.db_table
     aliases = [shard.alias for shard in runtime.group("photos").shards()]
     for alias in aliases:
@@ -74,34 +74,34 @@ def unmigrated(rows: Rows) -> Iterator[None]:
 
 
 def test_a_list_that_no_shard_can_answer_is_not_an_empty_one(
-    browser: Client, unmigrated: None
+    admin_client: Client, unmigrated: None
 ) -> None:
-    response = browser.get(url(Photo, "changelist"))
+    response = admin_client.get(url(Photo, "changelist"))
     assert response.status_code == 503
-    shown = text(response)
-    assert "No shard could run the query" in shown and Photo._meta.db_table in shown
+    page_text = text(response)
+    assert "No shard could run the query" in page_text and Photo._meta.db_table in page_text
     assert 'name="_shard"' in response.content.decode()
 
 
-def test_all_shards_but_those_of_a_node(browser: Client, node_down: str) -> None:
-    response = browser.get(url(Photo, "changelist"))
+def test_all_shards_but_those_of_a_node(admin_client: Client, node_down: str) -> None:
+    response = admin_client.get(url(Photo, "changelist"))
     assert sorted(titles(response)) == ["photo of 1", "photo of 3"]
     assert f"8 shards (photos_00008 … photos_00015) on {node_down}: " in text(response)
 
 
-@pytest.mark.parametrize("place", [{"_shard": SHARD[TWO]}, {"_key": TWO}])
-def test_the_shard_itself(browser: Client, node_down: str, place: dict[str, Any]) -> None:
-    response = browser.get(url(Photo, "changelist", **place))
+@pytest.mark.parametrize("scope", [{"_shard": SHARD[TWO]}, {"_key": TWO}])
+def test_the_shard_itself(admin_client: Client, node_down: str, scope: dict[str, Any]) -> None:
+    response = admin_client.get(url(Photo, "changelist", **scope))
     assert response.status_code == 503
-    shown = text(response)
-    assert f"{SHARD[TWO]} on {node_down} does not answer: " in shown
+    page_text = text(response)
+    assert f"{SHARD[TWO]} on {node_down} does not answer: " in page_text
     assert str(runtime.topology().nodes[node_down]["PASSWORD"]) not in response.content.decode()
-    # The way out.
+    # The picker leads to other shards.
     assert 'name="_shard"' in response.content.decode()
 
 
-def test_a_filter_leaves_the_shard_that_is_down(browser: Client, node_down: str) -> None:
-    response = browser.get(url(Photo, "changelist", user_id=TWO, _count=1))
+def test_a_filter_leaves_the_shard_that_is_down(admin_client: Client, node_down: str) -> None:
+    response = admin_client.get(url(Photo, "changelist", user_id=TWO, _count=1))
     assert titles(response) == []
     assert f"{SHARD[TWO]} on {node_down}: " in text(response)
 
@@ -123,10 +123,13 @@ def test_a_cause_that_is_said_in_other_words_than_text() -> None:
     assert cause_of(ValueError({"to": 1})) == "ValueError: {'to': 1}"
 
 
-def test_an_action_while_a_node_is_down(browser: Client, node_down: str) -> None:
-    names = [named(photo) for photo in (Photo(user_id=TWO, pk=1), Photo.objects.get(user_id=ONE))]
-    response = browser.post(url(Photo, "changelist"), chosen("star", *names))
-    done, failed = reports(response)
+def test_an_action_while_a_node_is_down(admin_client: Client, node_down: str) -> None:
+    names = [
+        object_id_by_hand(photo)
+        for photo in (Photo(user_id=TWO, pk=1), Photo.objects.get(user_id=ONE))
+    ]
+    response = admin_client.post(url(Photo, "changelist"), action_data("star", *names))
+    done, failed = message_texts(response)
     assert done == f"warning: Give five stars: 1 row on {SHARD[ONE]} (1)."
     assert failed.startswith(
         f"error: Not done on {SHARD[TWO]} on {node_down}: the node does not answer"
@@ -135,9 +138,9 @@ def test_an_action_while_a_node_is_down(browser: Client, node_down: str) -> None
 
 
 def test_a_node_that_is_down_is_asked_once(
-    browser: Client, node_down: str, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, node_down: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not for each of its shards: a network may keep one waiting for seconds."""
+    """A node that is down is tried once, not for each shard: each try may take seconds."""
     from sharded_orm.backends.mysql import node as pools
 
     tried = []
@@ -149,27 +152,29 @@ def test_a_node_that_is_down_is_asked_once(
         return connect(params)
 
     monkeypatch.setattr(pools, "connect", count)
-    response = browser.post(url(Photo, "changelist"), chosen("star", "1~1", select_across=1))
-    assert reports(response)[-1].startswith(
+    response = admin_client.post(
+        url(Photo, "changelist"), action_data("star", "1~1", select_across=1)
+    )
+    assert message_texts(response)[-1].startswith(
         f"error: Not done on 8 shards (photos_00008 … photos_00015) on {node_down}: "
     )
-    # The page that is acted on is made first; then the shards are asked.
+    # The list is built first; then the action queries the shards.
     assert len(tried) == 2
 
 
-def test_an_action_that_must_see_all_rows(browser: Client, node_down: str) -> None:
-    response = browser.post(
-        url(Photo, "changelist"), chosen("names_of_all", "1~1", select_across=1)
+def test_an_action_that_must_see_all_rows(admin_client: Client, node_down: str) -> None:
+    response = admin_client.post(
+        url(Photo, "changelist"), action_data("names_of_all", "1~1", select_across=1)
     )
     assert response.status_code == 302
-    assert reports(response)[-1] == (
+    assert message_texts(response)[-1] == (
         "error: This action needs all of the rows at once. No items have been changed."
     )
 
 
 @pytest.fixture
 def misplaced(rows: Rows) -> Photo:
-    """A photo of TWO that lies on ONE's shard."""
+    """A photo of TWO on the shard of ONE."""
     table, pk = Photo._meta.db_table, 4_000_000
     with connections[SHARD[ONE]].cursor() as cursor:
         cursor.execute(
@@ -178,35 +183,39 @@ def misplaced(rows: Rows) -> Photo:
     return Photo.objects.using(SHARD[ONE]).get(pk=pk)
 
 
-def test_misplaced_rows_are_marked(browser: Client, misplaced: Photo) -> None:
-    response = browser.get(url(Photo, "changelist", _shard=SHARD[ONE]))
+def test_misplaced_rows_are_marked(admin_client: Client, misplaced: Photo) -> None:
+    response = admin_client.get(url(Photo, "changelist", _shard=SHARD[ONE]))
     assert len(titles(response)) == 3
     assert "1 row is misplaced" in text(response)
     page = response.content.decode()
     assert page.count('<strong class="misplaced">') == 1
     assert url(Photo, "change", f"@{SHARD[ONE]}~{misplaced.pk}") in page
-    # No action takes it, none of them is offered for it.
+    # It has no checkbox, and no action accepts it.
     assert page.count('name="_selected_action"') == 2
-    for place in ({}, {"_shard": SHARD[ONE]}):
+    for scope in ({}, {"_shard": SHARD[ONE]}):
         for name in (f"@{SHARD[ONE]}~{misplaced.pk}", f"{TWO}~{misplaced.pk}", str(misplaced.pk)):
-            response = browser.post(url(Photo, "changelist", **place), chosen("star", name))
-            assert reports(response)[-1].startswith("warning: 1 of 1 selected rows are not here")
+            response = admin_client.post(
+                url(Photo, "changelist", **scope), action_data("star", name)
+            )
+            assert message_texts(response)[-1].startswith(
+                "warning: 1 of 1 selected rows are not here"
+            )
     misplaced.refresh_from_db(using=SHARD[ONE])
     assert misplaced.stars is None
-    everywhere = browser.get(url(Photo, "changelist", q="lost"))
+    everywhere = admin_client.get(url(Photo, "changelist", q="lost"))
     assert titles(everywhere) == ["lost"]
     assert everywhere.content.decode().count('<strong class="misplaced">') == 1
-    assert titles(browser.get(url(Photo, "changelist", _key=TWO))) == ["photo of 2"]
+    assert titles(admin_client.get(url(Photo, "changelist", _key=TWO))) == ["photo of 2"]
 
 
-@pytest.mark.parametrize("place", [{}, {"_shard": SHARD[ONE]}])
+@pytest.mark.parametrize("scope", [{}, {"_shard": SHARD[ONE]}])
 def test_misplaced_rows_are_not_among_all(
-    browser: Client, misplaced: Photo, place: dict[str, Any]
+    admin_client: Client, misplaced: Photo, scope: dict[str, Any]
 ) -> None:
-    here = url(Photo, "changelist", **place)
-    response = browser.post(here, chosen("star", "x", select_across=1))
-    found, done = reports(response)
-    assert found == (
+    here = url(Photo, "changelist", **scope)
+    response = admin_client.post(here, action_data("star", "x", select_across=1))
+    warning, done = message_texts(response)
+    assert warning == (
         f"warning: 1 misplaced row on {SHARD[ONE]} (1) is left alone: its key leads to another"
         " shard."
     )
@@ -215,45 +224,47 @@ def test_misplaced_rows_are_not_among_all(
     assert set(Photo.objects.using(SHARD[ONE]).exclude(pk=misplaced.pk).values_list("stars")) == {
         (5,)
     }
-    # Also where one queryset is all of them.
-    response = browser.post(here, chosen("names_of_all", "x", select_across=1))
+    # Also in one queryset of all shards.
+    response = admin_client.post(here, action_data("names_of_all", "x", select_across=1))
     assert "lost" not in response.content.decode()
-    # What is on the shard where the key leads is among them.
-    assert ("photo of 2" in response.content.decode()) == (not place)
+    # Rows of the key on its own shard are selected.
+    assert ("photo of 2" in response.content.decode()) == (not scope)
 
 
-def test_all_rows_beside_a_misplaced_one_are_deleted(browser: Client, misplaced: Photo) -> None:
+def test_all_rows_beside_a_misplaced_one_are_deleted(
+    admin_client: Client, misplaced: Photo
+) -> None:
     here = url(Photo, "changelist", _shard=SHARD[ONE])
-    page = browser.post(here, chosen("delete_selected", "x", select_across=1))
-    browser.post(here, answer(page))
+    page = admin_client.post(here, action_data("delete_selected", "x", select_across=1))
+    admin_client.post(here, confirmation(page))
     assert [str(photo) for photo in Photo.objects.using(SHARD[ONE])] == ["lost"]
 
 
 def test_more_misplaced_rows_than_an_action_can_leave_alone(
-    browser: Client, misplaced: Photo, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, misplaced: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharded_orm.admin.misplaced_rows.MOST_LEFT", 0)
+    monkeypatch.setattr("sharded_orm.admin.misplaced_rows.MAX_MISPLACED_KEYS", 0)
     here = url(Photo, "changelist")
-    done, failed = reports(browser.post(here, chosen("star", "x", select_across=1)))
+    done, failed = message_texts(admin_client.post(here, action_data("star", "x", select_across=1)))
     assert done == f"warning: Give five stars: 1 row on {SHARD[TWO]} (1)."
     assert failed.startswith(f"error: Not done on {SHARD[ONE]} on {node(SHARD[ONE])}: ")
     assert "more than 0 shard keys have rows" in failed
     assert Photo.objects.get(user_id=ONE).stars is None
 
 
-def test_rows_beside_a_misplaced_one_are_edited(browser: Client, misplaced: Photo) -> None:
+def test_rows_beside_a_misplaced_one_are_edited(admin_client: Client, misplaced: Photo) -> None:
     here = url(Photo, "changelist", _shard=SHARD[ONE])
-    photos = [form.instance for form in browser.get(here).context["cl"].formset.forms]
+    photos = [form.instance for form in admin_client.get(here).context["cl"].formset.forms]
     photo = next(photo for photo in photos if photo.user_id == ONE)
     others = [other for other in photos if other != photo]
-    assert browser.post(here, sent(photo, *others, stars=4)).status_code == 302
+    assert admin_client.post(here, list_data(photo, *others, stars=4)).status_code == 302
     assert Photo.objects.get(user_id=ONE).stars == 4
-    # Itself it is not written.
-    assert browser.post(here, sent(misplaced, stars=2)).status_code == 302
+    # The misplaced row itself is not written.
+    assert admin_client.post(here, list_data(misplaced, stars=2)).status_code == 302
     assert Photo.objects.using(SHARD[ONE]).get(pk=misplaced.pk).stars is None
 
 
-def test_no_mark_without_one(browser: Client, rows: Rows) -> None:
-    response = browser.get(url(Comment, "changelist", _shard=SHARD[ONE]))
+def test_no_mark_without_one(admin_client: Client, rows: Rows) -> None:
+    response = admin_client.get(url(Comment, "changelist", _shard=SHARD[ONE]))
     assert "misplaced" not in text(response)
     assert "column-sharded_orm_shard" not in response.content.decode()

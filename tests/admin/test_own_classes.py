@@ -1,4 +1,4 @@
-"""Forms and formsets of the project's own keep what those of the library promise."""
+"""Forms and formsets of a project keep the promises of the library's classes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from django.forms.models import BaseInlineFormSet, BaseModelFormSet
 from django.test import Client
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
-from tests.admin.conftest import DATABASES, NEAR, ONE, SHARD, TWO, Rows, inline, named, url
+from tests.admin.conftest import (
+    DATABASES,
+    NEAR,
+    ONE,
+    SHARD,
+    TWO,
+    Rows,
+    inline,
+    object_id_by_hand,
+    url,
+)
 from tests.photos.models import Album, Photo, Tag
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]
@@ -27,7 +36,7 @@ class TitleForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 class FormGiven(ShardedModelAdmin):
-    """As Django's documentation has it."""
+    """``get_form()`` as in Django's documentation."""
 
     list_display = ["title", "stars"]
     list_editable = ["stars"]
@@ -38,18 +47,18 @@ class FormGiven(ShardedModelAdmin):
 
 
 def test_a_form_that_get_form_names_adds_under_the_page_s_key(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Photo, FormGiven)
-    response = browser.post(url(Photo, "add", _key=TWO), {"title": "new"})
+    register(Photo, FormGiven)
+    response = admin_client.post(url(Photo, "add", _key=TWO), {"title": "new"})
     assert response.status_code == 302, response.context["errors"]
     assert Photo.objects.using(SHARD[TWO]).get(title="new").user_id == TWO
 
 
-def test_it_refuses_another_key(browser: Client, rows: Rows, registered: Any) -> None:
-    registered(Photo, FormGiven)
-    response = browser.post(
-        url(Photo, "change", named(rows.photo)), {"title": "new", "user_id": TWO}
+def test_it_refuses_another_key(admin_client: Client, rows: Rows, register: Any) -> None:
+    register(Photo, FormGiven)
+    response = admin_client.post(
+        url(Photo, "change", object_id_by_hand(rows.photo)), {"title": "new", "user_id": TWO}
     )
     assert "cannot be changed here" in str(response.context["errors"])
     assert not Photo.objects.filter(title="new").scatter().exists()
@@ -84,14 +93,14 @@ class GivesIt(ShardedTabularInline):
 
 @pytest.mark.parametrize("used", [NamesIt, GivesIt])
 def test_a_formset_of_django_s_own_class(
-    browser: Client, rows: Rows, registered: Any, used: Any
+    admin_client: Client, rows: Rows, register: Any, used: Any
 ) -> None:
-    registered(Album, type("Albums", (ShardedModelAdmin,), {"inlines": [used]}))
+    register(Album, type("Albums", (ShardedModelAdmin,), {"inlines": [used]}))
     old = {"photo_id": rows.other_photo.pk, "title": "old"}
 
     def post(*forms: dict[str, Any]) -> Any:
         data = {"title": "t", **inline("photos", old, *forms, initial=1)}
-        return browser.post(url(Album, "change", named(rows.other_album)), data)
+        return admin_client.post(url(Album, "change", object_id_by_hand(rows.other_album)), data)
 
     assert "not this title" in str(post({"title": "bad"}).context["errors"])
     assert "cannot be changed here" in str(post({"title": "b", "user_id": ONE}).context["errors"])
@@ -130,17 +139,17 @@ class Passes(ShardedModelAdmin):
 
 
 @pytest.mark.parametrize("used", [Replaces, Passes])
-def test_a_form_of_the_list(browser: Client, rows: Rows, registered: Any, used: Any) -> None:
-    registered(Tag, used)
+def test_a_form_of_the_list(admin_client: Client, rows: Rows, register: Any, used: Any) -> None:
+    register(Tag, used)
     address = url(Tag, "changelist", _key=ONE)
 
     def post(**values: Any) -> Any:
         [form] = [{"id": rows.tag.pk, "user_id": ONE, **values}]
-        return browser.post(address, {**inline("form", form, initial=1), "_save": "Save"})
+        return admin_client.post(address, {**inline("form", form, initial=1), "_save": "Save"})
 
     assert post(name="new").status_code == 302
     assert Tag.objects.get(user_id=ONE).name == "new"
-    # On the same shard, where a row of NEAR would be stored without a word.
+    # On the same shard, where the database would store a row of NEAR without an error.
     response = post(name="other", user_id=NEAR)
     assert response.status_code == 200
     assert "cannot be changed here" in response.content.decode()

@@ -1,4 +1,4 @@
-"""Who may: Django's permissions, those of groups of shards, and the project's own rule."""
+"""Permissions: Django's, those of shard groups, and a project's ``has_shard_permission()``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from tests.admin.conftest import (
     inline,
     logged_in,
     move,
-    named,
+    object_id_by_hand,
     url,
     user_with,
 )
 from tests.photos.models import Album, Event, Note, Person, Photo, Tag, Visit
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]
@@ -39,19 +38,19 @@ pytestmark = [
 PAGES = ("changelist", "add", "change", "delete", "history", "site")
 
 
-def answers(client: Client, photo: Photo) -> dict[str, tuple[int, int]]:
-    """The status of each page for reading, and for sending it."""
-    found = {}
+def page_statuses(client: Client, photo: Photo) -> dict[str, tuple[int, int]]:
+    """The HTTP status of each page for GET and POST; 0 for a page that is not posted."""
+    results = {}
     for page in PAGES:
         query = {"_key": str(photo.user_id)} if page in ("changelist", "add") else {}
-        args = [] if query else [named(photo)]
+        args = [] if query else [object_id_by_hand(photo)]
         address = url(Photo, page, *args, **query)
         data = form_of(photo, title="new") if page in ("change", "add") else {"post": "yes"}
         if page == "add":
             data |= {"tags": [], **inline("comments")}
         sent = 0 if page in ("changelist", "history", "site") else client.post(address, data)
-        found[page] = (client.get(address).status_code, getattr(sent, "status_code", 0))
-    return found
+        results[page] = (client.get(address).status_code, getattr(sent, "status_code", 0))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -101,17 +100,17 @@ def test_each_permission_opens_its_pages(
     rows: Rows, permissions: list[str], expected: dict[str, tuple[int, int]]
 ) -> None:
     user = user_with(*permissions)
-    found = answers(logged_in(user), rows.photo)
-    for page, statuses in expected.items():
-        if not statuses[1] or page in ("changelist", "history", "site"):
-            assert found[page][0] == statuses[0], page
+    results = page_statuses(logged_in(user), rows.photo)
+    for page, expected_statuses in expected.items():
+        if not expected_statuses[1] or page in ("changelist", "history", "site"):
+            assert results[page][0] == expected_statuses[0], page
         else:
-            assert found[page] == statuses, page
+            assert results[page] == expected_statuses, page
 
 
 def test_a_photo_is_deleted_by_whoever_may(rows: Rows) -> None:
     client = logged_in(user_with("delete_photo", "delete_comment"))
-    address = url(Photo, "delete", named(rows.photo))
+    address = url(Photo, "delete", object_id_by_hand(rows.photo))
     assert client.get(address).status_code == 200
     assert client.post(address, {"post": "yes"}).status_code == 302
     assert not Photo.objects.filter(user_id=ONE).exists()
@@ -119,23 +118,23 @@ def test_a_photo_is_deleted_by_whoever_may(rows: Rows) -> None:
 
 def test_a_reader_sees_no_button_and_links_to_rows(rows: Rows) -> None:
     client = logged_in(user_with("view_photo", "view_album"))
-    page = client.get(url(Photo, "change", named(rows.photo))).content.decode()
+    page = client.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     assert 'name="_save"' not in page
     assert 'name="title"' not in page
-    assert f'<a href="{url(Album, "change", named(rows.album))}">album of 1</a>' in page
+    assert f'<a href="{url(Album, "change", object_id_by_hand(rows.album))}">album of 1</a>' in page
 
 
 def test_who_is_not_of_the_staff_is_asked_to_log_in(rows: Rows) -> None:
     user = User.objects.create_user("visitor", password="x")
     for client in (Client(), logged_in(user)):
-        response = client.get(url(Photo, "change", named(rows.photo)))
+        response = client.get(url(Photo, "change", object_id_by_hand(rows.photo)))
         assert (response.status_code, response.url.split("?")[0]) == (302, "/admin/login/")
 
 
 def test_a_name_that_leads_nowhere_is_told_nobody(rows: Rows) -> None:
-    """Whether a row exists is not to be learnt without the permission."""
+    """Without the permission, a response does not say whether a row exists."""
     client = logged_in(user_with("view_tag"))
-    there = client.get(url(Photo, "change", named(rows.photo)))
+    there = client.get(url(Photo, "change", object_id_by_hand(rows.photo)))
     gone = client.get(url(Photo, "change", f"{ONE}~12345"))
     assert there.status_code == gone.status_code == 403
     for name in (f"{UNPLACED}~1", "forged", "x~y"):
@@ -146,10 +145,10 @@ def test_a_name_that_leads_nowhere_is_told_nobody(rows: Rows) -> None:
 def test_save_as_new_needs_the_permission_to_add(rows: Rows) -> None:
     client = logged_in(user_with("change_photo", "view_photo"))
     data = form_of(rows.photo, title="copy", _saveasnew="1")
-    assert client.post(url(Photo, "change", named(rows.photo)), data).status_code == 403
-    # And without that to see: nothing is copied from a row that one may not look at.
+    assert client.post(url(Photo, "change", object_id_by_hand(rows.photo)), data).status_code == 403
+    # Without the view permission, no row is copied.
     blind = logged_in(user_with("add_photo"))
-    assert blind.post(url(Photo, "change", named(rows.photo)), data).status_code == 403
+    assert blind.post(url(Photo, "change", object_id_by_hand(rows.photo)), data).status_code == 403
     assert Photo.objects.filter(user_id=ONE).count() == 1
 
 
@@ -168,21 +167,21 @@ def by_group(settings: Any) -> None:
 def test_a_group_can_need_a_permission(rows: Rows, by_group: None) -> None:
     mine = ("view_photo", "change_photo", "add_photo", "delete_photo", "view_album")
     outside, inside = logged_in(user_with(*mine)), logged_in(user_with(*mine, "access_photos"))
-    for page, (read, sent) in answers(outside, rows.photo).items():
+    for page, (read, sent) in page_statuses(outside, rows.photo).items():
         assert read == 403, page
         assert sent in (0, 403), page
     assert Photo.objects.get(user_id=ONE).title == "photo of 1"
-    found = answers(inside, rows.photo)
-    assert found["changelist"][0] == 200
-    assert found["change"] == (200, 302)
+    results = page_statuses(inside, rows.photo)
+    assert results["changelist"][0] == 200
+    assert results["change"] == (200, 302)
     page = outside.get("/admin/").content.decode()
     assert url(Photo, "changelist") not in page
     assert url(Photo, "changelist") in inside.get("/admin/").content.decode()
 
 
-def test_a_superuser_has_all_groups(browser: Client, rows: Rows, by_group: None) -> None:
-    assert browser.get(url(Photo, "change", named(rows.photo))).status_code == 200
-    assert browser.get(url(Event, "changelist")).status_code == 200
+def test_a_superuser_has_all_groups(admin_client: Client, rows: Rows, by_group: None) -> None:
+    assert admin_client.get(url(Photo, "change", object_id_by_hand(rows.photo))).status_code == 200
+    assert admin_client.get(url(Event, "changelist")).status_code == 200
 
 
 def test_an_inline_of_another_group_than_permitted(rows: Rows, by_group: None) -> None:
@@ -193,11 +192,11 @@ def test_an_inline_of_another_group_than_permitted(rows: Rows, by_group: None) -
     assert "album of 1" in page.content.decode()
 
 
-# -- The project's own rule ----------------------------------------------------
+# -- has_shard_permission() ----------------------------------------------------
 
 
 class Regional(ShardedModelAdmin):
-    """Everybody may look at shard 3 only."""
+    """Users may look at shard 3 only."""
 
     search_fields = ["title"]
 
@@ -205,23 +204,32 @@ class Regional(ShardedModelAdmin):
         return shard.alias == SHARD[ONE]
 
 
-def test_a_shard_can_be_refused(browser: Client, rows: Rows, registered: Any) -> None:
-    registered(Tag, Regional)
+def test_a_shard_can_be_refused(admin_client: Client, rows: Rows, register: Any) -> None:
+    register(Tag, Regional)
     for page in ("change", "delete", "history"):
-        assert browser.get(url(Tag, page, named(rows.tag))).status_code == 200, page
-        assert browser.get(url(Tag, page, named(rows.other_tag))).status_code == 403, page
-    assert browser.post(url(Tag, "change", named(rows.other_tag)), {"name": "x"}).status_code == 403
-    assert browser.get(url(Tag, "add", _key=ONE)).status_code == 200
-    assert browser.get(url(Tag, "add", _key=TWO)).status_code == 403
-    assert browser.post(url(Tag, "add", _key=TWO), {"name": "x"}).status_code == 403
-    assert browser.get(url(Tag, "changelist", _shard=SHARD[ONE])).status_code == 200
-    assert browser.get(url(Tag, "changelist", _shard=SHARD[TWO])).status_code == 403
-    assert browser.get(url(Tag, "changelist", _key=TWO)).status_code == 403
+        assert admin_client.get(url(Tag, page, object_id_by_hand(rows.tag))).status_code == 200, (
+            page
+        )
+        assert (
+            admin_client.get(url(Tag, page, object_id_by_hand(rows.other_tag))).status_code == 403
+        ), page
+    assert (
+        admin_client.post(
+            url(Tag, "change", object_id_by_hand(rows.other_tag)), {"name": "x"}
+        ).status_code
+        == 403
+    )
+    assert admin_client.get(url(Tag, "add", _key=ONE)).status_code == 200
+    assert admin_client.get(url(Tag, "add", _key=TWO)).status_code == 403
+    assert admin_client.post(url(Tag, "add", _key=TWO), {"name": "x"}).status_code == 403
+    assert admin_client.get(url(Tag, "changelist", _shard=SHARD[ONE])).status_code == 200
+    assert admin_client.get(url(Tag, "changelist", _shard=SHARD[TWO])).status_code == 403
+    assert admin_client.get(url(Tag, "changelist", _key=TWO)).status_code == 403
     assert not LogEntry.objects.exists()
 
 
 def test_where_a_key_is_is_told_only_those_who_may_look_there(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     elsewhere = {"_key": str(TWO), "_shard": SHARD[ONE]}
     pages = [url(Tag, page, **elsewhere) for page in ("changelist", "add")]
@@ -231,34 +239,41 @@ def test_where_a_key_is_is_told_only_those_who_may_look_there(
         url(Tag, "changelist", user_id=TWO),
         url(Tag, "add", _key=TWO),
         url(Tag, "add", user_id=TWO),
-        *(url(Tag, page, named(rows.other_tag)) for page in ("change", "delete", "history")),
         *(
-            url(Tag, page, named(rows.other_tag), _shard=SHARD[ONE])
+            url(Tag, page, object_id_by_hand(rows.other_tag))
+            for page in ("change", "delete", "history")
+        ),
+        *(
+            url(Tag, page, object_id_by_hand(rows.other_tag), _shard=SHARD[ONE])
             for page in ("change", "delete", "history")
         ),
     ]
     for address in pages:
-        assert browser.get(address).status_code < 500, address
-    asked = [browser.get(address).content.decode() for address in pages]
+        assert admin_client.get(address).status_code < 500, address
+    asked = [admin_client.get(address).content.decode() for address in pages]
     assert any(f"are on {SHARD[TWO]}" in page for page in asked)
-    registered(Tag, Regional)
+    register(Tag, Regional)
     for address in pages:
-        page = browser.get(address).content.decode()
+        page = admin_client.get(address).content.decode()
         assert SHARD[TWO] not in page and "on no shard" not in page, address
-    assert "not on photos_00003" in browser.get(pages[0]).content.decode()
+    assert "not on photos_00003" in admin_client.get(pages[0]).content.decode()
 
 
-def test_where_a_row_was_moved_to_is_not_told(browser: Client, rows: Rows, registered: Any) -> None:
+def test_where_a_row_was_moved_to_is_not_told(
+    admin_client: Client, rows: Rows, register: Any
+) -> None:
     class Editable(Regional):
         list_display = ("name", "user_id")
         list_editable = ("name",)
         list_display_links = None
 
-    registered(Tag, Editable)
+    register(Tag, Editable)
     here = url(Tag, "changelist", _shard=SHARD[ONE])
     forms = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": rows.tag.pk}
     move(ONE, 7)
-    response = browser.post(here, {**forms, "form-0-name": "new", "_save": "Save"}, follow=True)
+    response = admin_client.post(
+        here, {**forms, "form-0-name": "new", "_save": "Save"}, follow=True
+    )
     page = response.content.decode()
     assert "Nothing was saved" in page
     assert "photos_00007" not in page
@@ -266,28 +281,28 @@ def test_where_a_row_was_moved_to_is_not_told(browser: Client, rows: Rows, regis
 
 
 def test_nothing_is_asked_over_all_shards_if_one_is_refused(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Album, Regional)
-    page = browser.get(url(Album, "changelist")).content.decode()
+    register(Album, Regional)
+    page = admin_client.get(url(Album, "changelist")).content.decode()
     assert "album of" not in page
-    found = browser.get(
+    results = admin_client.get(
         "/admin/autocomplete/",
         {"app_label": "photos_app", "model_name": "photo", "field_name": "album"},
     )
-    assert found.json()["results"] == []
+    assert results.json()["results"] == []
 
 
 def test_an_adder_without_key_field_cannot_reach_a_refused_shard(
-    browser: Client, placed: None, registered: Any
+    admin_client: Client, placed: None, register: Any
 ) -> None:
     class OneShard(ShardedModelAdmin):
         def has_shard_permission(self, request: Any, shard: Any) -> bool:
             return bool(shard.number == 0)
 
-    registered(Event, OneShard)
+    register(Event, OneShard)
     for number in range(20):
-        browser.post(url(Event, "add"), {"account": f"a{number}", "number": 1})
+        admin_client.post(url(Event, "add"), {"account": f"a{number}", "number": 1})
     stored = list(Event.objects.scatter())
     assert stored
     assert {event._state.db for event in stored} == {"events_00000"}
@@ -295,42 +310,42 @@ def test_an_adder_without_key_field_cannot_reach_a_refused_shard(
 
 
 def test_a_key_that_is_made_is_made_on_a_permitted_shard(
-    browser: Client, placed: None, registered: Any
+    admin_client: Client, placed: None, register: Any
 ) -> None:
     class OneShard(ShardedModelAdmin):
         def has_shard_permission(self, request: Any, shard: Any) -> bool:
             return bool(shard.number == 2)
 
     for model, data in ((Visit, {"page": "/"}), (Note, {"text": "t", "board": ""})):
-        registered(model, OneShard)
-        assert browser.post(url(model, "add"), data).status_code == 302
+        register(model, OneShard)
+        assert admin_client.post(url(model, "add"), data).status_code == 302
         [row] = model.objects.scatter()
         assert row._state.db.endswith("_00002")
-    assert browser.get(url(Note, "add")).url.endswith("_shard=pins_00002")
+    assert admin_client.get(url(Note, "add")).url.endswith("_shard=pins_00002")
 
 
 def test_the_picker_offers_the_shards_that_one_may_look_at(
-    browser: Client, rows: Rows, registered: Any, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, rows: Rows, register: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Some(ShardedModelAdmin):
         def has_shard_permission(self, request: Any, shard: Any) -> bool:
             return shard.number in (3, 5)
 
-    registered(Photo, Some)
-    for place in ({}, {"_shard": "nonsense"}, {"_shard": "photos_00003"}):
-        page = browser.get(url(Photo, "changelist", **place)).content.decode()
+    register(Photo, Some)
+    for scope in ({}, {"_shard": "nonsense"}, {"_shard": "photos_00003"}):
+        page = admin_client.get(url(Photo, "changelist", **scope)).content.decode()
         assert re.findall(r'<option value="(photos_\d+)">', page) == [
             "photos_00003",
             "photos_00005",
         ]
         assert "photos_00004" not in page and "photos_00002" not in page
-    monkeypatch.setattr("sharded_orm.admin.shard_picker.MOST_OFFERED", 15)
-    page = browser.get(url(Photo, "changelist")).content.decode()
+    monkeypatch.setattr("sharded_orm.admin.shard_picker.MAX_CHOICES", 15)
+    page = admin_client.get(url(Photo, "changelist")).content.decode()
     assert re.findall(r'<option value="(photos_\d+)">', page) == ["photos_00003"]
 
 
-def test_the_rule_of_a_model_admin_holds_for_its_inlines(rows: Rows, registered: Any) -> None:
-    registered(Album, Regional)
+def test_the_rule_of_a_model_admin_holds_for_its_inlines(rows: Rows, register: Any) -> None:
+    register(Album, Regional)
     client = logged_in(
         user_with(
             "view_person", "change_person", "add_person",
@@ -346,13 +361,13 @@ def test_the_rule_of_a_model_admin_holds_for_its_inlines(rows: Rows, registered:
     data = {"username": "two", **inline("albums", {"owner": TWO, "title": "forged"})}
     assert client.post(address, data).status_code == 302
     assert [album.title for album in Album.objects.filter(owner=TWO)] == ["album of 2"]
-    # A key without a shard may be placed on one that is refused.
+    # A key without a shard may be placed on a refused shard.
     data = {"username": "new", **inline("albums", {"owner": UNPLACED, "title": "forged"})}
     for other in (url(Person, "change", str(UNPLACED)), url(Person, "add")):
         assert 'name="albums-0-title"' not in client.get(other).content.decode()
         client.post(other, data)
     assert not Album.objects.filter(title="forged").scatter().exists()
-    # On the permitted shard, as ever.
+    # On the permitted shard, rows can be added.
     assert "album of 1" in client.get(url(Person, "change", str(ONE))).content.decode()
     form = {"album_id": rows.album.pk, "owner": ONE, "title": "changed"}
     data = {"username": "one", **inline("albums", form, {"owner": ONE, "title": "n"}, initial=1)}
@@ -360,7 +375,9 @@ def test_the_rule_of_a_model_admin_holds_for_its_inlines(rows: Rows, registered:
     assert sorted(a.title for a in Album.objects.filter(owner=ONE)) == ["changed", "n"]
 
 
-def test_an_inline_may_have_a_rule_of_its_own(browser: Client, rows: Rows, registered: Any) -> None:
+def test_an_inline_may_have_a_rule_of_its_own(
+    admin_client: Client, rows: Rows, register: Any
+) -> None:
     class Photos(ShardedTabularInline):
         model = Photo
         fields = ["title"]
@@ -368,11 +385,19 @@ def test_an_inline_may_have_a_rule_of_its_own(browser: Client, rows: Rows, regis
         def has_shard_permission(self, request: Any, shard: Any) -> bool:
             return bool(shard.alias == SHARD[ONE])
 
-    registered(Album, type("Albums", (ShardedModelAdmin,), {"inlines": [Photos]}))
+    register(Album, type("Albums", (ShardedModelAdmin,), {"inlines": [Photos]}))
     for album, key, shown in ((rows.album, ONE, True), (rows.other_album, TWO, False)):
-        for address in (url(Album, "change", named(album)), url(Album, "add", _key=key)):
-            page = browser.get(address).content.decode()
+        for address in (
+            url(Album, "change", object_id_by_hand(album)),
+            url(Album, "add", _key=key),
+        ):
+            page = admin_client.get(address).content.decode()
             assert ('name="photos-0-title"' in page) is shown, address
     data = {"title": "t", **inline("photos", {"title": "forged"})}
-    assert browser.post(url(Album, "change", named(rows.other_album)), data).status_code == 302
+    assert (
+        admin_client.post(
+            url(Album, "change", object_id_by_hand(rows.other_album)), data
+        ).status_code
+        == 302
+    )
     assert not Photo.objects.filter(title="forged").scatter().exists()

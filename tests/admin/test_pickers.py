@@ -1,4 +1,4 @@
-"""What forms offer: rows of the same shard, and of the global database."""
+"""Choices of forms: related rows of the same shard, and of the global database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.admin.conftest import (
     UNPLACED,
     Rows,
     inline,
-    named,
+    object_id_by_hand,
     url,
     user_with,
 )
@@ -30,7 +30,6 @@ from tests.admin.conftest import logged_in as login
 from tests.photos.models import Album, Board, Comment, Note, Person, Photo, Tag
 
 pytestmark = [
-    pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]
@@ -60,14 +59,17 @@ class Selecting(ShardedModelAdmin):
 
 
 def test_a_select_offers_the_rows_of_the_shard(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Photo, Selecting)
-    for address in (url(Photo, "change", named(rows.photo)), url(Photo, "add", _key=ONE)):
-        response = browser.get(address)
+    register(Photo, Selecting)
+    for address in (
+        url(Photo, "change", object_id_by_hand(rows.photo)),
+        url(Photo, "add", _key=ONE),
+    ):
+        response = admin_client.get(address)
         page = response.content.decode()
         assert "album of 1" in page
-        assert "album of 3" in page  # of somebody else on the shard
+        assert "album of 3" in page  # of another key on the shard
         assert "album of 2" not in page
         assert "tag of 1" in page
         assert "tag of 2" not in page
@@ -75,125 +77,135 @@ def test_a_select_offers_the_rows_of_the_shard(
 
 
 def test_a_key_without_rows_has_nothing_to_offer(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Photo, Selecting)
+    register(Photo, Selecting)
     with CaptureQueriesContext(connections["photos"]) as captured:
-        response = browser.get(url(Photo, "add", _key=UNPLACED))
+        response = admin_client.get(url(Photo, "add", _key=UNPLACED))
     assert not list(field(response, "album").queryset)
     assert "album of" not in response.content.decode()
     assert not captured.captured_queries
 
 
-def test_a_key_without_rows_and_an_initial_value(browser: Client, rows: Rows) -> None:
+def test_a_key_without_rows_and_an_initial_value(admin_client: Client, rows: Rows) -> None:
     for address in (
         url(Comment, "add", _key=UNPLACED, photo=rows.photo.pk),
         url(Photo, "add", _key=UNPLACED, album=rows.album.pk, tags="1,2"),
     ):
-        page = browser.get(address)
+        page = admin_client.get(address)
         assert page.status_code == 200
         assert "of 1" not in page.content.decode()
 
 
 def test_the_project_s_own_queryset_is_put_on_the_shard(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     class Own(ShardedModelAdmin):
         def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
             kwargs["queryset"] = Album.objects.filter(title__endswith="1")
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
-    registered(Photo, Own)
-    response = browser.get(url(Photo, "change", named(rows.near_photo)))
+    register(Photo, Own)
+    response = admin_client.get(url(Photo, "change", object_id_by_hand(rows.near_photo)))
     assert [str(album) for album in field(response, "album").queryset] == ["album of 1"]
 
 
-def test_many_to_many_rows_are_stored_beside_it(browser: Client, rows: Rows) -> None:
+def test_many_to_many_rows_are_stored_beside_it(admin_client: Client, rows: Rows) -> None:
     data = {"title": "t", **dict.fromkeys(("album", "posted_at_0", "posted_at_1", "stars"), "")}
     data |= {"price": "", "tags": [rows.other_tag.pk], **inline("comments")}
-    response = browser.post(url(Photo, "change", named(rows.other_photo)), data)
+    response = admin_client.post(url(Photo, "change", object_id_by_hand(rows.other_photo)), data)
     assert response.status_code == 302, response.context["errors"]
     found = Photo.objects.get(user_id=TWO)
     assert [tag.name for tag in found.tags.all()] == ["tag of 2"]
     assert Photo.objects.get(user_id=ONE).tags.count() == 1
-    page = browser.get(url(Photo, "change", named(rows.other_photo))).content.decode()
+    page = admin_client.get(
+        url(Photo, "change", object_id_by_hand(rows.other_photo))
+    ).content.decode()
     assert 'class="selectfilter"' in page
 
 
-def test_a_raw_id_looks_on_the_shard(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Comment, "change", named(rows.comment))).content.decode()
+def test_a_raw_id_looks_on_the_shard(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(
+        url(Comment, "change", object_id_by_hand(rows.comment))
+    ).content.decode()
     lookup = re.search(r'href="([^"]*/photo/[^"]*)" class="related-lookup"', page)
     assert lookup is not None
     address = lookup[1].replace("&amp;", "&")
     assert f"_shard={SHARD[ONE]}" in address
-    shown = browser.get(address + "&_popup=1").content.decode()
+    shown = admin_client.get(address + "&_popup=1").content.decode()
     assert "photo of 1" in shown
     assert "photo of 3" in shown
     assert "photo of 2" not in shown
-    # The name of the row beside the field, which leads to its page.
+    # The text of the row beside the field, with a link to its page.
     label = re.search(r'<strong><a href="([^"]*)">photo of 1</a></strong>', page)
     assert label is not None
-    assert browser.get(label[1].replace("&amp;", "&")).context["original"].title == "photo of 1"
-    # Of the global database: Django's own.
+    assert (
+        admin_client.get(label[1].replace("&amp;", "&")).context["original"].title == "photo of 1"
+    )
+    # Django's own widget for rows of the global database.
     assert re.search(r'href="/admin/photos_app/person/\?_to_field=id"', page)
     assert f'<strong><a href="{url(Person, "change", str(TWO))}">person2</a></strong>' in page
 
 
-def test_a_raw_id_of_another_shard_is_refused(browser: Client, rows: Rows) -> None:
+def test_a_raw_id_of_another_shard_is_refused(admin_client: Client, rows: Rows) -> None:
     data = {"photo": rows.other_photo.pk, "author": "", "text": "x"}
-    response = browser.post(url(Comment, "change", named(rows.comment)), data)
+    response = admin_client.post(url(Comment, "change", object_id_by_hand(rows.comment)), data)
     assert "Select a valid choice" in str(response.context["errors"])
-    response = browser.post(url(Comment, "change", named(rows.comment)), {**data, "photo": "x"})
+    response = admin_client.post(
+        url(Comment, "change", object_id_by_hand(rows.comment)), {**data, "photo": "x"}
+    )
     assert response.status_code == 200
     assert Comment.objects.get(user_id=ONE).text == "nice"
 
 
-def test_autocomplete_asks_the_shard(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Photo, "change", named(rows.photo))).content.decode()
+def test_autocomplete_asks_the_shard(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     assert f'data-ajax--url="/admin/autocomplete/?_shard={SHARD[ONE]}"' in page
     with CaptureQueriesContext(connections[SHARD[TWO]]) as captured:
-        found = suggested(browser, Photo, "album", term="album", _shard=SHARD[ONE])
+        found = suggested(admin_client, Photo, "album", term="album", _shard=SHARD[ONE])
     assert sorted(found) == ["album of 1", "album of 3"]
     assert not captured.captured_queries
-    assert suggested(browser, Photo, "album", term="album", _shard=SHARD[TWO]) == ["album of 2"]
-    assert suggested(browser, Photo, "album", term="of 1", _shard=SHARD[ONE]) == ["album of 1"]
-    # What is chosen is shown.
+    assert suggested(admin_client, Photo, "album", term="album", _shard=SHARD[TWO]) == [
+        "album of 2"
+    ]
+    assert suggested(admin_client, Photo, "album", term="of 1", _shard=SHARD[ONE]) == ["album of 1"]
+    # The selected row is shown.
     assert f'<option value="{rows.album.pk}" selected>album of 1</option>' in page
 
 
-def test_autocomplete_of_a_key_without_rows(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Photo, "add", _key=UNPLACED)).content.decode()
+def test_autocomplete_of_a_key_without_rows(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(url(Photo, "add", _key=UNPLACED)).content.decode()
     assert f'data-ajax--url="/admin/autocomplete/?_key={UNPLACED}"' in page
-    assert suggested(browser, Photo, "album", term="", _key=UNPLACED) == []
+    assert suggested(admin_client, Photo, "album", term="", _key=UNPLACED) == []
 
 
-def test_autocomplete_where_there_is_no_shard(browser: Client, rows: Rows) -> None:
-    for place in ({"_shard": "photos_12345"}, {"_shard": "default"}, {"_key": "x"}):
-        assert suggested(browser, Photo, "album", term="", **place) == 404
+def test_autocomplete_where_there_is_no_shard(admin_client: Client, rows: Rows) -> None:
+    for scope in ({"_shard": "photos_12345"}, {"_shard": "default"}, {"_key": "x"}):
+        assert suggested(admin_client, Photo, "album", term="", **scope) == 404
 
 
-def test_autocomplete_over_all_shards(browser: Client, rows: Rows) -> None:
-    """For whoever links to it without a place; the pages do not."""
-    found = suggested(browser, Photo, "album", term="album")
+def test_autocomplete_over_all_shards(admin_client: Client, rows: Rows) -> None:
+    """A request without a scope, which no page sends."""
+    found = suggested(admin_client, Photo, "album", term="album")
     assert sorted(found) == ["album of 1", "album of 2", "album of 3"]
 
 
 @pytest.mark.parametrize("page", ["3", "99999999999999999999", "0", "-1", "x"])
 def test_autocomplete_over_all_shards_ends(
-    browser: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, page: str
+    admin_client: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setattr("sharded_orm.admin.pagination.LAST_ROW", 40)
     with CaptureQueriesContext(connections["photos"]) as captured:
-        assert suggested(browser, Photo, "album", term="album", page=page) == 404
+        assert suggested(admin_client, Photo, "album", term="album", page=page) == 404
     assert not captured.captured_queries
 
 
-def test_autocomplete_over_all_shards_counts_nothing(browser: Client, rows: Rows) -> None:
+def test_autocomplete_over_all_shards_counts_nothing(admin_client: Client, rows: Rows) -> None:
     for number in range(20):
         Album.objects.create(owner_id=(ONE, TWO)[number % 2], title=f"more albums, {number:02}")
     with CaptureQueriesContext(connections["photos"]) as captured:
-        first = suggested(browser, Photo, "album", term="album")
-        second = suggested(browser, Photo, "album", term="album", page=2)
+        first = suggested(admin_client, Photo, "album", term="album")
+        second = suggested(admin_client, Photo, "album", term="album", page=2)
     assert (len(first), len(second)) == (20, 3)
     assert len({*first, *second}) == 23
     assert not any("COUNT(" in query["sql"] for query in captured)
@@ -213,41 +225,41 @@ def popup_data(response: Any) -> Any:
     return json.loads(response.context["popup_response_data"])
 
 
-def test_the_links_beside_a_picker_say_the_shard(browser: Client, rows: Rows) -> None:
-    page = browser.get(url(Photo, "change", named(rows.photo))).content.decode()
+def test_the_links_beside_a_picker_say_the_shard(admin_client: Client, rows: Rows) -> None:
+    page = admin_client.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     template = re.search(r'id="change_id_album"\s+data-href-template="([^"]*)"', page)
     assert template is not None
     link = template[1].replace("&amp;", "&")
     assert f"_shard={SHARD[ONE]}" in link
-    response = browser.get(link.replace("__fk__", str(rows.near_album.pk)))
+    response = admin_client.get(link.replace("__fk__", str(rows.near_album.pk)))
     assert response.context["original"].title == "album of 3"
     add = re.search(r'id="add_id_album"\s+data-popup="yes"\s+href="([^"]*)"', page)
     assert add is not None
-    # An album's key is a person, a photo's a number: it has to be asked for.
-    response = browser.get(add[1].replace("&amp;", "&"))
+    # The key of an album is a person, that of a photo a number: the page must ask for it.
+    response = admin_client.get(add[1].replace("&amp;", "&"))
     assert response.templates[0].name == "admin/sharded_orm/add_key.html"
-    # A tag has the key of the photo.
+    # A tag and a photo have the same key.
     add = re.search(r'id="add_id_tags"\s+data-popup="yes"\s+href="([^"]*)"', page)
     assert add is not None
-    response = browser.get(add[1].replace("&amp;", "&"))
+    response = admin_client.get(add[1].replace("&amp;", "&"))
     assert response.context["adminform"].form.instance.user_id == ONE
 
 
-def test_a_popup_adds_on_the_shard(browser: Client, rows: Rows) -> None:
+def test_a_popup_adds_on_the_shard(admin_client: Client, rows: Rows) -> None:
     address = url(Tag, "add", _shard=SHARD[ONE], _key=ONE, _popup=1, _to_field="id")
-    response = browser.post(address, {"name": "new", "_popup": "1", "_to_field": "id"})
+    response = admin_client.post(address, {"name": "new", "_popup": "1", "_to_field": "id"})
     tag = Tag.objects.get(user_id=ONE, name="new")
     assert tag._state.db == SHARD[ONE]
-    # The value of the field, and not the row's name in URLs.
+    # The value of the field, and not the object id.
     assert popup_data(response) == {"value": str(tag.pk), "obj": "new"}
 
 
-def test_a_popup_changes_on_the_shard(browser: Client, rows: Rows) -> None:
+def test_a_popup_changes_on_the_shard(admin_client: Client, rows: Rows) -> None:
     pk = str(rows.near_album.pk)
     address = url(Album, "change", pk, _shard=SHARD[NEAR], _popup=1, _to_field="album_id")
-    assert browser.get(address).status_code == 200
+    assert admin_client.get(address).status_code == 200
     data = {"title": "new", "_popup": "1", "_to_field": "album_id", **inline("photos")}
-    response = browser.post(address, data)
+    response = admin_client.post(address, data)
     assert popup_data(response) == {
         "action": "change",
         "value": pk,
@@ -257,32 +269,32 @@ def test_a_popup_changes_on_the_shard(browser: Client, rows: Rows) -> None:
     assert Album.objects.get(owner=NEAR).title == "new"
 
 
-def test_a_link_by_another_field(browser: Client, rows: Rows, registered: Any) -> None:
-    """As widgets make it for a foreign key with ``to_field``."""
+def test_a_link_by_another_field(admin_client: Client, rows: Rows, register: Any) -> None:
+    """A URL that widgets build for a foreign key with ``to_field``."""
 
     class ByName(ShardedModelAdmin):
         def to_field_allowed(self, request: Any, to_field: str) -> bool:
             return to_field == "name" or super().to_field_allowed(request, to_field)
 
-    registered(Tag, ByName)
+    register(Tag, ByName)
     Tag.objects.create(user_id=NEAR, name="a~b")
     Tag.objects.create(user_id=ONE, name="twice")
     Tag.objects.create(user_id=NEAR, name="twice")
 
     def status(name: str, alias: str | None, page: str = "change") -> int:
-        place = {"_shard": alias} if alias else {}
-        return browser.get(url(Tag, page, name, _to_field="name", **place)).status_code
+        scope = {"_shard": alias} if alias else {}
+        return admin_client.get(url(Tag, page, name, _to_field="name", **scope)).status_code
 
     for page in ("change", "delete"):
         assert status("tag of 1", SHARD[ONE], page) == 200
         assert status("a~b", SHARD[ONE], page) == 200
-        assert status(named(rows.tag), SHARD[ONE], page) == 200
-        assert status(named(rows.tag), None, page) == 200
+        assert status(object_id_by_hand(rows.tag), SHARD[ONE], page) == 200
+        assert status(object_id_by_hand(rows.tag), None, page) == 200
         assert status("tag of 1", SHARD[TWO], page) == 404
         assert status("tag of 1", None, page) == 404
         assert status("tag of 9", SHARD[ONE], page) == 404
         assert status("twice", SHARD[ONE], page) == 404
-    response = browser.post(
+    response = admin_client.post(
         url(Tag, "change", "tag of 1", _to_field="name", _shard=SHARD[ONE], _popup=1),
         {"name": "renamed", "_popup": "1", "_to_field": "name"},
     )
@@ -294,9 +306,9 @@ def test_a_link_by_another_field(browser: Client, rows: Rows, registered: Any) -
     }
 
 
-def test_the_form_of_a_popup_is_sent_to_its_shard(browser: Client, rows: Rows) -> None:
-    # Django leaves the place out of the form's address where it keeps a changelist's filters.
-    response = browser.get(
+def test_the_form_of_a_popup_is_sent_to_its_shard(admin_client: Client, rows: Rows) -> None:
+    # Django's form action keeps a changelist's filters, and leaves the scope out.
+    response = admin_client.get(
         url(Album, "change", str(rows.album.pk), _shard=SHARD[ONE], _changelist_filters="q=a")
     )
     assert response.context["form_url"].startswith(f"?_shard={SHARD[ONE]}") or (
@@ -304,8 +316,8 @@ def test_the_form_of_a_popup_is_sent_to_its_shard(browser: Client, rows: Rows) -
     )
 
 
-def test_a_global_row_is_added_and_changed_as_ever(browser: Client, rows: Rows) -> None:
-    response = browser.post(
+def test_a_global_row_is_added_and_changed_as_ever(admin_client: Client, rows: Rows) -> None:
+    response = admin_client.post(
         url(Person, "add", _popup=1, _to_field="id"),
         {"username": "new", "_popup": "1", "_to_field": "id", **inline("albums")},
     )
@@ -313,12 +325,12 @@ def test_a_global_row_is_added_and_changed_as_ever(browser: Client, rows: Rows) 
     assert popup_data(response) == {"value": str(person.pk), "obj": "new"}
 
 
-def test_a_made_key_s_pickers(browser: Client, placed: None) -> None:
+def test_a_made_key_s_pickers(admin_client: Client, placed: None) -> None:
     board = Board.objects.create(name="here")
     number = board.pk >> 46 & 0xFFFF
     elsewhere = f"pins_{(number + 1) % 8:05d}"
-    assert suggested(browser, Note, "board", term="", _shard=board._state.db) == [str(board)]
-    assert suggested(browser, Note, "board", term="", _shard=elsewhere) == []
+    assert suggested(admin_client, Note, "board", term="", _shard=board._state.db) == [str(board)]
+    assert suggested(admin_client, Note, "board", term="", _shard=elsewhere) == []
     data = {"text": "t", "board": board.pk}
-    response = browser.post(url(Note, "add", _shard=elsewhere), data)
+    response = admin_client.post(url(Note, "add", _shard=elsewhere), data)
     assert "Select a valid choice" in str(response.context["errors"])

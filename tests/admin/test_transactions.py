@@ -1,4 +1,4 @@
-"""All of a page or nothing of it: the row, its relations, its children and its log entry."""
+"""A page is saved as a whole or not at all: row, relations, children and log entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.admin.conftest import (
     Rows,
     form_of,
     inline,
-    named,
+    object_id_by_hand,
     url,
 )
 from tests.admin.site import AlbumsOfPerson, CommentsOfPhoto
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 class Dangling(ShardedModelAdmin):
-    """Saves what its shard refuses: SQLite at the commit, MariaDB at once."""
+    """An admin that saves an invalid foreign key: SQLite refuses the commit, MariaDB the statement."""
 
     inlines = [CommentsOfPhoto]
     filter_horizontal = ["tags"]
@@ -54,12 +54,12 @@ class Dangling(ShardedModelAdmin):
 
 
 def test_what_the_shard_refuses_at_its_commit_is_not_logged(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Photo, Dangling)
+    register(Photo, Dangling)
     data = {**form_of(rows.photo, title="new"), "comments-0-text": "changed", "tags": []}
     with pytest.raises(IntegrityError):
-        browser.post(url(Photo, "change", named(rows.photo)), data)
+        admin_client.post(url(Photo, "change", object_id_by_hand(rows.photo)), data)
     photo = Photo.objects.get(user_id=ONE)
     assert (photo.title, photo.album_id) == ("photo of 1", rows.album.pk)
     assert [comment.text for comment in photo.comments.all()] == ["nice"]
@@ -68,11 +68,11 @@ def test_what_the_shard_refuses_at_its_commit_is_not_logged(
 
 
 @pytest.mark.parametrize("key", [TWO, UNPLACED])
-def test_nor_is_a_new_row(browser: Client, rows: Rows, registered: Any, key: int) -> None:
-    registered(Photo, Dangling)
+def test_nor_is_a_new_row(admin_client: Client, rows: Rows, register: Any, key: int) -> None:
+    register(Photo, Dangling)
     blank = dict.fromkeys(("album", "posted_at_0", "posted_at_1", "stars", "price"), "")
     with pytest.raises(IntegrityError):
-        browser.post(
+        admin_client.post(
             url(Photo, "add", _key=key),
             {**blank, "title": "new", **inline("comments", {"text": "first", "author": ONE})},
         )
@@ -82,7 +82,7 @@ def test_nor_is_a_new_row(browser: Client, rows: Rows, registered: Any, key: int
 
 
 def test_an_error_in_the_log_takes_the_row_back(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     class NoLog(ShardedModelAdmin):
         def log_change(self, request: Any, obj: Any, message: Any) -> Any:
@@ -91,21 +91,26 @@ def test_an_error_in_the_log_takes_the_row_back(
         log_addition = log_change
 
     for model, change, add, data in (
-        (Tag, url(Tag, "change", named(rows.tag)), url(Tag, "add", _key=ONE), {"name": "new"}),
+        (
+            Tag,
+            url(Tag, "change", object_id_by_hand(rows.tag)),
+            url(Tag, "add", _key=ONE),
+            {"name": "new"},
+        ),
         (Event, None, url(Event, "add"), {"account": "new", "number": 1}),
         (Visit, None, url(Visit, "add"), {"page": "new"}),
     ):
-        registered(model, NoLog)
+        register(model, NoLog)
         for address in filter(None, (change, add)):
             with pytest.raises(DatabaseError, match="the log is full"):
-                browser.post(address, data)
+                admin_client.post(address, data)
     assert not Tag.objects.filter(name="new").scatter().exists()
     assert not Event.objects.scatter().exists()
     assert not Visit.objects.scatter().exists()
 
 
 def test_a_child_that_cannot_be_saved_takes_the_parent_back(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     class Failing(ShardedModelAdmin):
         inlines = [CommentsOfPhoto]
@@ -114,16 +119,16 @@ def test_a_child_that_cannot_be_saved_takes_the_parent_back(
             super().save_formset(request, form, formset, change)
             raise DatabaseError("no more")
 
-    registered(Photo, Failing)
+    register(Photo, Failing)
     data = {**form_of(rows.photo, title="new"), "comments-0-text": "changed"}
     with pytest.raises(DatabaseError, match="no more"):
-        browser.post(url(Photo, "change", named(rows.photo)), data)
+        admin_client.post(url(Photo, "change", object_id_by_hand(rows.photo)), data)
     assert Photo.objects.get(user_id=ONE).title == "photo of 1"
     assert Comment.objects.get(user_id=ONE).text == "nice"
 
 
 def test_the_view_runs_in_a_transaction_of_the_shard_and_of_the_log(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
     seen = []
 
@@ -134,16 +139,16 @@ def test_the_view_runs_in_a_transaction_of_the_shard_and_of_the_log(
             seen.append([connections[alias].in_atomic_block for alias in aliases])
             assert transaction.get_connection(obj._state.db).in_atomic_block
 
-    registered(Tag, Looking)
-    browser.post(url(Tag, "change", named(rows.tag)), {"name": "a"})
-    browser.post(url(Tag, "add", _key=ONE), {"name": "b"})
+    register(Tag, Looking)
+    admin_client.post(url(Tag, "change", object_id_by_hand(rows.tag)), {"name": "a"})
+    admin_client.post(url(Tag, "add", _key=ONE), {"name": "b"})
     assert seen == [[True, True, False], [True, True, False]]
-    registered(Event, Looking)
-    browser.post(url(Event, "add"), {"account": "a", "number": 1})
+    register(Event, Looking)
+    admin_client.post(url(Event, "add"), {"account": "a", "number": 1})
     assert len(seen) == 3
 
 
-def test_reading_opens_no_transaction(browser: Client, rows: Rows, registered: Any) -> None:
+def test_reading_opens_no_transaction(admin_client: Client, rows: Rows, register: Any) -> None:
     seen = []
 
     class Looking(ShardedModelAdmin):
@@ -152,12 +157,20 @@ def test_reading_opens_no_transaction(browser: Client, rows: Rows, registered: A
             seen.append([connections[alias].in_atomic_block for alias in aliases])
             return super().render_change_form(request, context, *args, **kwargs)
 
-    registered(Album, Looking)
-    for address in (url(Album, "change", named(rows.album)), url(Album, "add", _key=ONE)):
-        assert browser.get(address).status_code == 200
+    register(Album, Looking)
+    for address in (
+        url(Album, "change", object_id_by_hand(rows.album)),
+        url(Album, "add", _key=ONE),
+    ):
+        assert admin_client.get(address).status_code == 200
     assert seen == [[False] * 3] * 2
-    # What is looked at is there when a form with an error is shown again.
-    assert browser.post(url(Album, "change", named(rows.album)), {"title": ""}).status_code == 200
+    # A form with an error is shown again.
+    assert (
+        admin_client.post(
+            url(Album, "change", object_id_by_hand(rows.album)), {"title": ""}
+        ).status_code
+        == 200
+    )
     assert seen[2] == [True, True, False]
 
 
@@ -171,25 +184,25 @@ class FullLog(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def test_no_child_is_left_of_a_global_row_that_was_not_added(
-    browser: Client, rows: Rows, registered: Any
+    admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    registered(Person, FullLog)
+    register(Person, FullLog)
     data = {"username": "new", **inline("albums", {"title": "orphan"})}
     with pytest.raises(DatabaseError, match="the log is full"):
-        browser.post(url(Person, "add"), data)
+        admin_client.post(url(Person, "add"), data)
     assert not Person.objects.filter(username="new").exists()
     assert not Album.objects.filter(title="orphan").scatter().exists()
-    # Of a row that stays, they are saved, and can be again.
+    # The children of a stored row are saved, and can be saved again.
     data = {"username": "new", **inline("albums", {"title": "kept", "owner": TWO})}
     with pytest.raises(DatabaseError, match="the log is full"):
-        browser.post(url(Person, "change", str(TWO)), data)
+        admin_client.post(url(Person, "change", str(TWO)), data)
     assert Person.objects.get(pk=TWO).username == "person2"
     assert Album.objects.filter(owner=TWO, title="kept").count() == 1
 
 
-def test_a_global_row_is_added_with_its_children(browser: Client, rows: Rows) -> None:
+def test_a_global_row_is_added_with_its_children(admin_client: Client, rows: Rows) -> None:
     data = {"username": "new", **inline("albums", {"title": "a"}, {"title": "b"})}
-    assert browser.post(url(Person, "add"), data).status_code == 302
+    assert admin_client.post(url(Person, "add"), data).status_code == 302
     person = Person.objects.get(username="new")
     assert sorted(album.title for album in Album.objects.filter(owner=person)) == ["a", "b"]
     message = LogEntry.objects.get().get_change_message()

@@ -1,7 +1,7 @@
-"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
+"""Runs the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
 
 Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
-COMMAND``) or starts a private one. The exit code tells whether it ran, not how fast.
+COMMAND``) or starts a private one. The exit code says whether it ran, not how fast.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 
 
 def subjects() -> dict[str, Subject]:
-    """All subjects in the order of the table. Imports the models, so Django must be set up."""
+    """Return all subjects in the order of the table. Imports models: set Django up before."""
     from tests.benchmarks import (
-        connecting,
-        following,
-        migrating,
-        reading,
-        scattering,
+        connections,
+        migrate,
+        reads,
+        scatter,
         signals,
         tickets,
-        writing,
+        topology,
+        writes,
     )
     from tests.benchmarks.cache.run import cached
 
     return {
-        "get": reading.get_staying,
-        "alternating": reading.get_alternating,
-        "filter": reading.filter_page,
-        "bulk_create": writing.bulk_create,
-        "scatter": scattering.top_rows,
-        "update": writing.atomic_update,
+        "get": reads.get_staying,
+        "alternating": reads.get_alternating,
+        "filter": reads.filter_page,
+        "bulk_create": writes.bulk_create,
+        "scatter": scatter.top_rows,
+        "update": writes.atomic_update,
         "signals": signals.request_signals,
-        "connections": connecting.connections_held,
+        "connections": connections.connections_held,
         "tickets": tickets.tickets,
         "cache": cached,
-        "migrations": migrating.migrations,
-        "topology": following.topology_change,
+        "migrations": migrate.migrations,
+        "topology": topology.topology_change,
     }
 
 

@@ -1,4 +1,4 @@
-"""One table, three models: ours by two strategies, and Django's own on the same rows."""
+"""One table with three models: ours by two strategies, and Django's own on the same rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Photo(ShardedModel, PhotoFields):
 
 
 class Upload(ShardedModel, PhotoFields):
-    """Modulo 16, to be written in bulk."""
+    """Modulo 16, for bulk writes."""
 
     photo_id = TicketField(primary_key=True)
 
@@ -45,7 +45,7 @@ class Upload(ShardedModel, PhotoFields):
 
 
 class Placed(ShardedModel, PhotoFields):
-    """By the directory."""
+    """Placed by the directory."""
 
     photo_id = TicketField(primary_key=True)
 
@@ -58,7 +58,7 @@ class Placed(ShardedModel, PhotoFields):
 
 
 class Plain(PhotoFields):
-    """What a project without us has."""
+    """The model of a project without our library."""
 
     photo_id = models.BigIntegerField(primary_key=True)
 

@@ -1,7 +1,7 @@
 """django-sharding's ticket table, run in an environment of its own.
 
-It needs a Django of its time (3.2: its model uses ``NullBooleanField``), so it is a
-program of its own that is told how many ids to draw and answers with the seconds.
+It needs an old Django (3.2: its model uses ``NullBooleanField``). So it is a program of its
+own: it reads how many ids to draw and answers with the seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NotAvailable(Exception):
 
 
 def environment(folder: Path, requirements: list[str]) -> str:
-    """Make a virtual environment in ``folder``; its interpreter.
+    """Make a virtual environment in ``folder`` and return the path of its interpreter.
 
     :raises NotAvailable: something cannot be installed.
     """
@@ -67,9 +67,9 @@ def environment(folder: Path, requirements: list[str]) -> str:
 
 
 class Peer:
-    """A running program; a context manager.
+    """The running program; a context manager.
 
-    :raises NotAvailable: it is not.
+    :raises NotAvailable: it does not run.
     """
 
     def __init__(self, address: Address, schema: str) -> None:
@@ -92,7 +92,7 @@ class Peer:
         return process
 
     def draw(self, count: int) -> float:
-        """Seconds for ``count`` ids."""
+        """Draw ``count`` ids and return the seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()

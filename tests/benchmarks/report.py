@@ -10,7 +10,7 @@ from tests.benchmarks.timing import Measured
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table. ``reached`` is None for a line that is told for comparison only."""
+    """One line of the table. ``reached`` is None for a line that is for comparison only."""
 
     what: str
     against: str
@@ -20,28 +20,32 @@ class Line:
     detail: str = ""
 
 
-def at_most(limit: float, what: str, against: str, found: Measured, *, goal: bool = True) -> Line:
+def at_most(
+    limit: float, what: str, against: str, measured: Measured, *, goal: bool = True
+) -> Line:
     """A line about time: ours / stock must not exceed ``limit``."""
     return Line(
         what,
         against,
-        f"{found.ratio:.2f}x",
+        f"{measured.ratio:.2f}x",
         f"<= {limit:.2f}x" if goal else "",
-        found.ratio <= limit if goal else None,
-        _detail(found),
+        measured.ratio <= limit if goal else None,
+        _detail(measured),
     )
 
 
-def at_least(limit: float, what: str, against: str, found: Measured) -> Line:
+def at_least(limit: float, what: str, against: str, measured: Measured) -> Line:
     """A line about speed: stock / ours must reach ``limit``."""
-    speed = 1 / found.ratio
-    return Line(what, against, f"{speed:.2f}x", f">= {limit:.2f}x", speed >= limit, _detail(found))
+    speed = 1 / measured.ratio
+    return Line(
+        what, against, f"{speed:.2f}x", f">= {limit:.2f}x", speed >= limit, _detail(measured)
+    )
 
 
-def _detail(found: Measured) -> str:
-    low, high = found.spread
+def _detail(measured: Measured) -> str:
+    low, high = measured.spread
     return (
-        f"{_seconds(found.ours)} / {_seconds(found.stock)}, quartiles of ours/stock"
+        f"{_seconds(measured.ours)} / {_seconds(measured.stock)}, quartiles of ours/stock"
         f" {low:.2f}-{high:.2f}"
     )
 

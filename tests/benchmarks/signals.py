@@ -1,7 +1,7 @@
-"""What Django does around each request, however many shards are configured.
+"""Times Django's work around each request, whose cost may depend on the number of databases.
 
-The two projects are two processes, started by :func:`request_signals`: settings cannot be
-exchanged in a process. Each reads ``run N`` from its standard input and answers with the
+:func:`request_signals` starts two processes, one per project, because a process cannot
+exchange its settings. Each reads ``run N`` from its standard input and answers with the
 seconds that N requests took.
 """
 
@@ -24,7 +24,7 @@ REQUESTS = 200
 
 
 def request_signals(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Signals and ``make_view_atomic`` of a request, against a project with one database."""
+    """Time signals and ``make_view_atomic`` of a request, against a project with one database."""
     what = f"request signals, {CONFIGURED} shards configured, {FEW} touched"
     for busy in (False, True):
         pairs = []
@@ -64,7 +64,7 @@ class _Project:
 
 def main(address: str, prefix: str, kind: str, touched: str) -> None:
     sharded = kind == "sharded"
-    # Of one group: Django iterates over groups, at about 8 us a request for each.
+    # One group: Django iterates over groups, which costs about 8 us per group and request.
     groups = ("photos",) if sharded else ()
     configure(Address(**json.loads(address)), prefix, CONFIGURED, groups)
     from django.core.handlers.base import BaseHandler
@@ -86,7 +86,7 @@ def main(address: str, prefix: str, kind: str, touched: str) -> None:
     for line in sys.stdin:
         seconds = 0.0
         for _ in range(int(line.split()[1])):
-            # What the view does is the same work for both, and is not measured.
+            # The work of the view is the same for both and is not measured.
             for alias in used:
                 touch(alias)
             began = time.perf_counter()

@@ -20,7 +20,7 @@ ROWS, USERS = 40, 3
 GROUPS = ("photos", "uploads", "placed")
 UPLOAD_SHARDS = 16
 PLACED_SHARDS = 4
-#: Of the group that is configured but mostly not there, for the request signals.
+#: Shards of the group for the request signals; most of them do not exist.
 CONFIGURED = 4096
 START = datetime(2026, 1, 1, tzinfo=UTC)
 _OPTIONS = {"charset": "utf8mb4", "isolation_level": "read committed"}
@@ -29,7 +29,7 @@ _OURS = "sharded_orm.backends.mysql"
 
 
 def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] = GROUPS) -> None:
-    """Set Django up: with groups of shards or, with none, as a project that has one database."""
+    """Set Django up with groups of shards; without groups, as a project that has one database."""
     connection = {**address.django(), "OPTIONS": _OPTIONS, "CONN_MAX_AGE": None}
     explicit = {"default": {"ENGINE": _STOCK, "NAME": f"{prefix}_global", **connection}}
     common: dict[str, Any] = {
@@ -75,15 +75,15 @@ def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] 
 
 
 def new_prefix() -> str:
-    """Begins the names of all schemas of a run."""
+    """Return the start of the names of all schemas of a run."""
     return f"bench_{secrets.token_hex(3)}"
 
 
 class Site:
     """The schemas of a run, and a stock alias for each shard.
 
-    The stock aliases are put into ``connections`` by hand: in ``DATABASES`` they would
-    be walked on every request, on our side of the comparison as well.
+    The stock aliases are put into ``connections`` by hand: Django would walk entries of
+    ``DATABASES`` on every request, on our side of the comparison as well.
     """
 
     def __init__(self, address: Address, prefix: str, shards: int) -> None:
@@ -91,7 +91,7 @@ class Site:
         self._schemas: list[str] = []
 
     def stock(self, alias: str) -> str:
-        """The alias of a stock connection of this thread to the schema of ``alias``."""
+        """Return the alias of this thread's stock connection to the schema of ``alias``."""
         name = f"stock_{alias}"
         if not hasattr(connections._connections, name):  # type: ignore[attr-defined]
             entry = connections.settings[alias]
@@ -101,7 +101,7 @@ class Site:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Create global tables, shards and rows; drop them in the end."""
+        """Create global tables, shards and rows; drop them at the end."""
         try:
             self._make_global()
             self._make_shards()
@@ -123,14 +123,14 @@ class Site:
     def _make_global(self) -> None:
         from sharded_orm import runtime
         from sharded_orm.models.tables.placement import Placement
-        from sharded_orm.operations.tickets import begin, declared
+        from sharded_orm.operations.tickets import begin, declared_sequences
 
         with self._server() as cursor:
             self._create(cursor, f"{self.prefix}_global")
         with connections["default"].schema_editor() as editor:
             editor.create_model(Placement)
         for server in runtime.tickets().servers:
-            begin(server, declared())
+            begin(server, declared_sequences())
 
     def _make_shards(self) -> None:
         from tests.benchmarks.models import Photo
@@ -151,7 +151,7 @@ class Site:
                 cursor.execute(f"USE `{schema}`")
                 cursor.execute(definition)
             for number in range(1, self.shards):
-                # Ids are unique over all shards, keys are those of the shard.
+                # Ids are unique over all shards; keys are those of the shard.
                 cursor.execute(
                     f"INSERT INTO `{self.prefix}_photos_{number:05d}`.photo"
                     " (photo_id, user_id, title, posted_at, stars)"
@@ -172,5 +172,5 @@ class Site:
         )
 
     def photo(self, number: int) -> tuple[int, int]:
-        """(user, id) of a photo on shard ``number``."""
+        """Return (user, id) of a photo on shard ``number``."""
         return number, number * ROWS * USERS + 1

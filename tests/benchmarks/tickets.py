@@ -1,4 +1,4 @@
-"""Ids: one, many, in blocks, from many processes; the forms; and a peer."""
+"""Draws ids: one, many, in blocks, from many processes; with each form; and a peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TABLE = "CREATE TABLE {0} (id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY, stub 
 
 
 def tickets(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """On a server of its own that syncs each commit, as a ticket server must."""
+    """Run on a server of its own that syncs each commit, as a ticket server must."""
     with _durable_server() as address:
         alias = _alias(address)
         yield from _one_by_one(address, alias, rounds)
@@ -57,9 +57,9 @@ def _alias(address: Address) -> str:
 
 
 def _generator(alias: str, sequence: str, form: str = "update", **options: Any) -> TicketGenerator:
-    made = TicketGenerator([alias], TicketOptions(timeout=30.0, **options))
-    begin(made.servers[0], [sequence], form=form)
-    return made
+    generator = TicketGenerator([alias], TicketOptions(timeout=30.0, **options))
+    begin(generator.servers[0], [sequence], form=form)
+    return generator
 
 
 def _bare(address: Address) -> Any:
@@ -100,7 +100,7 @@ def _one_by_one(address: Address, alias: str, rounds: Rounds) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class _Drawer:
-    """What one process does; a child makes its own connection."""
+    """Draws ids in one process; a child process opens a connection of its own."""
 
     make: Callable[[], Callable[[], object]]
 
@@ -121,7 +121,7 @@ class _Drawer:
 
 
 def _in_processes(processes: int, count: int, drawer: _Drawer) -> tuple[float, int]:
-    """Seconds for each id, over all processes; and how often a deadlock ended a request."""
+    """Return the seconds per id over all processes, and how many requests a deadlock ended."""
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(processes), context.SimpleQueue()
     running = [
@@ -129,11 +129,11 @@ def _in_processes(processes: int, count: int, drawer: _Drawer) -> tuple[float, i
     ]
     for process in running:
         process.start()
-    found = [results.get() for _ in running]
+    spans = [results.get() for _ in running]
     for process in running:
         process.join()
-    seconds = max(end for _, end, _ in found) - min(begin for begin, _, _ in found)
-    failed = sum(failed for _, _, failed in found)
+    seconds = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+    failed = sum(failed for _, _, failed in spans)
     return seconds / max(1, processes * count - failed), failed
 
 
@@ -151,7 +151,7 @@ def _processes(alias: str, rounds: Rounds) -> Iterator[Line]:
 
 
 def _forms(address: Address, alias: str, rounds: Rounds) -> Iterator[Line]:
-    """REPLACE as published on each engine against our UPDATE: what the default rests on."""
+    """Compare REPLACE as published, on each engine, with our UPDATE; the default rests on this."""
     update = _generator(alias, "update")
     replace = _generator(alias, "replaced", "replace")
     ours = _Drawer(lambda: lambda: update.next("update"))

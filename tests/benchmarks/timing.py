@@ -1,4 +1,4 @@
-"""Two ways of doing the same, in turns."""
+"""Times two ways to do the same, in turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rounds:
     scale: float = 1.0
 
     def of(self, count: int) -> int:
-        """Repetitions in a round, at least one."""
+        """Return the repetitions in a round, at least one."""
         return max(1, int(count * self.scale))
 
 
@@ -46,12 +46,12 @@ def compare(
 ) -> Measured:
     """Time ``number`` calls of ``ours`` and of ``stock`` in each round, in short turns.
 
-    Who goes first alternates, and a ratio is made of neighbours in time, so a machine
+    The side that goes first alternates, and each ratio compares neighbouring turns. So a machine
     that slows down for a while slows both.
 
     :param before: runs untimed before each turn.
     """
-    for work in (ours, stock):  # connections, caches, imports
+    for work in (ours, stock):  # warms connections, caches, imports
         _time(work, 1, before)
     turns = _TURNS if number >= _TURNS else 1
     calls = max(1, rounds.of(number) // turns)
@@ -71,7 +71,7 @@ def compare(
 
 
 def summary(pairs: list[tuple[float, float]]) -> Measured:
-    """Of seconds (ours, stock), one pair for each round."""
+    """Summarize pairs of seconds (ours, stock), one pair per round."""
     ratios = [ours / stock for ours, stock in pairs]
     low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return Measured(

@@ -1,4 +1,4 @@
-"""Cached models of every kind, for the tests of the cache."""
+"""Cached models of every kind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from django.db import models
 
 from sharded_orm.models import GlobalModel, PackedIDField, ShardedModel
 
-#: Text is a key only if equality of the database is equality of bytes.
+#: Text may be a cache key only if the database compares it byte by byte.
 EXACT = settings.EXACT_COLLATION
 
 
 class CachedAlbum(ShardedModel):
-    """Refers to a cached row that may vanish."""
+    """Refers to a cached row that may be deleted."""
 
     user_id = models.BigIntegerField()
     title = models.CharField(max_length=200)
@@ -25,7 +25,7 @@ class CachedAlbum(ShardedModel):
 
 
 class CachedPhoto(ShardedModel):
-    """With an isolate key, by its attname."""
+    """Has an isolate key, named by its attname."""
 
     photo_id = models.BigAutoField(primary_key=True)
     user_id = models.BigIntegerField()
@@ -44,7 +44,7 @@ class CachedPhoto(ShardedModel):
 
 
 class CachedTag(ShardedModel):
-    """Without an isolate key; unique within its shard key."""
+    """Has no isolate key; unique within its shard key."""
 
     user_id = models.BigIntegerField()
     name = models.CharField(max_length=50)
@@ -60,7 +60,7 @@ class CachedTag(ShardedModel):
 
 
 class CachedComment(ShardedModel):
-    """Hangs on a cached row, by whose foreign key it is isolated."""
+    """Has a foreign key to a cached row, which is its isolate key."""
 
     user_id = models.BigIntegerField()
     photo = models.ForeignKey(CachedPhoto, models.CASCADE, related_name="comments")
@@ -74,7 +74,7 @@ class CachedComment(ShardedModel):
 
 
 class PlainRow(ShardedModel):
-    """Not cached, beside cached ones."""
+    """A model without cache, in the same group as cached models."""
 
     user_id = models.BigIntegerField()
     photo = models.ForeignKey(CachedPhoto, models.CASCADE, null=True, related_name="plain_rows")
@@ -101,7 +101,7 @@ class CachedNote(ShardedModel):
 
 
 class CachedBoard(ShardedModel):
-    """Its shard key is the id that the insert makes."""
+    """The insert generates its shard key."""
 
     id = PackedIDField(primary_key=True, type_id=21)
     name = models.CharField(max_length=100)
@@ -133,7 +133,7 @@ class CachedPost(GlobalModel):
 
 
 class CachedPlace(GlobalModel):
-    """The parent of a cached model in a table of its own."""
+    """The parent of a cached model, in a table of its own."""
 
     name = models.CharField(max_length=100)
 

@@ -1,4 +1,4 @@
-"""What every cache server promises, asked of each kind."""
+"""The contract of cache servers, tested on each kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def server(request: pytest.FixtureRequest, settings: Any) -> Any:
 
 @pytest.fixture
 def name() -> Callable[..., str]:
-    """Names that no other test has."""
+    """Return a name that no other test uses."""
     unique = uuid4().hex
     return lambda what="x": f"{unique}-{what}"
 
@@ -153,7 +153,7 @@ def test_a_lease_is_nothing_to_who_reads_the_name_plainly(server: CacheServer, n
 
 
 def test_two_readers_of_nothing_get_one_lease(server: CacheServer, name: Any) -> None:
-    """Though both have read before either asked."""
+    """Only one reader gets the lease, though both have read before either asked."""
     seen = [server.read([], [name()])[1] for _ in range(2)]
     leases = [server.lease([name()], found)[0] for found in seen]
     assert sum(lease is not None for lease in leases) == 1
@@ -220,7 +220,7 @@ def test_the_lease_of_a_value_is_void_when_the_value_is_not_the_same(
     if how.endswith("filled"):
         put(server, name(), b"fresh")
     if how == "replaced":
-        there = value_of(server, name())  # a placeholder, where the store has such
+        there = value_of(server, name())  # a placeholder, if the store uses one
         assert server.replace(name(), there or b"stale", b"fresh", 60)
     assert server.fill([CacheEntry(name(), b"old", lease)], 60)[0] == [False]
     assert value_of(server, name()) == (None if how == "deleted" else b"fresh")
@@ -281,7 +281,7 @@ def test_a_value_may_be_anything(server: CacheServer, name: Any, value: bytes) -
 
 
 def test_values_with_line_ends_beside_missing_ones(server: CacheServer, name: Any) -> None:
-    """A miss has one line less than a value, and a line end in a value makes one more."""
+    """A missing value has one line less than a value, and a line end in a value makes one more."""
     values = {
         name("missing"): None,
         name("plain"): b"x",
@@ -337,7 +337,7 @@ def test_it_tells_of_itself(server: CacheServer) -> None:
 
 def test_each_call_is_one_round_trip(server: CacheServer, name: Any) -> None:
     server.mark([(name("guard"), b"+1\n")], HEADER, 60)
-    server.finish([], [(name("guard"), b"-1\n")])  # scripts are known now
+    server.finish([], [(name("guard"), b"-1\n")])  # loads the scripts into the server
     lease = lease_of(server, name())
     server.fill([CacheEntry(name(), b"value", lease)], 60)
     names = [name(str(number)) for number in range(20)]
@@ -429,7 +429,7 @@ def test_a_child_has_connections_of_its_own(server: CacheServer, name: Any) -> N
     child = fork.Process(target=_child, args=(server, name("child"), there))
     child.start()
     for _ in range(100):
-        # Both have asked at the same time: on one connection they would mix.
+        # Both were read at the same time; on one connection their answers would mix.
         assert value_of(server, name("parent")) == b"parent"
         assert here.recv() == b"child"
         here.send(None)

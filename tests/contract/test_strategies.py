@@ -1,4 +1,4 @@
-"""What every routing strategy promises, asked of each of them."""
+"""The contract of routing strategies, tested on each of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every = pytest.mark.parametrize("name", sorted(BUILT_IN))
 
 
 class Store:
-    """A directory that has committed what it was given."""
+    """A directory whose placements are committed at once."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
@@ -59,7 +59,7 @@ def test_a_placed_key_is_found_where_it_was_placed(name: str, data: st.DataObjec
     strategy, key = make(name, store), data.draw(KEYS[name])
     number = strategy.place(key)
     assert 0 <= number < SHARDS
-    # By this instance, by another one, alone and among others.
+    # By this instance and by another one, alone and among other keys.
     for other in (strategy, make(name, store)):
         assert other.locate(key) == number
         assert other.locate_many([key]) == {key: number}

@@ -1,7 +1,7 @@
-"""Compare: ``python -m tests.django_suite [--all] [LABEL…]``; see the package.
+"""Compares the two runs: ``python -m tests.django_suite [--all] [LABEL…]``; see the package.
 
 Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
-COMMAND``) or starts a private one. Exit code 1 if a test passes on stock and not on ours
+COMMAND``) or starts a private one. The exit code is 1 if a test passes on stock and not on ours
 without being documented, or if our run did not come to its end.
 """
 
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def compare(plan: Plan) -> int:
-    """Run on both, print the report; the exit code."""
+    """Run the suite on both backends, print the report and return the exit code."""
     allowed = read_allowed(_HERE / "exceptions.toml", _DECISIONS)
     began = time.monotonic()
 
@@ -87,14 +87,14 @@ def compare(plan: Plan) -> int:
         progress("no names of time zones: the tests that need them are skipped")
     stock = run(plan, STOCK, progress)
     ours = run(plan, OURS, progress)
-    found = differences(stock.outcomes, ours.outcomes)
-    for line in report.show(stock, ours, found, allowed):
+    differing = differences(stock.outcomes, ours.outcomes)
+    for line in report.show(stock, ours, differing, allowed):
         print(line)
-    for each in (stock, ours):
-        if each.trouble and not each.outcomes.by_test:
+    for side in (stock, ours):
+        if side.trouble and not side.outcomes.by_test:
             # Nothing to compare: the reason is in a log that is about to be removed.
-            print(os.linesep.join(each.log.read_text(errors="replace").splitlines()[-40:]))
-    lost = any(each.is_loss and each.test not in allowed for each in found)
+            print(os.linesep.join(side.log.read_text(errors="replace").splitlines()[-40:]))
+    lost = any(difference.is_loss and difference.test not in allowed for difference in differing)
     return 1 if lost or stock.trouble or ours.trouble else 0
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of the two runs, test by test. Pure but for reading two files."""
+"""Compares the outcomes of the two runs test by test. Its only side effect is to read two files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: From good to bad: of several lines about a test the worst counts.
+#: From good to bad. If a test has several lines, the worst counts.
 ORDER = ("ok", "expected failure", "skip", "unexpected success", "fail", "error", "unfinished")
 PASSED = frozenset(["ok", "expected failure"])
 MISSING = "missing"
@@ -16,19 +16,19 @@ MISSING = "missing"
 
 @dataclass
 class Outcomes:
-    """What a run has written."""
+    """The outcomes that a run has written."""
 
     by_test: dict[str, str] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
-    #: Label -> seconds.
+    #: Seconds per label.
     seconds: dict[str, float] = field(default_factory=dict)
     #: Tests that were started and had no outcome when the run ended.
     unfinished: list[str] = field(default_factory=list)
-    #: The run came to its end.
+    #: Whether the run came to its end.
     ended: bool = False
 
     def by_label(self) -> dict[str, Counter[str]]:
-        """Label -> how many tests had which outcome."""
+        """Return the number of tests by outcome, by label."""
         counts: dict[str, Counter[str]] = {}
         for test, outcome in self.by_test.items():
             counts.setdefault(label_of(test), Counter())[outcome] += 1
@@ -36,7 +36,8 @@ class Outcomes:
 
 
 def label_of(test: str) -> str:
-    """The label of a test id; of an error in a class's setUp, that of the class.
+    """Return the label of a test id. For an error in a class's setUp, return the label of the
+    class.
 
     >>> label_of("queries.tests.Queries1Tests.test_ticket1050")
     'queries'
@@ -47,20 +48,20 @@ def label_of(test: str) -> str:
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """Read what the recorder wrote; an incomplete last line is ignored."""
+    """Read the file of the recorder; an incomplete last line is ignored."""
     outcomes = Outcomes()
     started: dict[str, None] = {}
     for line in path.read_text().splitlines():
         try:
-            what, *rest = json.loads(line)
+            what, *values = json.loads(line)
         except ValueError:
             continue
         if what == "end":
             outcomes.ended = True
         elif what == "start":
-            started[rest[0]] = None
+            started[values[0]] = None
         else:
-            test, detail, seconds = rest
+            test, detail, seconds = values
             label = label_of(test)
             outcomes.seconds[label] = outcomes.seconds.get(label, 0.0) + seconds
             before = outcomes.by_test.get(test)
@@ -68,8 +69,8 @@ def read_outcomes(path: Path) -> Outcomes:
                 outcomes.by_test[test] = what
                 outcomes.details[test] = detail
             started.pop(test, None)
-    # A test whose subtests all passed has its success as any other; what is left here
-    # was running when the process ended.
+    # A test whose subtests all passed has a success like any other. The tests left here were
+    # running when the process ended.
     outcomes.unfinished = list(started)
     for test in started:
         outcomes.by_test[test] = "unfinished"
@@ -79,7 +80,7 @@ def read_outcomes(path: Path) -> Outcomes:
 
 @dataclass(frozen=True)
 class Difference:
-    """A test whose outcome is not the same on both sides."""
+    """A test whose outcome differs between the two sides."""
 
     test: str
     stock: str
@@ -88,19 +89,19 @@ class Difference:
 
     @property
     def is_loss(self) -> bool:
-        """It passes on stock, and on ours it fails, is skipped or did not run."""
+        """Whether the test passes on stock, and on ours fails, is skipped or did not run."""
         return self.stock in PASSED and self.ours not in PASSED
 
 
 def differences(stock: Outcomes, ours: Outcomes) -> list[Difference]:
-    """All tests that had different outcomes, in the order of their names."""
-    found = []
+    """Return all tests with different outcomes, sorted by name."""
+    differing = []
     for test in sorted({*stock.by_test, *ours.by_test}):
         left, right = stock.by_test.get(test, MISSING), ours.by_test.get(test, MISSING)
         if left != right:
             detail = ours.details.get(test) or stock.details.get(test) or ""
-            found.append(Difference(test, left, right, detail))
-    return found
+            differing.append(Difference(test, left, right, detail))
+    return differing
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Allowed:
 
 
 def read_allowed(path: Path, decisions: Path) -> dict[str, Allowed]:
-    """The documented differences: test id -> reason and page under ``decisions``.
+    """Return the documented differences: test id -> reason and page under ``decisions``.
 
     :raises ValueError: an entry lacks one of the two, or its page does not exist.
     """

@@ -1,4 +1,4 @@
-"""Which of the suite's labels are run by default: those that touch a database backend."""
+"""The labels of the suite that run by default: those that use a database backend."""
 
 from __future__ import annotations
 

@@ -13,17 +13,27 @@ _DETAIL_LINES = 12
 
 
 def show(
-    stock: Run, ours: Run, found: list[Difference], allowed: dict[str, Allowed]
+    stock: Run, ours: Run, differences: list[Difference], allowed: dict[str, Allowed]
 ) -> Iterator[str]:
-    """Lines: numbers per label, then each difference, then the trouble, then the sum."""
+    """Return the lines: numbers per label, each difference, errors of the runs, the sum."""
     yield from _table(stock, ours)
-    losses = [each for each in found if each.is_loss and each.test not in allowed]
+    losses = [
+        difference
+        for difference in differences
+        if difference.is_loss and difference.test not in allowed
+    ]
     yield from _section("Pass on stock and not on ours:", losses, details=True)
-    documented = [each for each in found if each.is_loss and each.test in allowed]
+    documented = [
+        difference
+        for difference in differences
+        if difference.is_loss and difference.test in allowed
+    ]
     yield from _section("The same, by a decision:", documented)
-    for each in documented:
-        yield f"    {allowed[each.test].reason} ({allowed[each.test].decision})"
-    yield from _section("Other differences:", [each for each in found if not each.is_loss])
+    for difference in documented:
+        yield f"    {allowed[difference.test].reason} ({allowed[difference.test].decision})"
+    yield from _section(
+        "Other differences:", [difference for difference in differences if not difference.is_loss]
+    )
     unused = sorted(
         test
         for test in allowed
@@ -68,12 +78,12 @@ def _numbers(count: Counter[str], seconds: float) -> str:
     return f"{passed:8}{failed:8}{count['skip']:8}{seconds:8.1f}"
 
 
-def _section(title: str, found: list[Difference], details: bool = False) -> Iterator[str]:
-    if not found:
+def _section(title: str, differences: list[Difference], details: bool = False) -> Iterator[str]:
+    if not differences:
         return
     yield f"\n{title}"
-    for each in found:
-        yield f"  {each.test}: {each.stock} on stock, {each.ours} on ours"
+    for difference in differences:
+        yield f"  {difference.test}: {difference.stock} on stock, {difference.ours} on ours"
         if details:
-            for line in each.detail.strip().splitlines()[-_DETAIL_LINES:]:
+            for line in difference.detail.strip().splitlines()[-_DETAIL_LINES:]:
                 yield f"      {line}"

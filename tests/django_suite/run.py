@@ -1,4 +1,4 @@
-"""One run of Django's suite on one backend, in a process of its own."""
+"""Runs Django's suite on one backend, in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.services import find_program, keeper
 from tests.services.mariadb import Address
 
 _INSIDE = Path(__file__).parent / "inside"
-_PROGRESS = 30.0  # seconds between two lines
+_PROGRESS = 30.0  # seconds between two progress lines
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A side of the comparison."""
+    """One side of the comparison."""
 
     name: str
     engine: str
-    #: Of its schemas. Equally long on both sides: some tests are about lengths of names.
+    #: Start of its schema names. Equally long on both sides: some tests depend on the lengths.
     prefix: str
 
 
@@ -40,39 +40,40 @@ OURS = Backend("ours", "sharded_orm.backends.mysql", "suite_leased")
 
 @dataclass(frozen=True)
 class Plan:
-    """What both runs have in common."""
+    """The options of both runs."""
 
     #: The unpacked distribution.
     source: Path
     server: Address
-    #: Results and logs.
+    #: The folder for results and logs.
     folder: Path
-    #: None for all of them.
+    #: None: all labels.
     labels: Sequence[str] | None
-    #: Processes, as the option of ``runtests.py``.
+    #: Number of processes, as for the option of ``runtests.py``.
     parallel: int = 1
-    #: Of each run, in seconds. A run that takes longer is killed and counts as crashed.
+    #: Seconds for each run. A run that takes longer is killed and counts as crashed.
     timeout: float = 7200.0
-    #: Lease one of this many sessions at random (our backend only); 0: as usual.
+    #: Lease one of this many sessions at random (our backend only); 0: do not.
     scramble: int = 0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came out of one run."""
+    """The result of one run."""
 
     backend: Backend
     outcomes: Outcomes
     seconds: float
-    #: Of the processor, without the server's.
+    #: Seconds of processor time, without the server's.
     cpu: float
-    #: What went wrong with the run itself; empty when it came to its end.
+    #: Why the run itself failed; empty if it came to its end.
     trouble: str
     log: Path
 
 
 def run(plan: Plan, backend: Backend, progress: Callable[[str], None]) -> Run:
-    """Run the suite to its end, its crash or its timeout. Test failures are not trouble."""
+    """Run the suite to its end, its crash or its timeout. Failed tests are no trouble of the
+    run."""
     results = plan.folder / f"{backend.name}.jsonl"
     log = plan.folder / f"{backend.name}.log"
     results.unlink(missing_ok=True)
@@ -105,10 +106,10 @@ def run(plan: Plan, backend: Backend, progress: Callable[[str], None]) -> Run:
 
 
 def _environment(plan: Plan, backend: Backend, results: Path) -> dict[str, str]:
-    given = {
+    options = {
         "engine": backend.engine,
         "prefix": backend.prefix,
-        # Strings, as dbshell and the like expect of settings.
+        # Strings, as dbshell and others expect of settings.
         "server": {key: str(value) for key, value in plan.server.django().items()},
         "results": str(results),
         "scramble": plan.scramble if backend is OURS else 0,
@@ -116,17 +117,18 @@ def _environment(plan: Plan, backend: Backend, results: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("DJANGO_")}
     path = [plan.source, _INSIDE, _package_alone(plan.source.parent)]
     env["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    # Removed with the source: a run that is killed leaves its files behind.
+    # Removed together with the source, as a killed run leaves its files behind.
     env["TMPDIR"] = tempfile.mkdtemp(dir=plan.source.parent)
     env["PYTHONHASHSEED"] = "0"  # the same order of sets on both sides
-    env["SHARDED_ORM_YARDSTICK"] = json.dumps(given)
+    env["SHARDED_ORM_YARDSTICK"] = json.dumps(options)
     return env
 
 
 def _package_alone(folder: Path) -> Path:
-    """A folder to import our package from and nothing else of the repository.
+    """Return a folder from which only our package can be imported, and nothing else of the
+    repository.
 
-    The suite makes projects of its own, named e.g. ``testproject``.
+    The suite creates projects of its own, for example one named ``testproject``.
     """
     spec = importlib.util.find_spec("sharded_orm")
     assert spec is not None
@@ -179,9 +181,9 @@ def _trouble(code: int | None, timeout: float, outcomes: Outcomes) -> str:
 
 
 def load_time_zones(server: Address) -> bool:
-    """Give the server the names of time zones, without which tests are skipped.
+    """Load the names of time zones into the server; without them tests are skipped.
 
-    False if the programs for it are missing.
+    Return False if the programs for it are missing.
     """
     zones = Path("/usr/share/zoneinfo")
     try:

@@ -1,4 +1,4 @@
-"""Django's source distribution: the wheel that is installed comes without its tests."""
+"""Django's source distribution: the installed wheel does not include the tests."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import django
 
 
 class SourceMissing(RuntimeError):
-    """The source distribution is neither in the cache nor to be had from the index."""
+    """The source distribution is not in the cache and cannot be downloaded."""
 
 
 def default_cache() -> Path:
-    """The user's cache folder; outside of the repository, shared by its checkouts."""
+    """Return the user's cache folder; outside of the repository, shared by its checkouts."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sharded-orm"
 
 
 def fetch(cache: Path) -> Path:
-    """Path of the archive of exactly the installed version, downloaded once.
+    """Return the path of the archive of exactly the installed version, downloading it once.
 
     :raises SourceMissing: the index does not have it, or cannot be reached.
     """
     version = django.get_version()
-    if found := _find(cache, version):
-        return found
+    if archive := _find(cache, version):
+        return archive
     cache.mkdir(parents=True, exist_ok=True)
     # Into a folder of its own first: an interrupted download must not stay in the cache.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        # pip asks the package for its metadata and so needs its build backend; only the
-        # isolated build is sure to have one that is new enough.
+        # pip asks the package for its metadata and so needs its build backend. Only the isolated
+        # build surely has a recent one.
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
             "--no-deps", "--no-binary", "Django", "--dest", folder, f"Django=={version}",
@@ -53,9 +53,9 @@ def fetch(cache: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack into ``folder``; the top folder of the distribution, which has ``tests/``."""
+    """Unpack the archive into ``folder`` and return its top folder, which has ``tests/``."""
     with tarfile.open(archive) as packed:
-        # Debian 12 has Python 3.11.2, which knows no filters yet.
+        # Python 3.11.2 (Debian 12) does not know filters yet.
         filters: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         packed.extractall(folder, **filters)
     tops = [path.parent for path in folder.glob("*/tests") if (path / "runtests.py").exists()]
@@ -65,8 +65,8 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def _find(folder: Path, version: str) -> Path | None:
-    # The name has been Django-X.tar.gz and is django-X.tar.gz.
-    wanted = f"django-{version}.tar.gz"
+    # The archive used to be named Django-X.tar.gz and is now named django-X.tar.gz.
+    name = f"django-{version}.tar.gz"
     if not folder.is_dir():
         return None
-    return next((path for path in folder.iterdir() if path.name.lower() == wanted), None)
+    return next((path for path in folder.iterdir() if path.name.lower() == name), None)

@@ -16,7 +16,7 @@ _FENCE = re.compile(r"^(```+)(\S*)[^\n]*\n(.*?)^\1\s*$", re.DOTALL | re.MULTILIN
 
 @dataclass(frozen=True)
 class Block:
-    """One block; ``line`` is that of its first line of code."""
+    """One block; ``line`` is the number of its first line of code."""
 
     path: Path
     line: int
@@ -29,7 +29,7 @@ class Block:
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """The blocks of a page in order. ``runs`` is false below a comment that says so."""
+    """Return the blocks of a page in order. ``runs`` is false below a comment that says so."""
     text = path.read_text(encoding="utf-8")
     for match in _FENCE.finditer(text):
         above = text[: match.start()].rstrip("\n")
@@ -43,6 +43,6 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def pages() -> list[Path]:
-    """Every page of the documentation, and those beside it."""
+    """Return the paths of all pages of the documentation, and of those beside its folder."""
     inside = (p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
     return [*sorted(inside), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

@@ -1,7 +1,7 @@
-"""The pictures of the documentation, as the browser tests see the pages.
+"""The pictures of the documentation, taken by the browser tests.
 
-``python -m tests.docs.pictures`` runs those tests on MariaDB and writes ``docs/howto/images`` anew:
-what is blank below is cut off, and 256 colours are enough for a page.
+``python -m tests.docs.pictures`` runs those tests on MariaDB and rewrites
+``docs/howto/images``. It cuts off the blank part below, and reduces a page to 256 colours.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.docs.markdown import DOCS, ROOT
 IMAGES = DOCS / "howto" / "images"
 TESTS = "tests/acceptance/browser"
 BACKEND = "mariadb"
-MARGIN = 16  # pixels below what is cut off
+MARGIN = 16  # pixels that are kept below the last content
 
-#: Name of each picture → the test that takes it, its name there, and how much of it is shown.
+#: Name of each picture → the test that takes it, its name there, and its largest height.
 PICTURES = {
     "all-shards": ("all_shards", "everywhere", 820),
     "add": ("add_change_delete", "form", 560),
@@ -33,14 +33,14 @@ PICTURES = {
 
 
 def shrink(source: Path, target: Path, most: int) -> None:
-    """Cut off what is blank below, or beyond ``most`` pixels, and store it in few bytes."""
+    """Cut off the blank part below, or all beyond ``most`` pixels, and compress the picture."""
     with Image.open(source) as opened:
         page = opened.convert("RGB")
     blank = Image.new("RGB", page.size, page.getpixel((page.width - 1, page.height - 1)))
     used = ImageChops.difference(page, blank).getbbox()
     bottom = min(page.height, most, used[3] + MARGIN if used else most)
     page = page.crop((0, 0, page.width, bottom))
-    # Dots between two colours would not compress, and text is no photograph.
+    # Without dithering: dots between two colours would not compress, and text is no photograph.
     few = page.quantize(256, dither=Image.Dither.NONE)
     few.save(target, optimize=True)
 

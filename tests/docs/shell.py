@@ -1,7 +1,7 @@
 """Runs examples with ``>>>`` inside the project of the working directory.
 
-``python -m tests.docs.shell SETTINGS`` reads examples from standard input, as one
-interactive session, and exits with 1 when one of them shows something else.
+``python -m tests.docs.shell SETTINGS`` reads examples from standard input as one interactive
+session. It exits with 1 if the output of an example differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RANDOM = [
 
 
 class Checker(doctest.OutputChecker):
-    """Compares output apart from what is random."""
+    """Compares output, except for its random parts."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         return super().check_output(_settled(want), _settled(got), optionflags)

@@ -1,4 +1,4 @@
-"""The documentation against the code: examples compile, reference pages are complete."""
+"""The documentation compared with the code: examples compile, reference pages are complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from django.utils.module_loading import import_string
 
-from sharded_orm import conf, exceptions
+from sharded_orm import exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import inlines
 from sharded_orm.checks import cache, databases, models
+from sharded_orm.conf import cache as cache_setting
+from sharded_orm.conf import groups, nodes, setting, tickets
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -46,7 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_pictures_are_those_that_the_tests_take() -> None:
-    # Small enough to be in git: ``python -m tests.docs.pictures`` makes them so.
+    # Small enough for git; ``python -m tests.docs.pictures`` compresses them.
     assert {path.name for path in IMAGES.iterdir()} == {f"{name}.png" for name in PICTURES}
     for path in IMAGES.iterdir():
         assert path.stat().st_size < 150_000, path
@@ -78,12 +80,13 @@ def test_every_check_is_documented() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        conf._KEYS,
-        conf._CACHE_KEYS,
-        conf._GROUP_KEYS,
-        conf._RANGE_KEYS,
-        conf._NODE_KEYS,
-        conf._ADMIN_KEYS,
+        setting.KEYS,
+        cache_setting.KEYS,
+        groups.KEYS,
+        groups.RANGE_KEYS,
+        nodes.KEYS,
+        setting.ADMIN_KEYS,
+        tickets.KEYS,
     ],
     ids=len,
 )
@@ -109,3 +112,11 @@ def test_every_option_of_a_source_is_documented(name: str) -> None:
         assert re.search(rf"^\| (`{name}`|all but `static`) \| `{option}`", text, re.MULTILINE), (
             option
         )
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("0*.md")), ids=lambda p: p.stem)
+def test_decisions_name_modules_that_exist(page: Path) -> None:
+    (line,) = (line for line in page.read_text().splitlines() if line.startswith("- Touches:"))
+    for name in re.findall(r"`([a-z_0-9.]+)`", line):
+        path = ROOT / "sharded_orm" / name.removeprefix("sharded_orm.").replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file() or (ROOT / name).is_file(), name

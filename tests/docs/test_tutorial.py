@@ -1,4 +1,4 @@
-"""The tutorial, executed: its files written, its commands run, its sessions compared."""
+"""The tutorial, executed: its files are written, its commands run, its sessions compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Project:
                 **inherited,
                 "PYTHONPATH": str(ROOT),
                 "PYTHONDONTWRITEBYTECODE": "1",
-                # Both streams go into one pipe and are wanted in order, as in a terminal.
+                # Both streams go into one pipe and must keep their order, as in a terminal.
                 "PYTHONUNBUFFERED": "1",
             },
             input=given,
@@ -64,7 +64,7 @@ class Project:
             )
 
     def session(self, several: list[Block]) -> None:
-        # Line numbers of the page, so that a failure tells where it stands.
+        # Keeps the line numbers of the page, so that a failure names the place.
         text = ""
         for block in several:
             text += "\n" * (block.line - 1 - text.count("\n")) + block.code
@@ -75,14 +75,14 @@ class Project:
 
 
 def commands(code: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with what it prints."""
+    """Return the commands of a console block, each with its output."""
     for part in ("\n" + code).split("\n$ ")[1:]:
         command, _, output = part.partition("\n")
         yield command, output if output.endswith("\n") or not output else output + "\n"
 
 
 def steps(path: Path) -> Iterator[list[Block]]:
-    """The blocks of a page; sessions that nothing interrupts are one session."""
+    """Return the blocks of a page; adjacent parts of a session are joined."""
     session: list[Block] = []
     for block in blocks(path):
         if block.language == "pycon":

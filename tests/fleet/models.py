@@ -1,4 +1,4 @@
-"""What the 28 migrations of this app lead to; they have every kind of operation."""
+"""The models after the 28 migrations of this app, which contain every kind of operation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Remark(OnFleet):
 
 
 class Receipt(ShardedModel):
-    """Its ids begin elsewhere on each shard, which is set after ``migrate``."""
+    """Its ids start at another number on each shard, which is set after ``migrate``."""
 
     id = PackedIDField(primary_key=True, type_id=3)
     user_id = models.BigIntegerField()

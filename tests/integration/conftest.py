@@ -1,4 +1,4 @@
-"""What tests of several parts listen to."""
+"""Fixtures for tests of several parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements that were sent since the fixture was made, one entry per packet.
+    """The statements sent since the fixture was set up, one entry per packet.
 
-    Only of sessions that are opened from then on: ask for it before ``node``.
+    It records only sessions that are opened after that, so request it before ``node``.
     """
     sent: list[str] = []
 

@@ -44,7 +44,7 @@ def _place(settings: dict[str, Any], barrier: Any, answers: Any) -> None:
     strategy = runtime.strategy("photos")
     placed = {}
     for key in range(KEYS):
-        # All processes meet at each key, so that every key is a race.
+        # All processes wait for each other before each key, so that every key is a race.
         barrier.wait(timeout=PATIENCE)
         placed[key] = strategy.place(key)
     answers.put(placed)

@@ -1,7 +1,7 @@
-"""One thread that touches every one of 4096 shards; run by ``test_many_shards``.
+"""One thread that uses every one of 4096 shards; run by ``test_many_shards``.
 
-Prints what it kept as JSON. A process of its own, because tests never drop a
-connection that the test may still look at.
+Prints the connections and memory that it keeps as JSON. It is a process of its own, because a
+test process never drops a connection that a test may still use.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def test_a_forked_child_has_connections_of_its_own(monkeypatch: pytest.MonkeyPat
         parents.ensure_connection()
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert connections.get("directory").connection is not parents
-        assert parents.connection is not None  # Not closed: the session is the parent's.
+        assert parents.connection is not None  # not closed: the session is the parent's
     parents.close()
 
 

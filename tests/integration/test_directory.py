@@ -54,7 +54,7 @@ def test_processes_that_place_the_same_key_at_once_agree_on_mariadb(
 
 
 class _database:
-    """A schema that exists for the length of a block."""
+    """A schema that exists during the block."""
 
     def __init__(self, server: dict[str, Any], name: str) -> None:
         import MySQLdb
@@ -84,7 +84,7 @@ class _database:
 @pytest.mark.every_backend
 @pytest.mark.django_db(databases=DATABASES, transaction=True)
 class TestRollback:
-    """Outside ``TestCase``, where transactions are real."""
+    """Outside of ``TestCase``, so that transactions are real."""
 
     @pytest.mark.parametrize("outer", ["default", "directory", "photos"])
     def test_a_placement_survives_the_rollback_of_its_caller(self, outer: str) -> None:
@@ -95,8 +95,8 @@ class TestRollback:
         runtime.strategy("photos").forget()  # type: ignore[attr-defined]
         number = runtime.strategy("photos").locate(70)
         assert number is not None
-        # With the shard's own transaction untouched its row is there; either way the key
-        # is where it was, so that no row can be left behind on another shard.
+        # If the shard's own transaction is not rolled back, its row is there. Either way the key
+        # keeps its place, so that no row can stay behind on another shard.
         assert Photo.objects.filter(user_id=70).count() == (0 if outer == "photos" else 1)
         assert Photo.objects.create(user_id=70, title="x")._state.db == f"photos_{number:05d}"
 
@@ -111,5 +111,5 @@ def test_inside_a_test_case_placements_are_rolled_back_and_not_remembered() -> N
     strategy: Any = runtime.strategy("photos")
     strategy.forget()
     strategy.place(72)
-    assert "72" not in strategy._known
+    assert "72" not in strategy._placements
     assert strategy.store.find("photos", ["72"])["72"][1] is False

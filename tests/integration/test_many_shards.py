@@ -1,4 +1,4 @@
-"""A thread that has touched all of 4096 shards keeps a bounded number of connections."""
+"""A thread that has used all of 4096 shards keeps a bounded number of connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_touching_all_of_4096_shards_is_bounded(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["kept"] <= LIMIT
     assert found["iterated"] == 2
-    # A few KiB for each wrapper that is kept, and for each shard the record that all
+    # A few KiB for each connection object that is kept, and for each shard the record that all
     # threads share. A second walk over all shards adds nothing.
     assert found["once"] < LIMIT * 16 * 1024 + SHARDS * 1024
     assert found["grown"] < 64 * 1024

@@ -54,7 +54,7 @@ print(json.dumps({{
 
 
 class Project:
-    """A project with nothing but the library in one database."""
+    """A project with only the library, in one database."""
 
     def __init__(self, folder: Path, default: dict[str, Any]) -> None:
         self.folder = folder

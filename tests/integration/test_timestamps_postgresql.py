@@ -1,4 +1,4 @@
-"""Timestamped ids that real PostgreSQL makes as a column's default (I2, I3)."""
+"""Timestamped ids that real PostgreSQL generates as the default of a column (I2, I3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from django.db.utils import ConnectionHandler
 
 from sharded_orm.exceptions import InvalidID
 from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
-from sharded_orm.ids.timestamps_postgresql import create_function, function_name, statements
+from sharded_orm.ids.timestamps_postgresql import (
+    create_function,
+    create_sequence,
+    function_name,
+    set_default,
+)
 from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.after_migrate.postgresql_defaults import after_migrate
 from tests.patience import PATIENCE
@@ -65,12 +70,20 @@ def make(
     layout: TimestampedLayout = LAYOUT,
     table: str = "Likes",
 ) -> str:
-    """A table with timestamped ids; its qualified name."""
+    """Create a table with timestamped ids and return its qualified name."""
     name = f"{quoted(schema)}.{quoted(table)}"
     connection.execute(f'CREATE TABLE {name} ("ID" bigint PRIMARY KEY, "user" int)')
-    for statement in statements(schema, table, "ID", shard, layout):
-        connection.execute(statement)
+    give_ids(connection, schema, table, shard, layout)
     return name
+
+
+def give_ids(
+    connection: Any, schema: str, table: str, shard: int, layout: TimestampedLayout = LAYOUT
+) -> None:
+    connection.execute(create_function(schema, shard, layout))
+    for statement in create_sequence(schema, table, "ID"):
+        connection.execute(statement)
+    connection.execute(set_default(schema, table, "ID", layout))
 
 
 def insert(connection: Any, table: str, count: int = 1) -> list[int]:
@@ -82,7 +95,7 @@ def insert(connection: Any, table: str, count: int = 1) -> list[int]:
 
 
 def step_back(connection: Any, schema: str, table: str, ahead: timedelta) -> int:
-    """Let the last id of a table be as far ahead as if the clock had been set back by that."""
+    """Set the last id of a table ahead, as if the clock had been set back by that time."""
     last = TimestampedID.at(datetime.now(UTC) + ahead, 0, 0)
     state = last.milliseconds << 10
     sequence = f"{quoted(schema)}.{quoted(table + '_ID_last')}"
@@ -148,7 +161,7 @@ def test_who_finds_a_millisecond_used_up_waits_for_the_next(connection: Any, sch
 def test_concurrent_bulk_inserts_are_unique(
     postgresql: Address, connection: Any, schema: str
 ) -> None:
-    """The published function makes duplicates here: between nextval and clock others pass."""
+    """The published function generates duplicates here, between nextval and clock."""
     table = make(connection, schema, 5)
     barrier = threading.Barrier(4)
     drawn: list[list[int]] = []
@@ -180,7 +193,7 @@ def test_no_one_waits_for_another_s_transaction(
         (second,) = insert(connection, table)
         open_one.rollback()
     (third,) = insert(connection, table)
-    # A rollback takes nothing back.
+    # A rollback does not give ids back.
     assert first < second < third
 
 
@@ -261,8 +274,7 @@ def test_again_changes_nothing_but_the_shard(connection: Any, schema: str) -> No
     table = make(connection, schema, 5)
     step_back(connection, schema, "Likes", HOUR)
     before = insert(connection, table)
-    for statement in statements(schema, "Likes", "ID", 6):
-        connection.execute(statement)
+    give_ids(connection, schema, "Likes", 6)
     after = insert(connection, table)
     assert TimestampedID.from_int(after[0]).shard == 6
     assert after[0] >> 23 >= before[0] >> 23

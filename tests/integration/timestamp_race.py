@@ -1,4 +1,4 @@
-"""Processes that make timestamped ids for one shard at the same instant.
+"""Processes that generate timestamped ids for one shard at the same instant.
 
 Imports no model: a spawned process configures Django first.
 """
@@ -16,7 +16,7 @@ ROWS = 30
 
 
 class Time:
-    """A clock that stands still, and moves by waiting only."""
+    """A clock that advances only when somebody sleeps."""
 
     def __init__(self, layout: Any) -> None:
         self._start = self._now = layout.epoch_milliseconds + NOW
@@ -62,15 +62,15 @@ def _insert(settings: Any, name: str, guarded: bool, barrier: Any, answers: Any)
 
     def look(rows: Any, alias: str) -> Any:
         nonlocal again
-        found = taken(rows, alias) if guarded else []
-        again += len(found)
-        return found
+        existing = taken(rows, alias) if guarded else []
+        again += len(existing)
+        return existing
 
     field._taken = look
     visits = Visit.objects.using("visits_00001")
     ids: list[int] = []
     error = ""
-    # The same clock and the same draw in both: every round begins with equal ids.
+    # The same clock and the same random draw in both, so every round begins with equal ids.
     for number in range(ROWS):
         draw = partial(min, number)
         time.set(10 * number)
@@ -84,13 +84,13 @@ def _insert(settings: Any, name: str, guarded: bool, barrier: Any, answers: Any)
             else:
                 rows = [Visit(page=f"{name} {number} {n}") for n in range(5)]
                 ids += [row.pk for row in visits.bulk_create(rows)]
-        except Exception as exc:  # The parent asserts what it is.
+        except Exception as exc:  # the parent asserts which error it is
             error = repr(exc)
     answers.put({"ids": ids, "error": error, "again": again})
 
 
 def race(group: Any, *, guarded: bool) -> list[dict[str, Any]]:
-    """Two processes on the test shards of ``group``; what each tells of its rows."""
+    """Run two processes on the test shards of ``group`` and return the rows that each reports."""
     from django.conf import settings
 
     configured = settings.SHARDED_ORM["GROUPS"][group.name]

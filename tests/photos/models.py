@@ -1,4 +1,4 @@
-"""The models that the tests of routing and queries work with."""
+"""Models for the tests of routing and queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Person(GlobalModel):
 
 
 class OnPhotos(ShardedModel):
-    """An abstract base whose ShardMeta is inherited."""
+    """An abstract base; its subclasses inherit the ShardMeta."""
 
     class Meta:
         abstract = True
@@ -130,7 +130,7 @@ class Pin(ShardedModel):
 
 
 class Board(ShardedModel):
-    """Its packed id is counted by its shard's table."""
+    """A table of its shard counts its packed ids."""
 
     id = PackedIDField(primary_key=True, type_id=1)
     name = models.CharField(max_length=100)
@@ -142,7 +142,7 @@ class Board(ShardedModel):
 
 
 class Save(ShardedModel):
-    """On the shard of its board, which its own packed id carries, too."""
+    """On the shard of its board; its own packed id carries the same shard."""
 
     id = PackedIDField(primary_key=True, type_id=2)
     board = models.ForeignKey(Board, models.CASCADE, related_name="saves")
@@ -199,7 +199,7 @@ class VisitProxy(Visit):
 
 
 class Note(ShardedModel):
-    """Its own packed id is the key, and it may refer to a board; has a second id."""
+    """Its own packed id is the shard key. It may refer to a board, and has a second id."""
 
     id = PackedIDField(primary_key=True, type_id=4)
     board = models.ForeignKey(Board, models.CASCADE, null=True, blank=True, related_name="notes")
@@ -212,7 +212,7 @@ class Note(ShardedModel):
 
 
 class Tick(ShardedModel):
-    """Its timestamped id is not the shard key, and routes all the same."""
+    """Its timestamped id is not the shard key, but routes all the same."""
 
     id = TimestampedIDField(primary_key=True)
     visit = models.ForeignKey(Visit, models.CASCADE)

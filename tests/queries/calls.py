@@ -1,4 +1,4 @@
-"""A call, or several, of every public method of Django's managers and querysets."""
+"""One or more calls of every public method of Django's managers and querysets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.queries.twins import World
 
 @dataclass(frozen=True)
 class Relation:
-    """The related rows that a call is about: ``source.accessor``."""
+    """The related rows that a call uses: ``source.accessor``."""
 
     name: str
     accessor: str
@@ -22,8 +22,8 @@ class Relation:
     #: The model of the related rows, and its field that the manager sets by itself.
     model: str
     field: str | None
-    #: Primary keys: of two related rows, of one that is not and is on the shard of the first,
-    #: of one that is on another shard.
+    #: Primary keys of two related rows, of an unrelated row on the shard of the first, and of an
+    #: unrelated row on another shard.
     members: tuple[int, int]
     stranger: int
     elsewhere: int
@@ -36,7 +36,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Case:
-    """What a call may use of one world."""
+    """What a call may use of one set of models."""
 
     world: World
     relation: Relation
@@ -57,21 +57,21 @@ class Case:
         return self.row(self.relation.elsewhere)
 
     def new(self, owner: int | None = ONE, pk: int = 900, **values: Any) -> dict[str, Any]:
-        """The values of a row that is not there yet."""
+        """Values of a row that does not exist yet."""
         agents = {key: self.world.of("Agent", key) for key in (ONE, TWO, NEAR)}
-        given = {"id": pk, "name": f"new {pk}", "posted_at": START, **values}
+        columns = {"id": pk, "name": f"new {pk}", "posted_at": START, **values}
         if owner is not None:
-            given["owner"] = agents[owner]
+            columns["owner"] = agents[owner]
         if self.relation.model == "Item":
-            given["seller"] = agents[NEAR]
-        given.pop(self.relation.field or "", None)
-        return given
+            columns["seller"] = agents[NEAR]
+        columns.pop(self.relation.field or "", None)
+        return columns
 
     def made(self, **values: Any) -> Any:
         return getattr(self.world.models, self.relation.model)(**self.new(**values))
 
     def complete(self, **values: Any) -> Any:
-        """A new row that has all values, also the one that the manager would set."""
+        """A new row with all values, including the one that the manager would set."""
         row = self.made(**values)
         for name in ("owner", "seller"):
             if hasattr(type(row), name) and getattr(row, f"{name}_id") is None:
@@ -93,7 +93,7 @@ def _changed(rows: list[Any], **values: Any) -> list[Any]:
 
 
 def _names(rows: Any, *path: str) -> Any:
-    """What prefetching has put on the rows."""
+    """Return the primary key of each row with its prefetched rows under ``path``."""
 
     def follow(row: Any, names: tuple[str, ...]) -> Any:
         if not names:
@@ -106,7 +106,7 @@ def _names(rows: Any, *path: str) -> Any:
     return sorted(((row.pk, str(follow(row, path))) for row in rows), key=repr)
 
 
-#: Of each method: its calls by a name.
+#: The calls of each method, by name.
 CALLS: dict[str, dict[str, Call]] = {
     # -- More conditions -----------------------------------------------------------
     "all": {"": lambda rows, case: rows.all()},
@@ -266,11 +266,11 @@ CALLS: dict[str, dict[str, Call]] = {
     },
 }
 
-#: Methods after which all rows are compared.
+#: Methods that write; all rows are compared after them.
 WRITING = frozenset(list(CALLS)[list(CALLS).index("create") :])
 
 SLOWLY = "bulk=False"
-# The same, of methods that can save each row by itself.
+# The calls of those methods that can save each row by itself.
 for _name in ("add", "remove", "clear", "set"):
     for _label, _call in list(CALLS[_name].items()):
         if "primary" not in _label:
@@ -291,7 +291,7 @@ class _Slow:
 
 
 def _lookup(case: Case) -> dict[str, Any]:
-    """Finds a row that is there, by its key; not by what the manager sets."""
+    """Return a lookup of an existing row by its key, not by the value that the manager sets."""
     owner = {} if case.relation.field == "owner" else {"owner": case.member.owner}
     return {**owner, "pk": case.relation.members[0]}
 
@@ -312,7 +312,7 @@ def _target(case: Case) -> Any:
     return case.models("Label" if case.relation.model == "Item" else "Item")
 
 
-#: Public, and nothing that rows are asked for or written by.
+#: Public methods that neither read nor write rows.
 NOT_OF_ROWS = {
     "as_manager",
     "check",

@@ -1,4 +1,4 @@
-"""Rows whose shards are known: ONE and NEAR on shard 3, TWO on shard 12 of another node."""
+"""Rows on known shards: ONE and NEAR on shard 3, TWO on shard 12 of another node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def db_all(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def rows(placed: None) -> list[Photo]:
-    """Six photos: 0 and 3 of ONE, 1 and 4 of TWO, 2 and 5 of NEAR; one minute apart."""
+    """Six photos, one minute apart: 0 and 3 of ONE, 1 and 4 of TWO, 2 and 5 of NEAR."""
     keys = [ONE, TWO, NEAR] * 2
     return [
         Photo.objects.create(
@@ -67,14 +67,14 @@ def worlds(placed: None) -> tuple[Any, Any]:
     """The same rows in one plain database and on shards."""
     from tests.queries.twins import World, both
 
-    made: tuple[World, World] = both()
-    for world in made:
+    worlds: tuple[World, World] = both()
+    for world in worlds:
         world.fill()
-    return made
+    return worlds
 
 
 class Clock:
-    """Seconds since 1970, some of them ahead."""
+    """Seconds since 1970, with an offset that a test sets."""
 
     ahead = 0.0
 
@@ -84,28 +84,28 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of readers, of a cache that is empty."""
+    """The clock of cache readers. The cache is empty at the start."""
     cache_isolation.renew()
-    found = Clock()
-    monkeypatch.setattr(queryset, "_reader", Reader(cache(), found))
-    return found
+    clock = Clock()
+    monkeypatch.setattr(queryset, "_reader", Reader(cache(), clock))
+    return clock
 
 
 def cache() -> CacheClient:
-    found = runtime.cache()
-    assert found is not None
-    return found
+    client = runtime.cache()
+    assert client is not None
+    return client
 
 
-# Longer than guards are in quarantine.
+# Longer than the quarantine of a guard.
 LATER = 60.0
 
 
 @pytest.fixture
 def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
-    """Five photos of ONE, two of them in an album; their guards are out of quarantine."""
+    """Five photos of ONE, two of them in an album; the quarantine of their guards is over."""
     album = CachedAlbum.objects.create(user_id=ONE, title="a")
-    made = [
+    photos = [
         CachedPhoto.objects.create(
             user_id=ONE,
             title=f"p{number}",
@@ -116,24 +116,24 @@ def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
         )
         for number in range(5)
     ]
-    # Makes the guards of the table; the others were made by the writes.
+    # Makes the guards of the table; the writes have made the others.
     list(CachedPhoto.objects.filter(user_id=ONE))
     CachedPhoto.objects.filter(user_id=ONE, pk=0).first()
     clock.ahead += LATER
-    return made
+    return photos
 
 
 def queries(run: Callable[[], Any], alias: str = SHARD[ONE]) -> int:
-    """How many rows or results ``run`` asks the database for."""
+    """Return the number of rows or results that ``run`` reads from the database."""
     with CaptureQueriesContext(connections[alias]) as captured:
         run()
     return sum(query["sql"].lstrip("(").startswith("SELECT") for query in captured)
 
 
 def is_cached(read: Callable[[], Any], alias: str = SHARD[ONE]) -> bool:
-    """Whether ``read`` asks the database no more in the end, and says the same."""
+    """Whether ``read`` is answered by the cache in the end, with the same result."""
     first = read()
-    queries(read, alias)  # A list on a store without leases on reading fills its objects now.
+    queries(read, alias)  # a list on a store without read leases stores its objects now
     again: list[Any] = []
     if queries(lambda: again.append(read()), alias):
         return False

@@ -1,4 +1,4 @@
-"""The first level: what one request or task has read."""
+"""The request cache (level 1): rows that one request or task has read already."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_is_not_there_is_not_there_again(photos):
 
 
 def elsewhere(run: Callable[[], Any]) -> None:
-    """As another request does it."""
+    """Run as in another request."""
     contextvars.Context().run(run)
 
 
@@ -163,7 +163,7 @@ def test_keys_of_which_nothing_is_kept_are_bounded(photos, monkeypatch):
     monkeypatch.setattr(request_cache, "MAX_ENTRIES", 3)
     with cache_scope():
         for number in range(8):
-            # Its guards are made by this read.
+            # This read creates its guards.
             CachedNote.objects.filter(account=f"n{number}", slug="nothing").first()
         level = request_cache.current()
         assert level is not None
@@ -180,7 +180,7 @@ class TestRequests:
             assert request_cache.current() is None
 
     def test_an_exception_in_between(self, reads):
-        # Whoever never tells that a request has ended.
+        # A program that never signals the end of a request.
         request_started.send(sender=object)
         reads[0]()
         request_started.send(sender=object)
@@ -252,12 +252,12 @@ async def _request(application: Any) -> bytes:
         "http_version": "1.1", "server": ("testserver", 80),
     }  # fmt: skip
     sent: list[Any] = []
-    asked = [{"type": "http.request", "body": b""}]
+    messages = [{"type": "http.request", "body": b""}]
     never = asyncio.Event()
 
     async def receive() -> Any:
-        if asked:
-            return asked.pop()
+        if messages:
+            return messages.pop()
         await never.wait()
 
     async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Random queries: the cache says what the database says, errors included."""
+"""Random queries: the cache gives the answers of the database, errors included."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def query(dice: random.Random, number: int) -> Any:
 
 
 def results(rows: Any) -> list[Any]:
-    asked: list[Callable[[], Any]] = [
+    reads: list[Callable[[], Any]] = [
         lambda: [photo.pk for photo in rows.all()],
         lambda: rows.count(),
         lambda: rows.exists(),
@@ -99,10 +99,10 @@ def results(rows: Any) -> list[Any]:
         lambda: rows.get(),
     ]
     found: list[Any] = []
-    for ask in asked:
+    for ask in reads:
         try:
             found.append(ask())
-        except Exception as exc:  # Django's, whichever: it must be the same.
+        except Exception as exc:  # any error of Django's: it must be the same
             found.append((type(exc), str(exc)))
     return found
 

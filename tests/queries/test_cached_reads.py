@@ -1,4 +1,4 @@
-"""Reads through the cache, on any database, with the cache in this process's memory."""
+"""Reads through the cache on any database, with the cache in this process's memory."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TestLists:
 
     def test_values_of_other_types_are_other_lists(self, photos):
         rows = CachedPhoto.objects.filter(user_id=ONE)
-        asked: list[Any] = [
+        reads: list[Any] = [
             rows.filter(stars=1),
             rows.filter(stars__gt=1),
             rows.filter(stars__in=[1]),
@@ -175,14 +175,14 @@ class TestLists:
             rows.filter(price=Decimal("1.5")),
         ]
         for _ in range(3):
-            for query in asked:
+            for query in reads:
                 plain = list(query.uncached())
                 assert list(query.all()) == plain, query.query
                 assert query.count() == len(plain)
                 assert query.exists() is bool(plain)
 
     def test_conditions_in_groups(self, photos):
-        # Two groups, and two values that tell an object: no more than that is in common.
+        # Two groups, and two values that identify an object: they have nothing else in common.
         for stars in (0, 7):
             rows = CachedPhoto.objects.filter(user_id=ONE, pk=photos[0].pk)
             column = rows.query.where.children[0].lhs
@@ -402,7 +402,7 @@ class TestWrites:
 
 @pytest.fixture
 def proxies() -> Iterator[None]:
-    """Forgets the models that a test declares."""
+    """Forget the models that a test declares."""
     before = dict(apps.all_models["cached"])
     yield
     apps.all_models["cached"].clear()
@@ -501,7 +501,7 @@ class TestKeys:
 
 
 class TestMakers:
-    """Instances of models that Django makes in another way than by setting attributes."""
+    """Instances of models that Django creates in another way than by setting attributes."""
 
     def test_from_db(self, photos, proxies):
         calls: list[Any] = []
@@ -538,7 +538,7 @@ class TestMakers:
             assert Mixed.objects.get(user_id=ONE, pk=photos[0].pk).note == "made"
 
     def test_values_that_can_change(self, photos, proxies, monkeypatch):
-        # As a field of JSON has them.
+        # Like a field of JSON.
         def from_db_value(self: Any, value: Any, expression: Any, connection: Any) -> Any:
             return [value]
 

@@ -1,4 +1,4 @@
-"""The short way to the shard of a query says the same as the long one."""
+"""The short way to the shard of a query gives the same result as the long one."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ALIAS = SHARD[ONE]
 
 
 def uses_hits() -> bool:
-    """Whether the isolation level lets a transaction see what others commit meanwhile."""
+    """Whether the isolation level lets a transaction see commits of others meanwhile."""
     return connections[ALIAS].vendor == "mysql"
 
 
@@ -44,7 +44,7 @@ class TestBeforeItWrites:
             CachedPhoto.objects.filter(user_id=ONE).count()
         after = cache().statistics.counted(cache().type_name("cached.CachedPhoto"))
         assert after["fills"] == before["fills"]
-        # And nobody is kept from filling.
+        # And others may store entries.
         CachedPhoto.objects.get(user_id=ONE, pk=pk)
         assert queries(lambda: CachedPhoto.objects.get(user_id=ONE, pk=pk)) == 0
 

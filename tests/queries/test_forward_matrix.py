@@ -1,7 +1,7 @@
-"""Foreign keys and one-to-one relations, read, assigned, compared with and prefetched.
+"""Foreign keys and one-to-one relations: read, assigned, compared with and prefetched.
 
-As in ``test_relation_matrix``: like the twin in one database, or refused with a remedy and
-without a write; and what is refused is listed.
+As in ``test_relation_matrix``, each call has the result of the twin in one database, or is refused
+with a remedy and without a write. The refused calls are listed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from django.db import DatabaseError
 from django.db.models import Count, Prefetch
 
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
-from tests.queries.twins import REMEDIES, World, everything, outcome
+from tests.queries.twins import REMEDIES, World, all_rows, outcome
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
 
 @dataclass(frozen=True)
 class Field:
-    """A relation ``model.name``; what can be related and what cannot, seen from ``row``."""
+    """A relation ``model.name`` of ``row``, with rows that can be related and rows that cannot."""
 
     model: str
     name: str
     row: int
     target: str
-    #: What ``row`` is related to, another target that would do, and one of another shard.
+    #: The related row of ``row``, another possible one, and one on another shard.
     own: int
     other: int
     elsewhere: int
@@ -89,7 +89,7 @@ def _seen(rows: Any, name: str) -> Any:
 
 def _reverse(world: World, field: Field, queryset: Any = None) -> Any:
     lookup = field.accessor if queryset is None else Prefetch(field.accessor, queryset)
-    targets = everything(field.targets(world), world).prefetch_related(lookup)
+    targets = all_rows(field.targets(world), world).prefetch_related(lookup)
     return _seen(targets, field.accessor)
 
 
@@ -128,39 +128,39 @@ ACTIONS: dict[str, Action] = {
     "filter by the value": lambda world, field: field.rows(world).objects.filter(
         **{field.name: field.own}
     ),
-    "filter everything by the value": lambda world, field: everything(
+    "filter everything by the value": lambda world, field: all_rows(
         field.rows(world), world
     ).filter(**{field.name: field.own}),
-    "filter by NULL": lambda world, field: everything(field.rows(world), world).filter(
+    "filter by NULL": lambda world, field: all_rows(field.rows(world), world).filter(
         **{f"{field.name}__isnull": False}
     ),
-    "exclude the instance": lambda world, field: everything(field.rows(world), world).exclude(
+    "exclude the instance": lambda world, field: all_rows(field.rows(world), world).exclude(
         **{field.name: world.of(field.target, field.own)}
     ),
-    "join": lambda world, field: everything(field.rows(world), world).filter(
+    "join": lambda world, field: all_rows(field.rows(world), world).filter(
         **{f"{field.name}__name__contains": "1"}
     ),
     "group by it": lambda world, field: list(
-        everything(field.rows(world), world)
+        all_rows(field.rows(world), world)
         .values(field.name)
         .annotate(n=Count("pk"))
         .order_by(field.name)
     ),
     "select_related": lambda world, field: _seen(
-        everything(field.rows(world), world).select_related(field.name), field.name
+        all_rows(field.rows(world), world).select_related(field.name), field.name
     ),
     "prefetch_related": lambda world, field: _seen(
-        everything(field.rows(world), world).prefetch_related(field.name), field.name
+        all_rows(field.rows(world), world).prefetch_related(field.name), field.name
     ),
     "prefetch by a queryset": lambda world, field: _seen(
-        everything(field.rows(world), world).prefetch_related(
-            Prefetch(field.name, everything(field.targets(world), world))
+        all_rows(field.rows(world), world).prefetch_related(
+            Prefetch(field.name, all_rows(field.targets(world), world))
         ),
         field.name,
     ),
     "prefetch the other side": _reverse,
     "prefetch the other side by a queryset": lambda world, field: _reverse(
-        world, field, everything(field.rows(world), world)
+        world, field, all_rows(field.rows(world), world)
     ),
     "read the other side": lambda world, field: (
         [
@@ -170,7 +170,7 @@ ACTIONS: dict[str, Action] = {
         if field.accessor in ("passport", "badge", "cover")
         else None
     ),
-    "join from the other side": lambda world, field: everything(field.targets(world), world).filter(
+    "join from the other side": lambda world, field: all_rows(field.targets(world), world).filter(
         **{f"{field.accessor}__name__contains": "1"}
     ),
     "delete the row": lambda world, field: _row(world, field).delete(),
@@ -178,7 +178,7 @@ ACTIONS: dict[str, Action] = {
 }
 
 
-#: A statement about two databases; a key that would change; a row of another shard.
+#: A query of two databases; a shard key that would change; a row on another shard.
 OUTSIDE = {"join", "select_related", "join from the other side"}
 KEY = {"assign", "assign one of another shard", "assign None", "update"}
 ELSEWHERE = {
@@ -187,7 +187,7 @@ ELSEWHERE = {
     "bulk_create with one of another shard",
     "update",
 }
-#: What is related may be on any shard, and nothing says which.
+#: The related row may be on any shard, and nothing names the shard.
 UNBOUND = {
     "filter by the instance",
     "filter by instances",
@@ -206,7 +206,7 @@ REFUSED = {
 }
 
 
-#: A plain model of Django's does not ask us: the global database has no such table.
+#: Not refused by us: a plain Django model. The global database has no such table.
 REFUSED_BY_THE_DATABASE = {("Item.city", "join from the other side")}
 
 
@@ -230,8 +230,8 @@ def test_as_on_one_database_or_refused(worlds: tuple[World, World], name: str) -
                 wrong.append(f"{label}: refused, and rows were written: {got.error!r}")
             if not any(remedy in str(got.error) for remedy in REMEDIES):
                 wrong.append(f"{label}: no remedy: {got.error!r}")
-        elif got.told() != expected.told():
-            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.told()!r}")
+        elif got.comparable() != expected.comparable():
+            wrong.append(f"{label}: {got.value!r}, {got.error!r}; not {expected.comparable()!r}")
         elif got.rows != expected.rows:
             wrong.append(f"{label}: other rows: {got.rows!r}; not {expected.rows!r}")
     assert not wrong, "\n".join(wrong)

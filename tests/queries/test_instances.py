@@ -1,4 +1,4 @@
-"""Instances, relations, forms: each on the shard of its row."""
+"""Instances, relations and forms: each works on the shard of its row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_save_costs_one_update(rows: list[Photo]) -> None:
 def test_the_key_of_a_row_never_changes(rows: list[Photo], key: int) -> None:
     row = rows[0]
     row.user_id = key
-    # As any error inside save(), it breaks the innermost atomic block.
+    # Like any error inside save(), it breaks the innermost atomic block.
     with pytest.raises(ShardKeyChanged), transaction.atomic(using=SHARD[ONE]):
         row.save()
     with pytest.raises(ShardKeyChanged):
@@ -298,7 +298,7 @@ def test_global_rows_do_not_join_sharded_ones(albums: list[Album]) -> None:
 
 
 def test_prefetch_tells_equal_ids_of_two_shards_apart(rows: list[Photo]) -> None:
-    # Automatic ids count on each shard by themselves.
+    # Each shard counts automatic ids by itself.
     tags = [Tag.objects.create(id=7, user_id=key, name="t") for key in (ONE, TWO)]
     for tag, photo in zip(tags, rows, strict=False):
         photo.tags.add(tag)
@@ -457,7 +457,7 @@ def test_bulk_writes_keep_every_row_on_the_shard_of_its_key(rows: list[Photo]) -
 def test_values_are_keys_as_the_database_stores_them(placed: None) -> None:
     made = Event.objects.create(account="7")
     assert Event.objects.filter(account=Value("7")).get() == made
-    # MariaDB takes '7', '07' and '7a' for equal to the number 7.
+    # MariaDB treats '7', '07' and '7a' as equal to the number 7.
     with pytest.raises(ShardKeyRequired):
         Event.objects.filter(account=Value(7)).explain_routing()
 

@@ -1,4 +1,4 @@
-"""``Model.cache``: what a program says to the cache after SQL that the library did not see."""
+"""``Model.cache``: a program invalidates the cache after SQL that the library did not see."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.django_db(databases=DATABASES, transaction=True),
 ]
 
-# Longer than guards are in quarantine.
+# Longer than the quarantine of a guard.
 LATER = 60.0
 
 
@@ -41,7 +41,7 @@ def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
     for number, user in enumerate((ONE, ONE, TWO)):
         album = CachedAlbum.objects.create(user_id=user, title="a")
         made.append(CachedPhoto.objects.create(user_id=user, title=f"p{number}", album=album))
-    # Makes the guards of tables; the others were made by the writes.
+    # Creates the guards of tables; the writes have created the others.
     for user in (ONE, TWO):
         CachedPhoto.objects.filter(user_id=user).count()
     clock.ahead += LATER
@@ -51,7 +51,7 @@ def photos(clock: Clock, placed: None) -> list[CachedPhoto]:
 
 
 def read(photos: list[CachedPhoto]) -> list[str]:
-    """The titles as objects, as lists of their users and as lists of their albums."""
+    """Return the titles as objects, as lists of their users and as lists of their albums."""
     everyone = CachedPhoto.objects
     found = [everyone.get(user_id=one.user_id, pk=one.pk).title for one in photos]
     for user in (ONE, TWO):
@@ -62,7 +62,7 @@ def read(photos: list[CachedPhoto]) -> list[str]:
 
 
 def change(user: int, to: str = "new") -> None:
-    """SQL that the library does not see."""
+    """Run SQL that the library does not see."""
     with connections[SHARD[user]].cursor() as cursor:
         cursor.execute("UPDATE cached_cachedphoto SET title = %s", [to])
 
@@ -100,7 +100,7 @@ def test_another_key_stays_cached(photos: list[CachedPhoto]) -> None:
 def test_one_row_and_all_lists_of_its_key(photos: list[CachedPhoto]) -> None:
     change(ONE)
     CachedPhoto.cache.invalidate(user_id=ONE, pk=photos[0].pk)
-    # Which albums it was in is not known, so those of all are void, and their objects.
+    # Its former albums are not known, so all lists of albums are invalid, and their objects.
     assert read(photos) == ["new", "new", "p2"] * 3
 
 
@@ -136,7 +136,7 @@ def test_inside_a_transaction_it_takes_part_in_it(photos: list[CachedPhoto]) -> 
         change(ONE)
         CachedPhoto.cache.invalidate(user_id=ONE)
         found = read(photos)
-        assert [found[0], found[1]] == ["new", "new"]  # What it wrote itself.
+        assert [found[0], found[1]] == ["new", "new"]  # its own writes
     assert read(photos) == ["new", "new", "p2"] * 3
     with pytest.raises(RuntimeError), transaction.atomic(using=SHARD[ONE]):
         change(ONE, "newer")
@@ -150,7 +150,7 @@ def test_inside_a_transaction_of_the_group(photos: list[CachedPhoto]) -> None:
         change(ONE)
         before = len(connections["photos"].shards.wrappers)  # type: ignore[attr-defined]
         CachedPhoto.cache.invalidate()
-        # Shards that nobody used are not connected to.
+        # Unused shards are not connected to.
         assert len(connections["photos"].shards.wrappers) == before  # type: ignore[attr-defined]
         assert not connections[SHARD[ONE]].transaction_writes.is_announced  # type: ignore[attr-defined]
     assert read(photos) == ["new", "new", "p2"] * 3
@@ -230,7 +230,7 @@ def test_the_primary_key_may_be_the_shard_key(clock: Clock) -> None:
 
 @pytest.fixture
 def no_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The local server stands for one that is down."""
+    """Let the local server act as one that is down."""
 
     def fail(self: CacheServer, *args: Any, **kwargs: Any) -> Any:
         raise ServerDown(f"{self.name}: away")
@@ -242,11 +242,11 @@ def no_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def migrated(alias: str, plan: list[Any]) -> None:
-    """What Django's migrate does at its end."""
+    """Send the signal that Django's migrate sends at its end."""
     emit_post_migrate_signal(verbosity=0, interactive=False, db=alias, plan=plan)
 
 
-# What migrations did is not looked at.
+# The operations of the migrations do not matter.
 PLAN = [(Migration("0002_sql", "cached"), False)]
 
 
@@ -298,7 +298,7 @@ def test_a_server_that_is_down_is_always_an_error(
 
 
 def test_models_that_are_not_cached() -> None:
-    # Code that tells the cache runs where there is none.
+    # Code that invalidates the cache also runs on sites without one.
     PlainRow.cache.invalidate(user_id=ONE)
     CachedCafe.cache.invalidate(anything=1)
     assert set(PlainRow.cache.statistics().values()) == {0}

@@ -1,4 +1,4 @@
-"""Keys and ids that no row can have: read, they give what Django gives on one database."""
+"""Keys and ids that no row can have: reads give the result of Django on one database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.queries.conftest import DATABASES
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
-#: Below and above what a column holds; ids of a shard that does not exist; no ids at all.
+#: Below and above the range of a column; ids of a shard that does not exist; no ids at all.
 ODD: list[Any] = [
     -1, 0, 1, -(1 << 63), -(1 << 63) - 1, (1 << 63) - 1, 1 << 63, 1 << 70, 10**400,
     PACKED.pack(999, 1, 1), 4 << 10, "-1", "7", " 7 ", 7.9, True, None, "", "seven", object(), [1],
@@ -55,12 +55,12 @@ keys = pytest.mark.parametrize(
 
 
 def outcome(run: Callable[[Any, str, Any], Any], rows: Any, name: str, value: Any) -> Any:
-    """What came of it; of an error the kind, which callers catch."""
+    """Return the result, or the class of the error, which callers catch."""
     try:
         return run(rows, name, value)
     except ObjectDoesNotExist:
         return "does not exist"
-    except Exception as exc:  # whatever Django raises
+    except Exception as exc:  # any error of Django's
         return type(exc)
 
 
@@ -70,10 +70,10 @@ def test_no_row_is_what_django_finds_on_one_database(model: Any, name: str, form
     may_be_null = model is Like
     for value in ODD:
         if value is None and may_be_null:
-            continue  # Of any shard: it is not refused for its value.
+            continue  # on any shard: it is not refused for its value
         expected = outcome(FORMS[form], Person.objects, "pk", value)
         found = outcome(FORMS[form], model.objects, name, value)
-        # SQLite takes no such number in a list, and Django lets it find that out.
+        # SQLite refuses such a number in a list, and Django leaves that to SQLite.
         assert found == expected or (expected is OverflowError and found == []), value
 
 
@@ -106,8 +106,8 @@ def test_the_id_may_come_as_parts() -> None:
 
 
 def test_why_nothing_is_found_is_told_on_request() -> None:
-    told = str(Board.objects.filter(pk=-1).explain_routing())
-    assert "no shard" in told and "-1" in told
+    explanation = str(Board.objects.filter(pk=-1).explain_routing())
+    assert "no shard" in explanation and "-1" in explanation
 
 
 @pytest.mark.parametrize("odd", [-1, PACKED.pack(999, 1, 1), 1 << 63])
@@ -123,7 +123,7 @@ def test_writing_them_is_refused(odd: int) -> None:
         lambda: Save.objects.create(board_id=odd, note="x"),
         lambda: Save.objects.bulk_create([Save(board_id=odd, note="x")]),
         lambda: Save.objects.get_or_create(board_id=odd, note="x"),
-        # The id of the row is made; where, the board tells, which is nowhere.
+        # The id of the row is generated; the board decides the shard, and names none.
         lambda: Note.objects.create(board_id=odd, text="x"),
         lambda: Note.objects.bulk_create([Note(board_id=odd, text="x"), Note(board=board)]),
     ):

@@ -1,4 +1,4 @@
-"""Keys that the program, a receiver, a field or the database would change on the way to a row."""
+"""Keys that the program, a receiver, a field or the database would change before the insert."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_key_that_the_database_would_compute_is_refused(
         assert not model.objects.scatter().exists()  # type: ignore[attr-defined]  # a sharded one
 
 
-# -- What comes between save() and the insert ----------------------------------------------------
+# -- Changes between save() and the insert -------------------------------------------------------
 
 
 @pytest.fixture
 def change() -> Any:
-    """Connects a receiver of ``pre_save`` for the test."""
+    """Connect a receiver of ``pre_save`` for the test."""
     connected = []
 
     def connect(model: Any, how: Callable[[Any], None]) -> None:
@@ -93,7 +93,7 @@ def test_a_receiver_of_pre_save_cannot_change_the_key_of_a_row(placed: None, cha
 
 
 class SlugOfTitle(models.SlugField):
-    """Fills itself when the row is inserted, as those of well-known packages do."""
+    """Fills itself when the row is inserted, like fields of well-known packages."""
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
         model_instance.slug = model_instance.title.lower()
@@ -129,7 +129,7 @@ def test_a_key_that_the_insert_would_change_is_refused() -> None:
             shard_key = "day"
 
     with pytest.raises(ShardKeyRequired, match="pre_save"):
-        Page._shard_options().refuse_late_key(Page(day=date(2000, 1, 1)))
+        Page._shard_options().refuse_key_changed_on_insert(Page(day=date(2000, 1, 1)))
 
 
 @isolate_apps("tests.photos")
@@ -203,12 +203,12 @@ def test_rows_that_refer_to_a_key_that_was_changed_in_memory(placed: None) -> No
     assert [letter.text for letter in Letter.objects.filter(handle=handle)] == ["to b"]
     assert [text for (text,) in handle.letters.values_list("text")] == ["to b"]
     with pytest.raises(CrossShardRelation):
-        list(handle.letters.all())  # They would be related to this object, which is on another.
+        list(handle.letters.all())  # they would refer to this object, which is on another shard
     letters = Letter.objects.filter(handle__in=[handle, Handle.objects.get(name="a")])
     assert letters.count() == 2
 
 
-# -- A message about a row that is being made ------------------------------------------------------
+# -- A message about a row that is not saved yet --------------------------------------------------
 
 
 def test_the_error_about_a_relation_does_not_need_the_rest_of_the_row(placed: None) -> None:

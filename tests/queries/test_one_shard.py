@@ -1,4 +1,4 @@
-"""Every method of a queryset on one shard: the key is given, one statement is sent."""
+"""Every method of a queryset on one shard: the shard key is given, one statement is sent."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_reading_methods(rows: list[Photo]) -> None:
 
 
 def test_get_or_create(rows: list[Photo]) -> None:
-    # Its key is looked up once.
+    # The directory is queried once for its key.
     with assert_queries(1, using="directory"), assert_queries(1, using=SHARD[TWO]):
         found, created = Photo.objects.get_or_create(user_id=TWO, title="p1", defaults={"stars": 9})
     assert (found, created) == (rows[1], False)

@@ -1,4 +1,4 @@
-"""Lookups of a project that derive from those of Django and compare otherwise."""
+"""Lookups of a project that derive from Django's and compare differently."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ assert_queries = TestCase().assertNumQueries
 
 
 def on(number: int, **values: Any) -> Board:
-    """A board on a shard that is named."""
+    """Create a board on a given shard."""
     return Board.objects.using(f"pins_{number:05d}").create(**values)
 
 
@@ -47,7 +47,7 @@ def shard_of(row: Any) -> int:
 
 
 def restart_counter(alias: str, table: str, first: int) -> None:
-    """What TRUNCATE, CREATE TABLE LIKE or a wrong hand does to a table's counter."""
+    """Reset a table's counter, as TRUNCATE, CREATE TABLE LIKE or a mistake would."""
     with connections[alias].cursor() as cursor:
         if connections[alias].vendor == "mysql":
             cursor.execute(f"ALTER TABLE {table} AUTO_INCREMENT = {first}")
@@ -58,7 +58,7 @@ def restart_counter(alias: str, table: str, first: int) -> None:
 
 @pytest.fixture
 def spoilt_counter() -> Iterator[None]:
-    """For tests that move the counter of boards on shard 5 beyond what others expect."""
+    """Restore the counter of boards on shard 5 after tests that move it far ahead."""
     yield
     Board.objects.using("pins_00005").all().delete()
     restart_counter("pins_00005", "photos_app_board", PACKED.pack(5, 1, 1))
@@ -89,7 +89,7 @@ def test_every_way_to_make_a_row() -> None:
         assert not row._state.adding
         assert Board.objects.get(pk=row.pk).name == row.name
     assert len({row.pk for row in (saved, created, made, *bulk)}) == 43
-    # 40 draws of 8 shards: that they are all the same has no chance.
+    # 40 draws of 8 shards: that all are the same is practically impossible.
     assert len({shard_of(row) for row in bulk}) > 1
 
 
@@ -186,7 +186,7 @@ def test_near_places_a_row_beside_another() -> None:
     assert (row, is_new) == (rows[4], False)
     assert Board.objects.update_or_create(near=board, name="7")[0]._state.db == "pins_00005"
     with pytest.raises(ShardKeyRequired):
-        # Which shard to look on would be a guess.
+        # The shard to search would be a guess.
         Board.objects.get_or_create(name="8", defaults={"near": board})
     assert built.near is None
     assert Board(name="x", near=None).near is None
@@ -206,8 +206,8 @@ def test_near_what_has_no_shard_or_another_group() -> None:
     with pytest.raises(CrossShardRelation, match="pins_00006"):
         Board(name="x", near=board).save(using="pins_00006")
     with pytest.raises(TypeError, match="near"):
-        Save(near=board)  # Its board is its shard key.
-    # A neighbour that is saved later is waited for.
+        Save(near=board)  # its board is its shard key
+    # The save waits for a neighbour that is saved later.
     later = Board(name="later")
     beside = Board(name="beside", near=later)
     later.save()
@@ -236,7 +236,7 @@ def test_the_random_shard_is_an_open_one(monkeypatch: pytest.MonkeyPatch) -> Non
         object.__setattr__(group, "ranges", (_with(one, open=False), _with(two, open=False)))
         with pytest.raises(NoOpenShard, match="'pins'"):
             Board.objects.create(name="x")
-        # A closed shard is full for new rows, not for what belongs beside others.
+        # A closed shard takes no new rows, except those that belong beside existing ones.
         board = on(1, name="named")
         assert shard_of(Board.objects.create(near=board)) == 1
     finally:
@@ -416,7 +416,7 @@ def test_the_local_ids_run_out(db_all: None, spoilt_counter: None) -> None:
     last = PACKED.counted(5, 1)[-1]
     near = on(5, id=last - 1, name="near")
     assert Board.objects.create(near=near, name="last").pk == last
-    # Each try moves the counter on where a rollback does not take it back.
+    # Each attempt advances the counter, which a rollback does not reset.
     for _ in range(2):
         with pytest.raises(PackedIDMismatch, match="used up"):
             Board.objects.create(near=near, name="beyond")
@@ -591,7 +591,7 @@ def test_a_foreign_row_is_found_behind_any_manager(
     with monkeypatch.context() as patched, transaction.atomic(using="pins_00005"):
         patched.setitem(Board._meta.__dict__, "base_manager", None)
         with pytest.raises(PackedIDMismatch, match=f"{foreign}, or held it before"):
-            # As where the answer holds no ids.
+            # As if the answer held no ids.
             field.insert_rows([Board(name="x")], "pins_00005", [], lambda returning: [])
         transaction.set_rollback(False, using="pins_00005")
 

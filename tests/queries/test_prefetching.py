@@ -1,4 +1,4 @@
-"""What prefetching leaves behind, and prefetches for rows that were made, not read."""
+"""The state that prefetching leaves, and prefetches for rows that were created, not read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db.models import Prefetch, prefetch_related_objects
 
 from sharded_orm.exceptions import ShardKeyRequired
 from tests.queries.conftest import DATABASES, ONE, TWO
-from tests.queries.twins import everything
+from tests.queries.twins import all_rows
 from tests.relatives.sharded import models as sharded_models
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -30,7 +30,7 @@ def test_a_queryset_that_was_prefetched_with_is_about_the_same_rows_as_before(
 ) -> None:
     found = []
     for world in worlds:
-        rows = everything(getattr(world.models, target), world)
+        rows = all_rows(getattr(world.models, target), world)
         prefetch_related_objects([world.of(model, pk)], Prefetch(accessor, rows))
         found.append((sorted(row.pk for row in rows), rows.update(stars=7)))
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Relations to rows that do not tell a shard, and to rows of another shard."""
+"""Relations to rows that do not name a shard, and to rows of another shard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def agents(placed: None) -> dict[int, Agent]:
 
 @pytest.fixture
 def items(agents: dict[int, Agent]) -> dict[int, Item]:
-    """An item of each agent, bought by NEAR and sold by NEAR; their ids are their owners'."""
+    """An item of each agent, bought and sold by NEAR; its id is its owner's."""
     return {
         key: Item.objects.create(
             id=key, name=f"of {key}", owner=agent, buyer=agents[NEAR], seller=agents[NEAR]
@@ -170,7 +170,7 @@ def test_a_primary_key_of_another_shard_is_refused(
 
 @pytest.fixture
 def equal(agents: dict[int, Agent]) -> dict[int, dict[str, Any]]:
-    """Rows of two shards that have the same primary keys, related on each side."""
+    """Rows on two shards that have the same primary keys, related on each side."""
     found = {}
     for key in (ONE, TWO):
         shelf = Shelf.objects.create(id=7, name="s", owner=agents[key])
@@ -348,7 +348,7 @@ def test_a_foreign_key_to_another_group_whose_ids_tell_the_shard(placed: None) -
 def test_a_fixture_relates_rows_of_the_shard_that_come_before(
     agents: dict[int, Agent], tmp_path: Path, order: int, label: int
 ) -> None:
-    """One that is loaded without its foreign keys being looked at would keep any number."""
+    """Loading without a check of its foreign keys would keep any number."""
     Label.objects.create(id=TWO, name="on another shard", owner=agents[TWO])
     values = {"name": "x", "owner": ONE}
     rows = [

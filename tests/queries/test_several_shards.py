@@ -1,4 +1,4 @@
-"""The same over several shards: keys by ``__in`` or ``|``, and every shard by ``scatter()``."""
+"""Querysets over several shards: keys by ``__in`` or ``|``, and every shard by ``scatter()``."""
 
 from __future__ import annotations
 

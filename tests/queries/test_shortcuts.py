@@ -1,4 +1,4 @@
-"""The short ways of the commonest queries give what the long ways give."""
+"""The fast paths of common queries give the results of the general paths."""
 
 from __future__ import annotations
 

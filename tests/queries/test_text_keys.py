@@ -1,4 +1,4 @@
-"""Keys of text: equal for the router if and only if they are equal for the database."""
+"""Text keys: equal for the router if and only if they are equal for the database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABAS
 
 assert_queries = TestCase().assertNumQueries
 
-#: Each is another key, whatever a collation thinks of them.
+#: Each is a different key, whatever a collation compares as equal.
 SPELLINGS = [
     "Ada",
     "ada",
@@ -76,7 +76,7 @@ def test_each_spelling_has_rows_of_its_own_under_modulo(db: None) -> None:
 
 def test_each_spelling_is_a_key_of_its_own_under_a_directory(db: None) -> None:
     strategy = runtime.strategy("photos")
-    # On two shards, so that each has neighbours that a collation could take for it.
+    # On two shards, so that each has neighbours that a collation could compare as equal.
     strategy.store.place(  # type: ignore[attr-defined]
         "photos",
         {strategy.entry(name): number % 2 for number, name in enumerate(SPELLINGS)},  # type: ignore[attr-defined]
@@ -99,9 +99,9 @@ def test_each_spelling_is_a_key_of_its_own_under_a_directory(db: None) -> None:
 
 @pytest.fixture
 def altered() -> Iterator[Any]:
-    """Changes the collation of a key where the library looks; it is put back.
+    """Change the collation of a key where the library reads it; it is restored afterwards.
 
-    On MariaDB in the table and those that refer to it, on SQLite in the model.
+    On MariaDB the collation is in the table and those that refer to it, on SQLite in the model.
     """
     undo: list[Callable[[], None]] = []
 
@@ -149,7 +149,7 @@ def altered() -> Iterator[Any]:
 
 @pytest.fixture
 def looks(db: None) -> Iterator[Callable[[], list[int]]]:
-    """How many shards each query for collations was about, as the servers got them."""
+    """Return the number of shards of each query for collations, from the servers' logs."""
     if _is_sqlite():
         yield list
         return
@@ -167,7 +167,7 @@ def looks(db: None) -> Iterator[Callable[[], list[int]]]:
             rows += cursor.fetchall()
         return [str(row[0]) for row in rows]
 
-    # Another process of the same run may want to know it, too.
+    # Another process of the same run may use the log, too.
     on_each("SELECT GET_LOCK('sharded_orm_tests_log', 600)")
     on_each("SET GLOBAL log_output = 'TABLE'", "TRUNCATE mysql.general_log")
     on_each("SET GLOBAL general_log = 1")
@@ -188,7 +188,7 @@ def _is_sqlite() -> bool:
 
 
 def _on(group: str, number: int) -> str:
-    """A key that is on shard ``number``."""
+    """Return a key that is on shard ``number``."""
     strategy = runtime.strategy(group)
     return next(name for name in map(str, range(1000)) if strategy.locate(name) == number)
 
@@ -249,7 +249,7 @@ class TestFirstUse:
             assert "ExactCharField" in said
             assert "migrate_shards" in said
         assert isinstance(caught.value, ImproperlyConfigured)
-        # Other tables of the group are not concerned.
+        # Other tables of the group are not affected.
         Story.objects.create(author=3, text="x")
         assert Story.objects.filter(author=3).count() == 1
 
@@ -321,7 +321,7 @@ class TestFirstUse:
 
 
 class TestMigrating:
-    """What is wrong can be mended, and what comes before that in a migration runs."""
+    """A wrong collation can be fixed, and earlier operations of the migration run."""
 
     pytestmark = [pytest.mark.django_db(transaction=True, databases=DATABASES)]
 
@@ -340,7 +340,7 @@ class TestCosts:
     pytestmark = [pytest.mark.django_db(databases=DATABASES)]
 
     def test_of_one_shard(self, db: None, looks: Callable[[], list[int]]) -> None:
-        """One query per shard and process for all tables; on SQLite none. No log has it."""
+        """One query per shard and process for all tables; on SQLite none, and none is logged."""
         guard.forget()
         of = Event.objects.using("events_00003")
         with assert_queries(1, using="events"):
@@ -371,7 +371,7 @@ class TestLength:
 
     @pytest.mark.mysql_settings
     def test_a_key_that_the_database_would_shorten_is_refused(self, db: None) -> None:
-        """A server drops spaces that do not fit, without an error: the row would have another key."""
+        """A server drops spaces that do not fit without an error, and would change the key."""
         too_long = "a" * 99 + "  "
         for use in (
             lambda: Event.objects.create(account=too_long),

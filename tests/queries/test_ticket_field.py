@@ -1,4 +1,4 @@
-"""TicketField in everything that makes rows."""
+"""TicketField in everything that creates rows."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ USER = 7001
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is asked of the ticket servers."""
-    asked: list[tuple[str, int]] = []
+    """The requests to the ticket servers."""
+    requests: list[tuple[str, int]] = []
     generator = runtime.tickets()
     take = generator.take
 
     def noted(sequence: str, count: int) -> Any:
-        asked.append((sequence, count))
+        requests.append((sequence, count))
         return take(sequence, count)
 
     monkeypatch.setattr(generator, "take", noted)
-    return asked
+    return requests
 
 
 def test_save_and_create_draw_one(drawn: list[tuple[str, int]]) -> None:

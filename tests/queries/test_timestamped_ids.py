@@ -41,7 +41,7 @@ def on(number: int, **values: Any) -> Visit:
 
 @pytest.fixture
 def same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by waiting only, and begins anew, as that of another process would."""
+    """Use a clock that advances by waiting only, and starts again as in another process."""
 
     def restart() -> TimestampClock:
         time = Time(FIELD.layout)
@@ -93,7 +93,7 @@ def test_an_id_in_a_group_of_another_strategy() -> None:
     for story in stories:
         assert TimestampedID.from_int(story.pk, layout).shard == shard_of(story)
         assert Story.objects.get(author=story.author, pk=story.pk) == story
-    # The row is where its author is, which its id does not tell.
+    # The row is on the shard of its author, which its id does not contain.
     with pytest.raises(ShardKeyRequired):
         Story.objects.get(pk=stories[0].pk)
     bulk = Story.objects.bulk_create([Story(author=n, text="x") for n in range(50)])
@@ -221,7 +221,7 @@ def test_updating_conflicts_never_touches_a_row_of_another_process(same_time: No
                 Visit.objects.bulk_create(
                     [Visit(page="x", near=theirs)], **{**how, "unique_fields": ["id"]}
                 )
-        # A conflict: the row keeps the id that it has, and nobody tells it.
+        # A conflict: the row keeps its id, and the instance does not get it.
         again = Visit(page="theirs", near=theirs)
         Visit.objects.bulk_create([again], **how)
         assert again.pk is None
@@ -231,7 +231,7 @@ def test_updating_conflicts_never_touches_a_row_of_another_process(same_time: No
 @committed
 @pytest.mark.parametrize("guarded", [True, False])
 def test_two_processes_at_the_same_instant(guarded: bool) -> None:
-    # Asked before, so that the shard exists and is emptied after the test.
+    # Queried first, so that the shard exists and is emptied after the test.
     assert not Visit.objects.using("visits_00001").exists()
     connections["visits_00001"].close()
     answers = race(runtime.group("visits"), guarded=guarded)
@@ -291,7 +291,7 @@ def test_a_given_id_that_routes_is_of_the_rows_shard() -> None:
         with pytest.raises(CrossShardRelation, match="Leave the id out"):
             with transaction.atomic(using="visits"):
                 make()
-    # Where it does not route, it may be any.
+    # If the id does not route, it may carry any shard.
     assert Story.objects.create(pk=own, author=5, text="x").pk == own
 
 
@@ -325,7 +325,7 @@ def test_a_bulk_whose_last_batch_fails_can_be_tried_again() -> None:
 def test_beside_a_packed_id(monkeypatch: pytest.MonkeyPatch) -> None:
     field: Any = Note._meta.get_field("stamp")
     theirs = Note.objects.using("pins_00005").create(text="theirs")
-    rest = iter([theirs.stamp])  # Once, as if by another process.
+    rest = iter([theirs.stamp])  # once, as if by another process
     take = field.clock.take
     monkeypatch.setattr(
         field.clock,
@@ -372,7 +372,7 @@ def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch
         FIELD.insert_rows(visits, "visits_00001", [], fail)
     assert visits[0].pk is None
 
-    # Of rows that are inserted together some may have ids, if it is not the primary key.
+    # Some of the inserted rows may have ids, if the id is not the primary key.
     given = int(TimestampedID(77, 1, 5))
     visits = [Visit(pk=given, page="a"), Visit(page="b")]
     answer = FIELD.insert_rows(visits, "visits_00001", [], lambda returning: [(given,), (12,)])

@@ -18,7 +18,7 @@ from tests.queries.conftest import NEAR, ONE, SHARD, START, TWO
 from tests.relatives.plain import models as plain_models
 from tests.relatives.sharded import models as sharded_models
 
-#: What an error has to speak of: a way to get what was asked for.
+#: Words that name a remedy; an error message must contain one of them.
 REMEDIES = (
     ".scatter()",
     "filter by it",
@@ -39,7 +39,7 @@ GROUP = "photos"
 class World:
     """One set of the models, with rows.
 
-    :param aliases: of the databases that the rows are in.
+    :param aliases: databases that hold the rows.
     """
 
     def __init__(self, models: ModuleType, aliases: tuple[str, ...] | None) -> None:
@@ -48,7 +48,7 @@ class World:
         self._homes: dict[tuple[str, Any], str] = {}
 
     def of(self, name: str, pk: Any) -> Any:
-        """A row as it is stored, not the object of another call."""
+        """Read a row from the database, so that no call shares an object with another."""
         model = getattr(self.models, name)
         return model._base_manager.using(self._homes[name, pk]).get(pk=pk)
 
@@ -64,20 +64,20 @@ class World:
         yield self.models.Item.friends.through
 
     def rows(self) -> dict[str, list[Any]]:
-        """All rows of all tables. What only counts rows, the id of an automatic table, is left out."""
-        found: dict[str, list[Any]] = {}
+        """Return all rows of all tables, without the ids of automatic tables."""
+        rows_by_table: dict[str, list[Any]] = {}
         for model in self.tables():
             columns = [f.column for f in model._meta.concrete_fields]
             if model._meta.auto_created:
                 columns.remove("id")
-            # Not by the ORM, whose reading is what is compared.
+            # Plain SQL, as the reading of the ORM is under test.
             sql = f"SELECT {', '.join(columns)} FROM {model._meta.db_table}"
             is_global = self.aliases is None or model.__name__ in ("Agent", "City")
             for alias in ("default",) if is_global else self.aliases or ():
                 with connections[alias].cursor() as cursor:
                     cursor.execute(sql)
-                    found.setdefault(model.__name__, []).extend(cursor.fetchall())
-        return {name: sorted(rows, key=repr) for name, rows in found.items()}
+                    rows_by_table.setdefault(model.__name__, []).extend(cursor.fetchall())
+        return {name: sorted(rows, key=repr) for name, rows in rows_by_table.items()}
 
     def fill(self) -> None:
         agents = {pk: self._create("Agent", id=pk, name=f"agent {pk}") for pk in (ONE, TWO, NEAR)}
@@ -93,7 +93,7 @@ class World:
             for pk, owner in ((21, ONE), (22, TWO), (23, NEAR), (24, ONE), (25, ONE))
         }
         items: dict[int, Any] = {}
-        # Of each: owner, buyer, seller, shelf, city, parent.
+        # Columns: pk, owner, buyer, seller, shelf, city, parent.
         for pk, owner, buyer, seller, shelf, city, parent in (
             (101, ONE, None, ONE, 11, 5, None),
             (102, TWO, ONE, ONE, 12, 5, None),
@@ -131,7 +131,7 @@ def both() -> tuple[World, World]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gives or raises, and the rows after it."""
+    """The result or the error of a call, and the rows after it."""
 
     value: Any
     error: BaseException | None
@@ -141,14 +141,14 @@ class Outcome:
     def is_refusal(self) -> bool:
         return isinstance(self.error, ShardedOrmError)
 
-    def told(self) -> tuple[Any, str | None]:
-        """What is to be equal; of errors their class."""
+    def comparable(self) -> tuple[Any, str | None]:
+        """The part that must be equal on both sides; for an error its class."""
         return self.value, type(self.error).__name__ if self.error is not None else None
 
 
 @contextmanager
-def undone() -> Iterator[None]:
-    """Nothing that is written within is there afterwards."""
+def rolled_back() -> Iterator[None]:
+    """Undo all writes of the block."""
     with transaction.atomic(), transaction.atomic(using=GROUP):
         yield
         for alias in ("default", GROUP):
@@ -156,31 +156,31 @@ def undone() -> Iterator[None]:
 
 
 def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outcome:
-    """What ``call`` does, which is undone.
+    """Run ``call`` and undo its writes.
 
-    :param writes: whether it may write; the rows are looked at then only.
+    :param writes: whether it may write; only then are the rows compared.
     """
     value: Any = None
     error: BaseException | None = None
-    with undone() if writes else nullcontext():
+    with rolled_back() if writes else nullcontext():
         try:
-            value = plain(call(world))
+            value = comparable_value(call(world))
         except Exception as exc:
             error = exc
         for alias in ("default", GROUP):
-            # What was written before the error is to be seen.
+            # The rows that were written before the error must stay visible.
             transaction.set_rollback(False, using=alias)
         return Outcome(value, error, world.rows() if writes else {})
 
 
-def everything(model: Any, world: World) -> Any:
-    """All rows of a model."""
+def all_rows(model: Any, world: World) -> Any:
+    """Return all rows of a model."""
     is_global = world.aliases is None or model.__name__ in ("Agent", "City")
     return model.objects.all() if is_global else model.objects.scatter()
 
 
-def plain(value: Any) -> Any:
-    """A value that is equal to its twin's."""
+def comparable_value(value: Any) -> Any:
+    """Convert a value so that it equals its twin's."""
     if isinstance(value, models.Model):
         columns = [f.attname for f in value._meta.concrete_fields]
         deferred = value.get_deferred_fields()
@@ -188,16 +188,20 @@ def plain(value: Any) -> Any:
             (name, value.__dict__.get(name)) for name in columns if name not in deferred
         ]
     if isinstance(value, QuerySet):
-        rows = [plain(row) for row in value]
+        rows = [comparable_value(row) for row in value]
         return rows if value.ordered else sorted(rows, key=repr)
     if isinstance(value, dict):
-        # A count of delete() may be of a table from which nothing was deleted.
-        pairs = [(plain(key), plain(item)) for key, item in value.items() if item != 0]
+        # delete() may report a table from which nothing was deleted.
+        pairs = [
+            (comparable_value(key), comparable_value(item))
+            for key, item in value.items()
+            if item != 0
+        ]
         return sorted(pairs, key=repr)
     if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=repr)
+        return sorted((comparable_value(item) for item in value), key=repr)
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [comparable_value(item) for item in value]
     if isinstance(value, str):
         return value.replace("relatives_sharded", "relatives_plain")
     assert not isinstance(value, BaseIterable)
@@ -205,7 +209,7 @@ def plain(value: Any) -> Any:
 
 
 class Asynchronous:
-    """A manager or queryset whose method ``name`` is its asynchronous counterpart."""
+    """A manager or queryset whose method ``name`` is replaced by its asynchronous counterpart."""
 
     def __init__(self, rows: Any, name: str) -> None:
         self._rows, self._name = rows, name
@@ -215,7 +219,7 @@ class Asynchronous:
             return getattr(self._rows, name)
         method = getattr(self._rows, f"a{name}")
 
-        # A manager's are plain functions that return what is to be awaited.
+        # The methods of a manager are plain functions that return an awaitable.
         async def result(*args: Any, **kwargs: Any) -> Any:
             if name == "iterator":
                 return [row async for row in method(*args, **kwargs)]

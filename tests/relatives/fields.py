@@ -1,6 +1,6 @@
 """The columns of two sets of models: one in one plain database, one on shards.
 
-A foreign key to a name without an app is one to the model of that name beside it.
+A foreign key to a name without an app refers to the model of that name in the same set.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LabelFields(Named):
 
 
 class ItemFields(Named):
-    """Its key refers to an agent, and so do two other fields."""
+    """Its shard key refers to an agent, and so do two other fields."""
 
     owner = to_agent("items")
     buyer = to_agent("bought", null=True)
@@ -62,7 +62,7 @@ class ItemFields(Named):
 
 
 class PassportFields(Named):
-    """One to one with what its key refers to."""
+    """One-to-one with the row that its shard key refers to."""
 
     owner = models.OneToOneField(
         "Agent", models.DO_NOTHING, db_constraint=False, related_name="passport"
@@ -73,7 +73,7 @@ class PassportFields(Named):
 
 
 class BadgeFields(Named):
-    """One to one with another row of the key's model."""
+    """One-to-one with another row of the model that its shard key refers to."""
 
     owner = to_agent("badges")
     holder = models.OneToOneField(
@@ -85,7 +85,7 @@ class BadgeFields(Named):
 
 
 class CoverFields(Named):
-    """One to one inside the group."""
+    """One-to-one inside the group."""
 
     owner = to_agent("covers")
     item = models.OneToOneField("Item", models.CASCADE, null=True, related_name="cover")

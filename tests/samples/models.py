@@ -47,7 +47,7 @@ class Part(OnPhotos):
 
 
 class Handle(ShardedModel):
-    """Its key is text that a directory places."""
+    """Its key is text; a directory places it."""
 
     name = models.CharField(max_length=40, primary_key=True, db_collation=settings.EXACT_COLLATION)
     note = models.CharField(max_length=40, default="")
@@ -58,7 +58,7 @@ class Handle(ShardedModel):
 
 
 class Letter(ShardedModel):
-    """Beside the handle that it is written to; its number repeats from shard to shard."""
+    """On the shard of the handle that it is written to; its number repeats from shard to shard."""
 
     handle = models.ForeignKey(Handle, models.CASCADE, related_name="letters")
     text = models.CharField(max_length=40, default="")

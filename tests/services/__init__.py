@@ -12,25 +12,24 @@ class ServiceMissing(RuntimeError):
 
 
 def required() -> bool:
-    """True where a missing service is a failure (CI), not a reason to skip."""
+    """Whether a missing service is a failure (in CI), not a reason to skip."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def find_program(service: str, *names: str, folders: Sequence[str] = ()) -> str:
-    """Path of the first of ``names`` that is installed.
+    """Return the path of the first of ``names`` that is installed.
 
-    :param folders: where to look beside the ``PATH``.
-
-    :raises ServiceMissing: none is.
+    :param folders: folders to search beside the ``PATH``.
+    :raises ServiceMissing: none is installed.
     """
     # Servers are often installed where only root looks.
     path = os.pathsep.join(
         [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", *folders]
     )
     for name in names:
-        found = shutil.which(name, path=path)
-        if found:
-            return found
+        program = shutil.which(name, path=path)
+        if program:
+            return program
     raise ServiceMissing(
         f"{service} is not installed: none of {list(names)!r} is on the PATH."
         " ./scripts/test installs what is missing on Debian."

@@ -1,4 +1,4 @@
-"""A small process that owns one server and dies with whoever asked for it.
+"""A small process that owns one server and dies with the process that started it.
 
 Started as ``python keeper.py FOLDER COMMAND…``. It reads one command per line from its
 standard input and answers each with one line:
@@ -8,14 +8,13 @@ start      start the server                          ``pid N``
 end SIGNAL send it the signal of this number, wait   ``exit CODE``
 ========== ========================================= ==============
 
-The server runs as the owner of FOLDER. It has ended when its children have, too: those
-that it leaves behind are killed (PostgreSQL's would go on for a moment and keep another
+The server runs as the owner of FOLDER. When the server ends, the keeper kills the children
+that it leaves behind before it answers (PostgreSQL's would go on for a moment and keep another
 server from starting on their data).
 
-When its input ends (because the parent closed it, or died in whatever way) or on
-SIGTERM, it kills the server and removes FOLDER. A pipe needs no cooperation from a dying
-parent, and unlike PR_SET_PDEATHSIG it does not fire when merely the thread that started
-the server ends.
+The keeper kills the server and removes FOLDER on SIGTERM, or when its input ends because the
+parent closed it or died in whatever way. A pipe needs no cooperation from a dying parent. And
+unlike PR_SET_PDEATHSIG, it does not fire when merely the thread that started the server ends.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ def die_with_parent(how: int = signal.SIGKILL) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that ``pid`` has started or inherited (Linux only)."""
+    """Return the processes that ``pid`` has started or inherited (Linux only)."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as found:
-            return [int(child) for child in found.read().split()]
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            return [int(child) for child in children.read().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 def end_orphans() -> None:
-    """Kill and wait for what a server has left to us."""
+    """Kill the processes that a server has left to us, and wait for them."""
     while orphans := children_of(os.getpid()):
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
@@ -65,14 +64,14 @@ def main(folder: str, command: list[str]) -> None:
     if owner.st_uid != os.geteuid():
         as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
     if sys.platform == "linux":
-        # Children of the server become ours when it dies.
+        # When the server dies, its children become ours.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def end(signum: int, frame: object) -> None:
         raise SystemExit
 
     signal.signal(signal.SIGTERM, end)
-    # Ctrl-C is for the parent; it decides when it has no more use for the server.
+    # Ctrl-C is for the parent, which decides when it needs the server no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def finish(how: int) -> str:
@@ -94,8 +93,8 @@ def main(folder: str, command: list[str]) -> None:
                         stdout=output,
                         stderr=output,
                         cwd=folder,
-                        # This process has one thread, so its death is the parent's death.
-                        # Runs as the owner already: to become another user forgets it.
+                        # This process has one thread, so its death is the parent's death. It runs
+                        # as the owner already: a change of user clears this setting.
                         preexec_fn=die_with_parent,
                         **as_owner,
                     )
@@ -105,7 +104,7 @@ def main(folder: str, command: list[str]) -> None:
                     server = None
                 print(answer, flush=True)
     finally:
-        # Nothing in the folder will be read again: no clean shutdown is needed.
+        # Nothing reads the folder again, so no clean shutdown is needed.
         finish(signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -30,13 +30,13 @@ ENVIRONMENT = "SHARDED_ORM_TEST_MYSQL"
 USER = "tester"
 
 _OPTIONS = {
-    # Durability is of no use to a folder that is thrown away.
+    # The folder is thrown away, so durability is of no use.
     "innodb-flush-log-at-trx-commit": "0",
     "innodb-doublewrite": "0",
     "innodb-log-file-size": "64M",
     "innodb-buffer-pool-size": "128M",
     "skip-log-bin": None,
-    # Comparisons with one stock connection per shard need one for each of many shards.
+    # Comparisons with stock need a connection for each of many shards.
     "max-connections": "5000",
     # Thousands of logical shards are thousands of tables.
     "table-open-cache": "20000",
@@ -51,7 +51,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Address:
-    """How to reach a server, with an account that may do everything."""
+    """Host and port of a server, and an account that may do everything."""
 
     host: str
     port: int
@@ -59,7 +59,7 @@ class Address:
     password: str
 
     def django(self) -> dict[str, Any]:
-        """The part of an entry of ``DATABASES`` or of a node that names the server."""
+        """Return the part of an entry of ``DATABASES`` or of a node that names the server."""
         return {
             "HOST": self.host,
             "PORT": self.port,
@@ -68,7 +68,7 @@ class Address:
         }
 
     def mysqldb(self) -> dict[str, Any]:
-        """Keyword arguments of ``MySQLdb.connect``."""
+        """Return the keyword arguments for ``MySQLdb.connect``."""
         return {
             "host": self.host,
             "port": self.port,
@@ -78,7 +78,7 @@ class Address:
 
 
 class MariaDBServer(PrivateServer):
-    """One MariaDB server of our own, with options of ``mariadbd``."""
+    """A private MariaDB server. Keyword arguments are options of ``mariadbd``."""
 
     service = "MariaDB"
 
@@ -92,8 +92,8 @@ class MariaDBServer(PrivateServer):
 
     @property
     def _tmp(self) -> Path:
-        # A server that starts deletes the temporary tables in its folder for them, of
-        # whatever server they are; one that loses its own may crash.
+        # On its start a server deletes the temporary tables in this folder, even those of other
+        # servers. A server that loses its own may crash.
         return self.folder / "tmp"
 
     def _install(self) -> None:
@@ -101,7 +101,7 @@ class MariaDBServer(PrivateServer):
         self._run_installer(
             [
                 self._installer,
-                # The configuration of the machine must not matter.
+                # Ignore the configuration of the machine.
                 "--no-defaults",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
@@ -138,7 +138,7 @@ class MariaDBServer(PrivateServer):
         ]
 
     def is_ready(self) -> bool:
-        """Whether it answers a connection with its handshake (protocol 10)."""
+        """Whether the server answers a connection with its handshake (protocol 10)."""
         try:
             with socket.create_connection((HOST, self.port), timeout=5) as connection:
                 return connection.recv(5)[4:5] == b"\x0a"
@@ -149,7 +149,7 @@ class MariaDBServer(PrivateServer):
 def servers(
     count: int, **options: str | None
 ) -> contextlib.AbstractContextManager[list[MariaDBServer]]:
-    """``count`` servers that start at the same time and are ready.
+    """Start ``count`` servers at the same time and yield them when they are ready.
 
     :raises ServiceMissing: MariaDB is not installed.
     """
@@ -157,17 +157,17 @@ def servers(
 
 
 def addresses_from_environment() -> list[Address]:
-    """The servers that run already for these tests; empty when there are none."""
+    """Return the addresses of servers that already run for these tests; empty if there are none."""
     return [Address(**entry) for entry in json.loads(os.environ.get(ENVIRONMENT, "[]"))]
 
 
 def to_environment(addresses: list[Address]) -> dict[str, str]:
-    """The environment variable that :func:`addresses_from_environment` reads."""
+    """Return the environment variable that :func:`addresses_from_environment` reads."""
     return {ENVIRONMENT: json.dumps([asdict(address) for address in addresses])}
 
 
 def _as_root() -> list[str]:
-    # mariadbd refuses to run as root unless told so; elsewhere the option is not allowed.
+    # mariadbd refuses to run as root without this option; other users may not set it.
     return ["--user=root"] if os.geteuid() == 0 else []
 
 

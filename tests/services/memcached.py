@@ -1,7 +1,7 @@
 """Private memcached servers: free ports, gone when their owner is gone.
 
-As a pytest fixture: ``memcached`` and ``own_memcached`` of ``tests/conftest.py``. An option of
-the program is a keyword: ``MemcachedServer(m="8")`` has eight megabytes.
+As a pytest fixture: ``memcached`` and ``own_memcached`` of ``tests/conftest.py``. Keyword
+arguments are options of the program: ``MemcachedServer(m="8")`` has eight megabytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.services.server import HOST, PrivateServer, running
 
 
 class MemcachedServer(PrivateServer):
-    """One memcached server of our own."""
+    """A private memcached server."""
 
     service = "memcached"
 
@@ -28,18 +28,18 @@ class MemcachedServer(PrivateServer):
         return f"{HOST}:{self.port}"
 
     def django(self) -> dict[str, Any]:
-        """An entry of ``CACHES``."""
+        """Return an entry for ``CACHES``."""
         return {
             "BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache",
             "LOCATION": self.address,
         }
 
     def _install(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: memcached keeps no data."""
 
     def _command(self, options: dict[str, str | None]) -> list[str]:
         own = {"l": HOST, "p": str(self.port), "U": "0", "m": "64", "t": "2", "c": "1024"}
-        # It refuses to run as root unless told so.
+        # memcached refuses to run as root without this option.
         if os.geteuid() == 0:
             own["u"] = "root"
         command = [self._program]
@@ -60,7 +60,7 @@ class MemcachedServer(PrivateServer):
 def servers(
     count: int, **options: str | None
 ) -> contextlib.AbstractContextManager[list[MemcachedServer]]:
-    """``count`` servers that start at the same time and are ready.
+    """Start ``count`` servers at the same time and yield them when they are ready.
 
     :raises ServiceMissing: memcached is not installed.
     """

@@ -18,11 +18,11 @@ from tests.services import find_program
 from tests.services.server import HOST, PrivateServer, running
 
 SUPERUSER = "tester"
-#: PostgreSQL refuses to run as root, and looks up the name of whoever it runs as.
+#: PostgreSQL refuses to run as root, and looks up the name of its user.
 ACCOUNT = "nobody"
 
 _OPTIONS = {
-    # Of use only when the machine crashes. What a killed server had promised is kept.
+    # Only a crash of the machine needs it: a killed server keeps what it has acknowledged.
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
@@ -37,7 +37,7 @@ _FOLDERS = tuple(f"/usr/lib/postgresql/{version}/bin" for version in range(18, 1
 
 @dataclass(frozen=True)
 class Address:
-    """How to reach a server, with an account that may do everything."""
+    """Host and port of a server, and an account that may do everything."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class Address:
     password: str
 
     def django(self) -> dict[str, Any]:
-        """The part of an entry of ``DATABASES`` that names the server."""
+        """Return the part of an entry of ``DATABASES`` that names the server."""
         return {
             "HOST": self.host,
             "PORT": self.port,
@@ -54,7 +54,7 @@ class Address:
         }
 
     def psycopg(self) -> dict[str, Any]:
-        """Keyword arguments of ``psycopg.connect``."""
+        """Return the keyword arguments for ``psycopg.connect``."""
         return {
             "host": self.host,
             "port": self.port,
@@ -65,14 +65,14 @@ class Address:
 
 
 class PostgreSQLServer(PrivateServer):
-    """One PostgreSQL server of our own, with options of ``postgresql.conf``."""
+    """A private PostgreSQL server. Keyword arguments are settings of ``postgresql.conf``."""
 
     service = "PostgreSQL"
     stop_signal = signal.SIGINT  # SIGTERM waits for the clients to leave
 
     def _find_programs(self) -> None:
         self._program = find_program(self.service, "postgres", folders=_FOLDERS)
-        # Of the same version.
+        # initdb of the same version.
         self._installer = str(Path(self._program).resolve().with_name("initdb"))
         if os.geteuid() == 0:
             entry = pwd.getpwnam(ACCOUNT)
@@ -93,7 +93,7 @@ class PostgreSQLServer(PrivateServer):
                 f"--pwfile={secret}",
                 "--auth=scram-sha-256",
                 "--encoding=UTF8",
-                # The configuration of the machine must not matter.
+                # Ignore the locale of the machine.
                 "--locale=C",
                 "--no-sync",
             ]
@@ -109,9 +109,9 @@ class PostgreSQLServer(PrivateServer):
         ]
 
     def is_ready(self) -> bool:
-        """Whether it asks a client that greets it for a password.
+        """Whether the server asks a client that greets it for a password.
 
-        While it starts, recovers or ends it answers with an error.
+        While it starts, recovers or shuts down it answers with an error.
         """
         words = b"user\0tester\0database\0postgres\0\0"
         greeting = (8 + len(words)).to_bytes(4) + (3 << 16).to_bytes(4) + words
@@ -127,7 +127,7 @@ class PostgreSQLServer(PrivateServer):
 def servers(
     count: int, **options: str | None
 ) -> contextlib.AbstractContextManager[list[PostgreSQLServer]]:
-    """``count`` servers that start at the same time and are ready.
+    """Start ``count`` servers at the same time and yield them when they are ready.
 
     :raises ServiceMissing: PostgreSQL is not installed.
     """

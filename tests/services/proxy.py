@@ -1,13 +1,13 @@
 """A TCP proxy in front of a server: it forwards, cuts, stalls or swallows answers.
 
-The ways in which a network fails, for the one who connects here:
+It has these modes, each of which is a way in which a network fails for its clients:
 
 ============ ==============================================================================
 forward      none
 cut          connections are reset, new ones refused
 stall        connections are accepted and stay open, and nothing comes through: a black hole
 drop answers the request arrives; instead of its answer the connection is reset, so that the
-             server has done what its client does not know of
+             client does not know what the server has done
 ============ ==============================================================================
 """
 
@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from tests.services.server import free_port
 
 _CHUNK = 1 << 16
-# On, 0 seconds: close() sends a reset, and nothing that is still to be sent.
+# SO_LINGER on, 0 seconds: close() sends a reset and drops unsent data.
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -39,16 +39,17 @@ class Mode(enum.Enum):
 
 
 class Proxy:
-    """Listens on a free port for one server. A mode holds when the call that sets it returns.
+    """Listens on a free port for one server. A mode is in effect when the call that sets it
+    returns.
 
-    The server need not run: its absence is passed on as a closed connection. Use as a
+    The server need not run: the proxy passes its absence on as a closed connection. Use as a
     context manager, or call :meth:`close`.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """:param host, port: of the server."""
+        """:param host, port: address of the server."""
         self.target = (host, port)
-        #: Answers that were swallowed.
+        #: Number of answers that were swallowed.
         self.dropped = 0
         self.mode = Mode.FORWARD
         self.links: set[_Link] = set()
@@ -67,7 +68,7 @@ class Proxy:
     # ##### For tests #####
 
     def forward(self) -> None:
-        """Let everything through, first what a stall has held back."""
+        """Let everything through, beginning with the data that a stall has held back."""
         self._order(lambda: self._turn_to(Mode.FORWARD))
 
     def cut(self) -> None:
@@ -81,7 +82,8 @@ class Proxy:
     def drop_answers(self) -> None:
         """Forward requests; reset the connection when the answer comes.
 
-        A server that speaks first is cut off there, so that no new connection succeeds.
+        If the server speaks first, the connection is reset then, so that no new connection
+        succeeds.
         """
         self._order(lambda: self._turn_to(Mode.DROP_ANSWERS))
 
@@ -108,13 +110,13 @@ class Proxy:
     def _run(self) -> None:
         while self._running:
             if self.mode is Mode.STALL:
-                # The kernel goes on accepting connections and data; nobody looks at them.
+                # The kernel goes on accepting connections and data, but nobody reads them.
                 self._obey()
                 continue
             for key, events in self.selector.select():
                 if key.fileobj is self._bell:
                     self._obey()
-                    break  # the other events may be of sockets that are closed now
+                    break  # the other events may belong to sockets that are closed now
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.data in self.links:  # not closed by an event before this one
@@ -168,13 +170,13 @@ class Proxy:
 
 
 class _Link:
-    """A client's connection and the one to the server that belongs to it."""
+    """A client's connection and the connection to the server that belongs to it."""
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self._proxy = proxy
         self._client, self._server = client, socket.socket()
         self._peer = {self._client: self._server, self._server: self._client}
-        #: What is still to be sent to each end.
+        #: Data that is still to be sent to each end.
         self._held = {self._client: b"", self._server: b""}
         self._asked = False
         for end in self._peer:
@@ -182,7 +184,7 @@ class _Link:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             proxy.selector.register(end, selectors.EVENT_READ, self)
         proxy.links.add(self)
-        # Goes on by itself; a refusal makes the socket readable and is raised there.
+        # Continues by itself; a refusal makes the socket readable and raises there.
         self._server.connect_ex(proxy.target)
 
     def handle(self, end: socket.socket, events: int) -> None:
@@ -211,7 +213,7 @@ class _Link:
             self._watch()
 
     def _watch(self) -> None:
-        """Write to an end while something is held for it; until then its peer has to wait."""
+        """Write to an end while data is held for it; its peer has to wait until then."""
         for end, peer in self._peer.items():
             events = selectors.EVENT_WRITE if self._held[end] else 0
             if not self._held[peer]:

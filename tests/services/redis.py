@@ -1,7 +1,7 @@
 """Private Redis servers: free ports, gone when their owner is gone.
 
-As a pytest fixture: ``redis_server`` and ``own_redis`` of ``tests/conftest.py``. An option of
-``redis.conf`` is a keyword: ``RedisServer(maxmemory="8mb")``.
+As a pytest fixture: ``redis_server`` and ``own_redis`` of ``tests/conftest.py``. Keyword
+arguments are options of ``redis.conf``: ``RedisServer(maxmemory="8mb")``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.services.server import HOST, PrivateServer, running
 
 
 class RedisServer(PrivateServer):
-    """One Redis server of our own, with a password. It forgets everything when it ends."""
+    """A private Redis server with a password. It forgets everything when it ends."""
 
     service = "Redis"
 
@@ -24,11 +24,11 @@ class RedisServer(PrivateServer):
 
     @property
     def url(self) -> str:
-        """Of database 0, without the password."""
+        """The URL of database 0, without the password."""
         return f"redis://{HOST}:{self.port}/0"
 
     def django(self) -> dict[str, Any]:
-        """An entry of ``CACHES``."""
+        """Return an entry for ``CACHES``."""
         return {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": self.url,
@@ -36,7 +36,7 @@ class RedisServer(PrivateServer):
         }
 
     def _install(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: the server keeps no data."""
 
     def _command(self, options: dict[str, str | None]) -> list[str]:
         own = {
@@ -66,7 +66,7 @@ class RedisServer(PrivateServer):
 def servers(
     count: int, **options: str | None
 ) -> contextlib.AbstractContextManager[list[RedisServer]]:
-    """``count`` servers that start at the same time and are ready.
+    """Start ``count`` servers at the same time and yield them when they are ready.
 
     :raises ServiceMissing: Redis is not installed.
     """

@@ -1,7 +1,7 @@
-"""Two MariaDB servers of a test's own, the second replicating from the first (binlog, GTID).
+"""Two private MariaDB servers, the second replicating from the first (binlog, GTID).
 
-With the accounts that a site has: one of the application that may not write through
-``read_only``, one of the operator, one of the replication.
+They have the accounts of a site: one for the application, which may not write through
+``read_only``, one for the operator and one for the replication.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OPTIONS = {
     "gtid-strict-mode": "1",
     # A replica that has lost its primary tries again soon.
     "master-retry-count": "0",
-    # Thousands of schemas are of no use here.
+    # Thousands of schemas are not needed here.
     "max-connections": "500",
     "table-open-cache": "2000",
     "table-definition-cache": "2000",
     "innodb-buffer-pool-size": "64M",
 }
-#: All that an application needs, on schemas of any name; nothing on the whole server.
+#: All that an application needs, on schemas of any name; no privilege on the whole server.
 APPLICATION_PRIVILEGES = (
     "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, REFERENCES,"
     " CREATE TEMPORARY TABLES, LOCK TABLES"
@@ -52,13 +52,13 @@ class LoggingServer(MariaDBServer):
 
 @dataclass(frozen=True)
 class Pair:
-    """The servers; ``second`` replicates from ``first`` as long as nobody changes that."""
+    """The servers; ``second`` replicates from ``first`` until a test changes that."""
 
     first: LoggingServer
     second: LoggingServer
 
     def node(self, server: LoggingServer, **more: Any) -> dict[str, Any]:
-        """Settings of a node as a site has them: no account that may do everything."""
+        """Return settings of a node as a site has them, without the all-powerful account."""
         return {
             "ENGINE": "sharded_orm.backends.mysql",
             "HOST": HOST,
@@ -71,7 +71,7 @@ class Pair:
         }
 
     def follow(self, replica: LoggingServer, primary: LoggingServer) -> None:
-        """Let ``replica`` begin to replicate from ``primary``; it refuses other writes."""
+        """Let ``replica`` start to replicate from ``primary``; it refuses other writes."""
         execute(
             replica,
             "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
@@ -81,10 +81,11 @@ class Pair:
         execute(replica, "SET GLOBAL read_only = ON")
         execute(replica, "START SLAVE")
 
-    def begin_again(self, schemas: str) -> None:
-        """Both servers run, without schemas whose name begins so; the second follows the first.
+    def reset(self, schemas: str) -> None:
+        """Reset both servers: they run, have no schemas that begin with the prefix, and the second
+        replicates from the first.
 
-        What a test has left of replication, positions and fences is gone.
+        Replication, positions and fences of the test before are removed.
         """
         for server in (self.first, self.second):
             if server.pid is None:
@@ -102,7 +103,7 @@ class Pair:
 def execute(
     server: MariaDBServer, sql: str, parameters: tuple[Any, ...] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Run a statement as an account that may do everything, on a connection of its own."""
+    """Run a statement on a new connection of the account that may do everything."""
     connection = MySQLdb.connect(**server.address.mysqldb(), autocommit=True)
     with contextlib.closing(connection), connection.cursor() as cursor:
         cursor.execute(sql, parameters)
@@ -111,7 +112,7 @@ def execute(
 
 @contextlib.contextmanager
 def replicated_pair() -> Iterator[Pair]:
-    """Two servers with equal data, in replication.
+    """Start two servers with equal data, in replication.
 
     :raises ServiceMissing: MariaDB is not installed.
     """
@@ -121,7 +122,7 @@ def replicated_pair() -> Iterator[Pair]:
             stack.callback(server.close)
         for server in servers:
             server.wait_ready()
-            # On both, apart from replication, which is begun anew all the time.
+            # Created on both servers without replication, as that is reset all the time.
             _create_account(server, REPLICATION, "REPLICATION SLAVE")
             _create_account(server, APPLICATION, APPLICATION_PRIVILEGES, "`%%`.*")
             _create_account(server, OPERATOR, _OPERATOR_PRIVILEGES)

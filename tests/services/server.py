@@ -1,4 +1,4 @@
-"""What private servers of every kind have in common: a folder, a port, a keeper."""
+"""The common part of private servers of every kind: a folder, a port, a keeper."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from typing import Any, ClassVar, Self, TypeVar
 from tests.patience import PATIENCE
 from tests.services import keeper
 
-# Seconds that a child has to end by itself before it is told again, or killed.
+# Seconds that a child has to end by itself before it is signalled again, or killed.
 GRACE = 10.0
 HOST = "127.0.0.1"
 
 
 class PrivateServer(ABC):
-    """One server of our own. It may be killed and started again by a test.
+    """A private server. A test may kill it and start it again.
 
-    The port and the data stay the same over :meth:`kill` and :meth:`start`. Use as a
-    context manager, or call :meth:`close`. Whatever happens to this process, the server
-    ends with it (see ``keeper``).
+    The port and the data stay the same over :meth:`kill` and :meth:`start`. Use as a context
+    manager, or call :meth:`close`. The server ends with this process, however this process ends
+    (see ``keeper``).
     """
 
     service: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    #: Who owns the folder and runs the server, if not us: user and group.
+    #: User and group that own the folder and run the server, if not ours.
     account: tuple[int, int] | None = None
 
     def __init__(self, **options: str | None) -> None:
-        """Make the data folder and start; returns at once, see :meth:`wait_ready`.
+        """Create the data folder and start the server. Returns at once, see :meth:`wait_ready`.
 
         :param options: more options of the server, e.g. ``wait_timeout="2"``.
-        :raises ServiceMissing: it is not installed.
+        :raises ServiceMissing: the server is not installed.
         """
         self._find_programs()
         self.port = free_port()
@@ -67,7 +67,10 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _find_programs(self) -> None:
-        """Find what is run; raises ``ServiceMissing``."""
+        """Find the programs to run.
+
+        :raises ServiceMissing: a program is not installed.
+        """
 
     @abstractmethod
     def _install(self) -> None:
@@ -75,7 +78,7 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _command(self, options: dict[str, str | None]) -> list[str]:
-        """The server, to run in the foreground on ``self.port``."""
+        """Return the command that runs the server in the foreground on ``self.port``."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -86,7 +89,7 @@ class PrivateServer(ABC):
         if self.account is not None:
             user, group = self.account
             as_account = {"user": user, "group": group, "extra_groups": []}
-        made = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=self.folder,
             env={**os.environ, **(env or {})},
@@ -96,11 +99,11 @@ class PrivateServer(ABC):
             text=True,
             **as_account,
         )
-        if made.returncode:
+        if result.returncode:
             name = Path(command[0]).name
-            raise RuntimeError(f"{name} failed ({made.returncode}):\n{made.stdout}")
+            raise RuntimeError(f"{name} failed ({result.returncode}):\n{result.stdout}")
 
-    # ##### Life and death #####
+    # ##### Start and end #####
 
     def _order(self, what: str) -> str:
         if self._keeper.stdin is None or self._keeper.stdin.closed:
@@ -111,7 +114,7 @@ class PrivateServer(ABC):
         return self._keeper.stdout.readline().strip()
 
     def start(self, wait: bool = True) -> None:
-        """Start it (again) on the same port with the same data."""
+        """Start the server (again) on the same port with the same data."""
         if self.pid is not None:
             raise RuntimeError("this server runs already")
         answer = self._order("start")
@@ -122,11 +125,11 @@ class PrivateServer(ABC):
             self.wait_ready()
 
     def kill(self) -> None:
-        """SIGKILL it and wait for its end: a crash, as clients see it."""
+        """Send SIGKILL and wait for the end: a crash, from a client's view."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Shut it down in order."""
+        """Shut the server down in order."""
         self._end(self.stop_signal)
 
     def _end(self, how: signal.Signals) -> None:
@@ -134,16 +137,17 @@ class PrivateServer(ABC):
         self.pid = None
 
     def pause(self) -> None:
-        """SIGSTOP all its processes: connections stay open, new ones too, nothing answers.
+        """Send SIGSTOP to all processes of the server.
 
-        Returns when they have stopped. Until :meth:`resume` it can be killed, but not stopped.
+        Existing and new connections stay open, and nothing answers. Returns when the processes have
+        stopped. Until :meth:`resume` the server can be killed, but not stopped.
         """
         for pid in self._signal_all(signal.SIGSTOP):
             while _state(pid) not in "TZX":
-                time.sleep(0.001)  # The kernel tells only its parent.
+                time.sleep(0.001)  # the kernel reports it to the parent only
 
     def resume(self) -> None:
-        """SIGCONT what :meth:`pause` has stopped."""
+        """Send SIGCONT to the processes that :meth:`pause` has stopped."""
         for _ in self._signal_all(signal.SIGCONT):
             pass
 
@@ -152,14 +156,17 @@ class PrivateServer(ABC):
             raise RuntimeError("this server does not run")
         os.kill(self.pid, how)
         yield self.pid
-        # Listed when the caller has done with the parent: one that is stopped starts no more.
+        # Listed after the parent was signalled: a stopped parent starts no more children.
         for pid in keeper.children_of(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
                 yield pid
 
     def wait_ready(self) -> None:
-        """Return when the server serves clients; RuntimeError with its log when it does not."""
+        """Return when the server serves clients.
+
+        :raises RuntimeError: the server does not become ready; the message is its log.
+        """
         assert self.pid is not None
         end = time.monotonic() + PATIENCE
         while not self.is_ready():
@@ -170,7 +177,7 @@ class PrivateServer(ABC):
             time.sleep(0.05)  # between two attempts to connect
 
     def close(self) -> None:
-        """End it and remove its folder. May be called twice."""
+        """End the server and remove its folder. May be called twice."""
         if self._keeper.stdin is not None and not self._keeper.stdin.closed:
             self._keeper.stdin.close()
         self._keeper.wait()
@@ -191,9 +198,9 @@ AnyServer = TypeVar("AnyServer", bound=PrivateServer)
 
 @contextlib.contextmanager
 def running(kind: type[AnyServer], count: int, **options: str | None) -> Iterator[list[AnyServer]]:
-    """``count`` servers of a kind that start at the same time and are ready.
+    """Start ``count`` servers of a kind at the same time and yield them when they are ready.
 
-    :raises ServiceMissing: it is not installed.
+    :raises ServiceMissing: the server is not installed.
     """
     with contextlib.ExitStack() as stack:
         started = []
@@ -206,9 +213,9 @@ def running(kind: type[AnyServer], count: int, **options: str | None) -> Iterato
 
 
 def free_port() -> int:
-    """A port on which nothing listens."""
-    # Below the range from which the kernel takes ports for outgoing connections: one of
-    # those could take the port before the server does, or while it is down.
+    """Return a port on which nothing listens."""
+    # Below the range from which the kernel takes ports for outgoing connections. One of those could
+    # take the port before the server does, or while the server is down.
     while True:
         port = 20000 + secrets.randbelow(12000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -217,12 +224,12 @@ def free_port() -> int:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is a process ``pid`` that has not ended."""
+    """Whether the process ``pid`` exists and has not ended."""
     return _state(pid) not in "ZX"
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; ``X`` when there is none."""
+    """Return the kernel's letter for the state of a process; ``X`` if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -230,7 +237,7 @@ def _state(pid: int) -> str:
 
 
 def run_to_end(command: list[str], environment: dict[str, str]) -> int:
-    """Run ``command``. It is interrupted with us, ends before us, and does not outlive us."""
+    """Run ``command`` and return its exit code. It is interrupted and ends with us."""
     child = subprocess.Popen(
         command,
         env=environment,
@@ -239,7 +246,7 @@ def run_to_end(command: list[str], environment: dict[str, str]) -> int:
     try:
         return child.wait()
     except KeyboardInterrupt:
-        # A terminal has sent it to the child as well, which now cleans up; kill has not.
+        # A terminal has sent the signal to the child as well, which now cleans up; kill has not.
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(GRACE)
         child.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A TCP server that says what a test wants it to say, whatever it is asked."""
+"""A TCP server that answers with a script of the test, whatever it receives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-#: Gets each connection; it is closed when this returns.
+#: Is called with each connection, which is closed when it returns.
 Script = Callable[[socket.socket], None]
 
 
@@ -18,7 +18,7 @@ class Speaker:
 
     def __init__(self, script: Script) -> None:
         self.connections = 0
-        #: Set when the test has seen enough: a script that only waits can wait for it.
+        #: Set when the test is done: a script that only waits can wait for it.
         self.over = threading.Event()
         self._script = script
         self._threads: list[threading.Thread] = []
@@ -33,7 +33,7 @@ class Speaker:
 
     def __exit__(self, *exc_info: object) -> None:
         self.over.set()
-        # Ends accept(), which close() would not.
+        # Ends accept(), unlike close().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()

@@ -1,7 +1,7 @@
 """Private ZooKeeper servers: free ports, a small heap, gone when their owner is gone.
 
-As a pytest fixture: ``own_zookeeper`` of ``tests/integration/topology``. An option of
-``zoo.cfg`` is a keyword with ``_`` for ``.``: ``ZooKeeperServer(maxSessionTimeout="2000")``.
+As a pytest fixture: ``own_zookeeper`` of ``tests/integration/topology``. Keyword arguments are
+options of ``zoo.cfg`` with ``_`` for ``.``: ``ZooKeeperServer(maxSessionTimeout="2000")``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from tests.services import ServiceMissing, find_program
 from tests.services.server import HOST, PrivateServer, running
 
-# Debian's package. Its manifest names every jar that it needs, but for what TLS needs.
+# Debian's package. Its manifest names all jars that it needs, except those for TLS.
 JAR = Path("/usr/share/java/zookeeper.jar")
 
 
 class ZooKeeperServer(PrivateServer):
-    """One standalone ZooKeeper of our own. Its data survives :meth:`kill`."""
+    """A private standalone ZooKeeper. Its data survives :meth:`kill`."""
 
     service = "ZooKeeper"
 
@@ -83,7 +83,7 @@ class ZooKeeperServer(PrivateServer):
 def servers(
     count: int, **options: str | None
 ) -> contextlib.AbstractContextManager[list[ZooKeeperServer]]:
-    """``count`` servers that start at the same time and are ready; no ensemble.
+    """Start ``count`` servers at the same time and yield them when they are ready; no ensemble.
 
     :raises ServiceMissing: ZooKeeper is not installed.
     """

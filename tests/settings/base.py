@@ -1,4 +1,4 @@
-"""What the settings of all test runs have in common."""
+"""Settings that all test runs share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALLED_APPS = [
     "tests.twins",
 ]
 
-# What the admin needs.
+# For the admin.
 STATIC_URL = "static/"
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -53,7 +53,7 @@ EXACT_COLLATION: str | None = None
 
 DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
 
-# Of this process only. Tests of the cache put real servers in its place.
+# In this process only. Tests of the cache use real servers instead.
 CACHES = {
     "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "tests"}
 }
@@ -62,7 +62,7 @@ GLOBAL_ALIASES = ("default", "directory", "tickets_1", "tickets_2")
 
 
 def sharded_orm(nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """``SHARDED_ORM`` with one group per strategy, each spread over the two ``nodes``."""
+    """Return ``SHARDED_ORM`` with one group per strategy, each spread over the two ``nodes``."""
     one, two = nodes
 
     def group(strategy: str, count: int, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Everything on two MariaDB servers, named by the environment (``tests.services.mariadb``)."""
+"""Settings for two MariaDB servers, named by the environment (``tests.services.mariadb``)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if len(_servers) < 2:
 _one, _two = (server.django() for server in _servers[:2])
 _OPTIONS = {"charset": "utf8mb4", "isolation_level": "read committed"}
 
-# Cached models live in the first global alias; the others are Django's stock backend. The
-# second ticket server is on another node than the first.
+# Cached models are in the first global alias; the other aliases use Django's stock backend. The
+# second ticket server is not on the node of the first.
 EXACT_COLLATION = "utf8mb4_nopad_bin"
 
 DATABASES = sharded_databases(

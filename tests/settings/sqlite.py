@@ -1,4 +1,4 @@
-"""The default: everything on SQLite, no server."""
+"""The default settings: everything on SQLite, no server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(tempfile.gettempdir()) / "sharded_orm_tests"
 DATABASES = sharded_databases(
     {
         alias: {
-            # Cached models live in the first; the others are Django's stock backend.
+            # Cached models are in the first alias; the others use Django's stock backend.
             "ENGINE": "sharded_orm.backends.sqlite3"
             if alias == "default"
             else "django.db.backends.sqlite3",

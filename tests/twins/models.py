@@ -17,7 +17,7 @@ class TrunkColumns(models.Model):
 
 
 class TwigColumns(models.Model):
-    """``ref`` holds ids of trunks of any shard."""
+    """``ref`` holds ids of trunks on any shard."""
 
     id = models.BigIntegerField(primary_key=True)
     owner = models.BigIntegerField()
@@ -54,7 +54,7 @@ class PlainTwig(TwigColumns):
 
 
 class Knot(TwigColumns, OnEvents):
-    """Refers to a trunk by what no database enforces."""
+    """Refers to a trunk without a constraint in the database."""
 
     about = models.ForeignObject(
         Trunk, models.DO_NOTHING, ["ref"], ["id"], null=True, related_name="knots"
@@ -66,13 +66,13 @@ class Seed(TrunkColumns, OnEvents):
 
 
 class Tree(Seed):
-    """In a table of its own beside that of its parent, which holds the key."""
+    """In a table of its own beside the table of its parent, which holds the key."""
 
     height = models.IntegerField(default=0)
 
 
 class LowerField(ExactCharField):
-    """Stores what it is given in lower case, and leaves the instance as it is."""
+    """Stores its value in lower case, and leaves the instance unchanged."""
 
     def pre_save(self, model_instance: models.Model, add: bool) -> str:
         return str(super().pre_save(model_instance, add)).lower()

@@ -1,4 +1,4 @@
-"""What the router answers without a row."""
+"""The router's answers without a row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_block_ends_with_an_error() -> None:
 
 
 def test_queries_do_not_follow_it() -> None:
-    """Or code that forgets the key would silently be shown a part."""
+    """Otherwise code that forgets the key would silently get a part of the rows."""
     with standing_on("photos_00003"):
         with pytest.raises(ShardKeyRequired):
             Photo.objects.count()

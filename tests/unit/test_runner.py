@@ -1,10 +1,15 @@
-"""``python -m tests`` counts right, so that its last line can be believed."""
+"""``python -m tests`` counts right, so that its last line can be trusted."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.__main__ import NO_TESTS_COLLECTED, Outcome
+from tests.__main__ import LANES, NO_TESTS_COLLECTED, Outcome
+
+ROOT = Path(__file__).parents[2]
 
 REPORT = """<testsuites><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10">
 <testcase name="one"/></testsuite></testsuites>"""
@@ -41,3 +46,33 @@ def test_a_check_counts_as_one():
     outcome.check("mypy", 0)
     outcome.check("ruff", 1)
     assert (outcome.passed, outcome.failed, outcome.trouble) == (1, 1, ["ruff"])
+
+
+def test_the_slowest_files_are_told(tmp_path):
+    path = tmp_path / "report.xml"
+    path.write_text(
+        '<testsuites><testsuite tests="3">'
+        '<testcase file="a.py" time="1"/><testcase file="b.py" time="2.5"/>'
+        '<testcase file="a.py" time="2"/></testsuite></testsuites>'
+    )
+    outcome = Outcome()
+    outcome.pytest("on SQLite", 0, path)
+    assert list(outcome.slowest()) == ["    3.0s a.py", "    2.5s b.py"]
+
+
+def test_each_path_is_in_one_lane_on_sqlite():
+    paths = [path for lane in LANES if not lane.on_mariadb for path in lane.paths]
+    assert len(paths) == len(set(paths))
+    assert all((ROOT / path).is_dir() for lane in LANES for path in lane.paths)
+    assert [lane.name for lane in LANES if not lane.paths] == ["all other tests"]
+
+
+def test_all_that_is_marked_runs_on_mariadb():
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.(every_backend|mysql_settings)", path.read_text())
+    }
+    paths = [f"{path}/" for lane in LANES if lane.on_mariadb for path in lane.paths]
+    missing = {path for path in marked if not path.startswith(tuple(paths))}
+    assert missing - {str(Path(__file__).relative_to(ROOT))} == set()

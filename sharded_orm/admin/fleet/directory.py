@@ -1,4 +1,4 @@
-"""Find a key: which shard has its rows, and why."""
+"""The page that finds a key: the shard of its rows, and why they are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import (
     FleetAdmin,
     Step,
-    asked,
+    ask_service,
     groups_of,
     require_group,
     sees_all,
@@ -33,186 +33,195 @@ from sharded_orm.operations.shards.where import (
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import Shard
 
-#: Keys of a shard that are counted in the directory.
-_COUNTED = 10_000
+#: Keys of a shard that are counted in the directory, at most.
+_MAX_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What was found out about a key."""
+    """Everything about a key: where it leads, and its entry in the directory."""
 
-    place: KeyLocation
+    location: KeyLocation
     entry: PlacementEntry | None
     has_directory: bool
 
     @property
     def differs(self) -> bool:
         """Whether this process remembers another placement than the directory has."""
-        return self.has_directory and (self.entry.shard if self.entry else None) != self.place.shard
+        return (
+            self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
+        )
 
 
 @dataclass(frozen=True)
 class KeyCount:
-    """How many keys the directory places on a shard; None where it does not answer."""
+    """The number of keys that the directory places on a shard.
+
+    ``number`` is None if the directory does not answer. ``more``: whether there are more keys.
+    """
 
     number: int | None
     more: bool = False
 
 
 class DirectoryPages(FleetAdmin):
-    """The page that finds a key, and what can be done with one."""
+    """Views that find a key, and forget what is cached of it."""
 
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """``model``, ``field`` (by default the shard key) and ``value``; or ``by`` for the first two.
+        """Find a key by ``model``, ``field`` (by default the shard key) and ``value``.
 
-        One query of the directory, or two; no shard is asked.
+        ``by`` stands for ``model`` and ``field`` together. Costs one query of the directory, or
+        two; no shard is queried.
         """
-        model, field = _wanted(request)
+        model, field = _model_and_field(request)
         value = request.GET.get("value", "")
-        told, error = None, ""
+        report, error = None, ""
         if model and value:
-            outcome = _found(request, model, field, value)
-            told, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
+            outcome = _report(request, model, field, value)
+            report, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
+        location = report.location if report else None
         return self.page(
             request,
             "find",
             "Find a key",
             choices=_choices(request),
-            chosen=f"{told.place.model}:{told.place.field}" if told else f"{model}:{field}",
+            chosen=f"{location.model}:{location.field}" if location else f"{model}:{field}",
             value=value,
-            told=told,
+            report=report,
             error=error,
-            links=self._links(request, told.place) if told else (),
-            may_forget=told is not None and _has_cached(told.place),
+            links=self._links(request, location) if location else (),
+            may_forget=location is not None and _has_cached(location),
             forget_url=self.url("forget"),
-            shard_url=self.url("shard", told.place.alias) if told and told.place.alias else "",
+            shard_url=self.url("shard", location.alias) if location and location.alias else "",
         )
 
-    def _links(self, request: HttpRequest, place: KeyLocation) -> list[tuple[str, str]]:
-        """The models of the group whose changelist can show the rows of the key."""
-        query = urlencode({"_key": place.key})
+    def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
+        """Names and URLs of the models of the group whose changelist can show the rows of the key."""
+        query = urlencode({"_key": location.key})
         return [
             (str(model._meta.verbose_name_plural), f"{url}?{query}")
-            for model, options, url in self.changelists(request, place.group)
-            if _is_key(options, place)
+            for model, options, url in self.changelists(request, location.group)
+            if _is_key(options, location)
         ]
 
     def forget_view(self, request: HttpRequest) -> HttpResponse:
-        """Make void what is cached of a key; asks first."""
+        """Ask for confirmation, then invalidate what is cached of a key."""
         if (refused := self.require_operator(request)) is not None:
             return refused
         model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
         query = urlencode({"model": model, "field": field, "value": value})
         back = f"{self.url('find')}?{query}"
-        outcome = _found(request, model, field, value)
+        outcome = _report(request, model, field, value)
         if isinstance(outcome, str):
             return self.refuse(request, outcome, self.url("find"))
-        place = outcome.place
-        question = f"Forget what is cached of {place.field} {place.key!r} in group {place.group}?"
+        location = outcome.location
+        question = (
+            f"Forget what is cached of {location.field} {location.key!r} in group {location.group}?"
+        )
         confirm = self.confirm(
             request, question, back, Step("Find a key", back),
             consequences=["Its rows are read from the shard when they are asked for next."],
         )  # fmt: skip
         if confirm is not None:
             return confirm
-        model_of = sharded_model(place.model).model
+        model_class = sharded_model(location.model).model
         try:
-            labels = asked("the cache", lambda: forget_key(model_of, place.key))
-        except (TypeError, ValueError) as exc:  # No key of another model of the group.
+            labels = ask_service("the cache", lambda: forget_key(model_class, location.key))
+        except (TypeError, ValueError) as exc:  # Not a valid key of another model of the group.
             labels = str(exc)
         if isinstance(labels, str):
             return self.refuse(request, labels, back)
         self.note(
-            request, place.alias or place.group,
-            f"forgot what was cached of {place.field} {place.key!r}: {', '.join(labels) or 'nothing'}",
+            request, location.alias or location.group,
+            f"forgot what was cached of {location.field} {location.key!r}: {', '.join(labels) or 'nothing'}",
         )  # fmt: skip
         return HttpResponseRedirect(back)
 
 
-def _wanted(request: HttpRequest) -> tuple[str, str]:
+def _model_and_field(request: HttpRequest) -> tuple[str, str]:
     model, field = request.GET.get("model", ""), request.GET.get("field", "")
     if by := request.GET.get("by", ""):
         model, _, field = by.partition(":")
     return model, field
 
 
-def _found(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
-    """What is known of a key, or one sentence that says why nothing can be told.
+def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
+    """Everything about a key; or a sentence that says why nothing can be found.
 
-    :raises PermissionDenied: the group is none of the user's.
+    :raises PermissionDenied: the user may not look into the group.
     """
     try:
         options = sharded_model(model)
     except UnknownModel as exc:
-        # It lists the models of all groups.
+        # The message lists the models of all groups.
         return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
 
     def look() -> KeyReport:
-        place = where(options.model._meta.label, name, value)
-        has_directory = isinstance(runtime.strategy(place.group), DirectoryStrategy)
-        return KeyReport(place, directory_entry(place), has_directory)
+        location = where(options.model._meta.label, name, value)
+        has_directory = isinstance(runtime.strategy(location.group), DirectoryStrategy)
+        return KeyReport(location, directory_entry(location), has_directory)
 
-    # In a thread, as nodes: the directory may be a server that does not answer.
-    return asked("the directory", look)
+    # In a thread, like queries of nodes: the directory may be a server that does not answer.
+    return ask_service("the directory", look)
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Group -> the fields whose values tell the shard, as ``by`` and as text."""
+    """For each group, the fields whose values tell the shard: the value of ``by``, and a text."""
     allowed = groups_of(request)
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    fields: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for model in apps.get_models():
         options = shard_options(model)
         if options is None or options.group not in allowed or model._meta.proxy:
             continue
         for field in model._meta.concrete_fields:
-            if options.tells(field):
-                found[options.group].append(
+            if options.names_shard(field):
+                fields[options.group].append(
                     (
                         f"{model._meta.label}:{field.attname}",
                         f"{model._meta.label}: {field.attname}",
                     )
                 )
-    return [(group, sorted(found[group])) for group in allowed if found[group]]
+    return [(group, sorted(fields[group])) for group in allowed if fields[group]]
 
 
-def _is_key(options: ShardOptions, place: KeyLocation) -> bool:
-    """Whether the key of ``place`` is one of this model's, too."""
+def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
+    """Whether the key of ``location`` is a key of this model, too."""
     if options.key is None:
         return False
     label = options.model._meta.label
-    if runtime.strategy(place.group).embedded is not None:
-        return label == place.model and options.key.attname == place.field
-    asked = sharded_model(place.model)
-    return asked.key is not None and asked.key.attname == place.field
+    if runtime.strategy(location.group).embedded is not None:
+        return label == location.model and options.key.attname == location.field
+    model_options = sharded_model(location.model)
+    return model_options.key is not None and model_options.key.attname == location.field
 
 
-def _has_cached(place: KeyLocation) -> bool:
-    """Whether the models of the group are cached, and ``place`` was found by its shard key."""
-    options = sharded_model(place.model)
-    if options.key is None or options.key.attname != place.field:
+def _has_cached(location: KeyLocation) -> bool:
+    """Whether models of the group are cached, and ``location`` was found by the shard key."""
+    options = sharded_model(location.model)
+    if options.key is None or options.key.attname != location.field:
         return False
     return any(
-        found.options is not None and found.options.group == place.group
-        for found in cached_models()
+        cached.options is not None and cached.options.group == location.group
+        for cached in cached_models()
     )
 
 
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
-    """How many keys the directory places on ``shard``, up to a bound; None without a directory.
+    """The number of keys that the directory places on ``shard``; None without a directory.
 
-    :param within: seconds for the directory.
+    :param within: seconds to wait for the directory.
     """
     if not isinstance(runtime.strategy(shard.group), DirectoryStrategy):
         return None
 
     def count() -> int:
         rows: Any = Placement.objects.using(runtime.config().directory)
-        found: int = rows.filter(group=shard.group, shard=shard.number)[: _COUNTED + 1].count()
-        return found
+        keys = rows.filter(group=shard.group, shard=shard.number)
+        return int(keys[: _MAX_COUNTED + 1].count())
 
-    number = asked("the directory", count, within=within)
+    number = ask_service("the directory", count, within=within)
     if isinstance(number, str):
         return KeyCount(None)
-    return KeyCount(min(number, _COUNTED), number > _COUNTED)
+    return KeyCount(min(number, _MAX_COUNTED), number > _MAX_COUNTED)

@@ -1,4 +1,4 @@
-"""What all fleet pages have in common: permissions, addresses, and what they never show."""
+"""The base of all fleet pages: permissions, URLs, and texts without database accounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.nodes import TROUBLE, NoAnswer, ask_one
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.status import told_by
+from sharded_orm.operations.shards.status import error_line
 from sharded_orm.topology.document import Document
 
 if TYPE_CHECKING:
@@ -30,40 +30,41 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = ModelAdmin
 
-#: Seconds that a page waits for nodes, whatever their number.
+#: Seconds that a page waits for all nodes together.
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
 SOURCE: Final = "the source of the topology"
-#: Sentences of one list; a page stays readable whatever is wrong.
-_LISTED = 100
+#: Sentences in one list, so that a page stays readable.
+_MAX_LISTED = 100
 
 T = TypeVar("T")
 View = Callable[..., HttpResponse]
 
 
-def asked(service: str, ask: Callable[[], T], *, within: float = DEADLINE) -> T | str:
-    """What ``ask()`` tells within the time; or in a sentence why it does not, without accounts.
+def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE) -> T | str:
+    """The result of ``call()``; or, if it fails or takes too long, a sentence about it.
 
-    :param service: what is asked: ``"the directory"``.
+    :param service: the service that ``call`` uses, such as ``"the directory"``.
+    :param within: seconds to wait.
     """
     try:
-        return ask_one(service, ask, within=within)
+        return ask_one(service, call, within=within)
     except (ShardedOrmError, ImproperlyConfigured) as exc:
         return without_accounts(str(exc))
     except TROUBLE as exc:
-        who = service[0].upper() + service[1:]
-        return without_accounts(f"{who} does not answer: {told_by(exc)}")
+        name = service[0].upper() + service[1:]
+        return without_accounts(f"{name} does not answer: {error_line(exc)}")
 
 
-def listed(sentences: Sequence[str], most: int = _LISTED) -> list[str]:
-    """The first ones, without accounts, and how many more there are."""
-    shown = [without_accounts(one) for one in sentences[:most]]
+def first_sentences(sentences: Sequence[str], most: int = _MAX_LISTED) -> list[str]:
+    """At most ``most`` sentences, without accounts, and the number of further ones."""
+    texts = [without_accounts(sentence) for sentence in sentences[:most]]
     more = len(sentences) - most
-    return [*shown, f"and {more} more"] if more > 0 else shown
+    return [*texts, f"and {more} more"] if more > 0 else texts
 
 
 def address(node: Mapping[str, Any]) -> str:
-    """Where a node is: host and port, and nothing else of its settings."""
+    """The host and port of a node, and nothing else of its settings."""
     if str(node.get("ENGINE", "")).endswith("sqlite3"):
         return "SQLite files"
     port = node.get("PORT")
@@ -76,28 +77,31 @@ def groups_of(request: HttpRequest) -> list[str]:
 
 
 def sees_all(request: HttpRequest) -> bool:
-    """Whether the user may look into every group: texts that people wrote may name any."""
+    """Whether the user may look into every group, and so read texts that may name any of them."""
     return len(groups_of(request)) == len(runtime.topology().groups)
 
 
 def require_group(request: HttpRequest, group: str) -> None:
-    """:raises PermissionDenied: the user may not look into ``group``."""
+    """Refuse a group that the user may not look into.
+
+    :raises PermissionDenied: the user may not.
+    """
     if not may_access(request.user, group):
         raise PermissionDenied
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the path to a page; the last one has no address."""
+    """One breadcrumb of a page. The last one has no URL."""
 
     title: str
     url: str = ""
 
 
 class FleetAdmin(_ModelAdmin):
-    """Pages of a model that has no rows of its own. Overrides all addresses of ModelAdmin.
+    """Pages of a model that has no rows of its own. Overrides all URLs of ModelAdmin.
 
-    Looking needs the model's ``view`` permission (or ``change``), operating ``change``.
+    To look at them needs the model's ``view`` permission (or ``change``), to operate ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -108,29 +112,29 @@ class FleetAdmin(_ModelAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            path(route, self._viewed(view), name=self.url_name(name))
+            path(route, self._protected(view), name=self.url_name(name))
             for route, view, name in self.routes()
         ]
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
-        """Route, view and the end of the name of each page; the first is the ``changelist``."""
+        """Route, view and the end of the URL name of each page; the first is the ``changelist``."""
         raise NotImplementedError
 
     def url_name(self, name: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
 
     def url(self, name: str, *args: Any) -> str:
-        """The address of a page of this admin."""
+        """The URL of a page of this admin."""
         return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
 
-    def _viewed(self, view: View) -> View:
+    def _protected(self, view: View) -> View:
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             if not self.has_view_permission(request):
                 raise PermissionDenied
             request.current_app = self.admin_site.name
             return view(request, *args, **kwargs)
 
-        # Staff only, never cached, with CSRF.
+        # For staff only, never cached, with CSRF protection.
         return self.admin_site.admin_view(update_wrapper(wrapper, view))
 
     def page(
@@ -142,7 +146,10 @@ class FleetAdmin(_ModelAdmin):
         status: int = 200,
         **context: Any,
     ) -> TemplateResponse:
-        """One page; ``above`` are the steps between the model's first page and this one."""
+        """Render one page.
+
+        :param above: the breadcrumbs between the model's first page and this one.
+        """
         first = Step(str(self.opts.verbose_name_plural).capitalize(), self.url("changelist"))
         return TemplateResponse(
             request,
@@ -164,24 +171,24 @@ class FleetAdmin(_ModelAdmin):
     def _pages(self, request: HttpRequest) -> list[Step]:
         """The first pages of all fleet models that the user may look at."""
         return [
-            Step(str(each.opts.verbose_name_plural).capitalize(), each.url("changelist"))
-            for each in self.admin_site._registry.values()
-            if isinstance(each, FleetAdmin) and each.has_view_permission(request)
+            Step(str(admin.opts.verbose_name_plural).capitalize(), admin.url("changelist"))
+            for admin in self.admin_site._registry.values()
+            if isinstance(admin, FleetAdmin) and admin.has_view_permission(request)
         ]
 
-    def other(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
+    def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
         """The pages of another fleet model, if the site has them and the user may look at them."""
         if not self.admin_site.is_registered(model):
             return None
-        found = self.admin_site.get_model_admin(model)
-        if not isinstance(found, FleetAdmin) or not found.has_view_permission(request):
+        admin = self.admin_site.get_model_admin(model)
+        if not isinstance(admin, FleetAdmin) or not admin.has_view_permission(request):
             return None
-        return found
+        return admin
 
     def changelists(
         self, request: HttpRequest, group: str
     ) -> Iterator[tuple[type[Model], ShardOptions, str]]:
-        """The models of ``group`` whose rows the user may look at in this site, with addresses."""
+        """The models of ``group`` whose rows the user may see in this site, with list URLs."""
         for model, model_admin in self.admin_site._registry.items():
             options = shard_options(model)
             if options is None or options.group != group:
@@ -189,13 +196,13 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            with suppress(NoReverseMatch):  # Its admin has pages of its own.
+            with suppress(NoReverseMatch):  # Its admin may have other pages.
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 
     # ##### Operating #####
 
     def require_operator(self, request: HttpRequest) -> HttpResponse | None:
-        """The answer to a request that must not change anything; None to go on.
+        """The response to a request that must not change anything; None for a POST.
 
         :raises PermissionDenied: the user may look only.
         """
@@ -212,11 +219,12 @@ class FleetAdmin(_ModelAdmin):
         expected: str = "",
         **context: Any,
     ) -> TemplateResponse | None:
-        """A page that asks whether to go on; None once that was confirmed.
+        """A page that asks for confirmation; None if the request confirms.
 
-        It posts all that was posted once more.
+        The page posts all values of the request again.
 
-        :param expected: what the question was made from; it is asked again once that is another.
+        :param expected: the state to which the question belongs. If it has changed, the page asks
+            again.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:
@@ -233,7 +241,7 @@ class FleetAdmin(_ModelAdmin):
         )  # fmt: skip
 
     def refuse(self, request: HttpRequest, why: str, back: str) -> HttpResponse:
-        """Go ``back``, and say why nothing else was done."""
+        """Redirect ``back`` with the message ``why`` nothing was done."""
         messages.error(request, without_accounts(why))
         return HttpResponseRedirect(back)
 
@@ -245,16 +253,16 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """What ``change()`` published; or the answer that says why nothing was.
+        """The document that ``change()`` has published; or the response that says why it has not.
 
-        :param within: seconds. After them nobody knows whether it was published, and that is said.
+        :param within: seconds to wait. After them, the response says that the outcome is unknown.
         """
         try:
             return ask_one(SOURCE, change, within=within)
         except TopologyReadOnly as exc:
             return self.page(
                 request, "by_hand", "To be changed by hand", *above,
-                told=without_accounts(str(exc)), back=back,
+                text=without_accounts(str(exc)), back=back,
             )  # fmt: skip
         except NoAnswer as exc:
             return self.refuse(
@@ -266,12 +274,12 @@ class FleetAdmin(_ModelAdmin):
         except LookupError as exc:
             return self.refuse(request, str(exc.args[0]) if exc.args else str(exc), back)
         except TROUBLE as exc:
-            return self.refuse(request, told_by(exc), back)
+            return self.refuse(request, error_line(exc), back)
 
     def note(self, request: HttpRequest, name: str, text: str) -> None:
-        """Tell the user, and write it to the log of the admin.
+        """Show ``text`` to the user, and write it to the log of the admin.
 
-        :param name: the primary key of what was operated.
+        :param name: the primary key of the changed object.
         """
         obj = self.model(**{self.opts.pk.attname: name})
         self.log_change(request, obj, text)

@@ -1,4 +1,4 @@
-"""What can be done to a range: open it, close it, give it another weight."""
+"""Actions on a range: open it or close it for new keys, set its weight."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, Step, require_group
 from sharded_orm.admin.fleet.shard_map import span
 from sharded_orm.operations import growth
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Ranges that one page describes; one that is asked for with more shards names no range.
-_DESCRIBED = 20
-_CHOOSES = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
+#: Ranges that one page describes.
+_MAX_RANGES = 20
+#: Key routings with which the strategy chooses a shard for a new key.
+_CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
 @dataclass(frozen=True)
 class RangeOfPage:
-    """A range as a page tells of it.
+    """A range on a page.
 
-    :param chooses: whether the group's strategy chooses a shard for a new key at all.
-    :param share: of new keys, in percent, that its shards are given together.
+    :param chooses: whether the group's strategy chooses a shard for a new key.
+    :param share: the percentage of new keys that the shards of the range get together.
     """
 
     range: ShardRange
@@ -40,7 +41,7 @@ class RangeOfPage:
 
     @property
     def weight_text(self) -> str:
-        # No locale may put a comma into it.
+        # Without a comma, whatever the locale.
         return f"{self.range.weight:g}"
 
     @property
@@ -49,32 +50,35 @@ class RangeOfPage:
 
 
 class RangePages(FleetAdmin):
-    """Changes ``open`` and ``weight`` of ranges, through the source of the topology."""
+    """Views that change ``open`` and ``weight`` of ranges, through the source of the topology."""
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
         """The ranges of the shards ``first`` to ``last``."""
-        chooses = keys_of(group) in _CHOOSES
+        chooses = key_routing_of(group) in _CHOOSING
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}
         total = sum(weights.values())
-        found = [r for r in group.ranges if r.first <= last and r.last >= first]
+        ranges = [r for r in group.ranges if r.first <= last and r.last >= first]
         return [
             RangeOfPage(
-                each,
-                self.url("range", group.name, each.first, each.last),
-                self.url("set", group.name, each.first, each.last),
+                r,
+                self.url("range", group.name, r.first, r.last),
+                self.url("set", group.name, r.first, r.last),
                 chooses,
-                100 * weights.get(each, 0.0) / total if total else 0.0,
+                100 * weights.get(r, 0.0) / total if total else 0.0,
             )
-            for each in found[:_DESCRIBED]
+            for r in ranges[:_MAX_RANGES]
         ]
 
     def set_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """``do`` is ``open``, ``close`` or ``weight``; asks first, then does it."""
+        """Ask for confirmation, then ``open`` or ``close`` the range, or set its ``weight``.
+
+        The POST parameter ``do`` names the action.
+        """
         if (refused := self.require_operator(request)) is not None:
             return refused
         require_group(request, group)
         name, back = f"{group} {first}-{last}", self.url("range", group, first, last)
-        each = _range(group, first, last)
+        shard_range = _range(group, first, last)
         do = request.POST.get("do")
         weight = _weight(request.POST.get("weight", "")) if do == "weight" else None
         if do not in ("open", "close", "weight") or (do == "weight" and weight is None):
@@ -86,16 +90,16 @@ class RangePages(FleetAdmin):
                 back,
             )
         step = Step(f"{group} {span(first, last)}", back)
-        told = {
+        summary = {
             "open": "opened for new keys",
             "close": "closed for new keys",
-            "weight": f"weight set from {each.weight:g} to {weight if weight is None else f'{weight:g}'}",
+            "weight": f"weight set from {shard_range.weight:g} to {weight if weight is None else f'{weight:g}'}",
         }[do]
-        # Where it cannot be written, that is said before anybody confirms anything.
+        # If the source cannot be written, publish() says so, without a question before.
         if runtime.source().writable:
             question = self.confirm(
-                request, _question(do, name, each, weight), back, step,
-                consequences=_consequences(do, each, weight),
+                request, _question(do, name, shard_range, weight), back, step,
+                consequences=_consequences(do, weight),
             )  # fmt: skip
             if question is not None:
                 return question
@@ -105,18 +109,18 @@ class RangePages(FleetAdmin):
                 return growth.set_weight(group, first, last, weight)
             return growth.set_open(group, first, last, do == "open")
 
-        made = self.publish(request, change, back, step)
-        if isinstance(made, HttpResponse):
-            return made
-        self.note(request, name, f"{told} (topology version {made.version})")
+        published = self.publish(request, change, back, step)
+        if isinstance(published, HttpResponse):
+            return published
+        self.note(request, name, f"{summary} (topology version {published.version})")
         return HttpResponseRedirect(back)
 
 
 def _range(group: str, first: int, last: int) -> ShardRange:
-    found = runtime.topology().groups.get(group)
-    for each in found.ranges if found is not None else ():
-        if (each.first, each.last) == (first, last):
-            return each
+    shard_group = runtime.topology().groups.get(group)
+    for r in shard_group.ranges if shard_group is not None else ():
+        if (r.first, r.last) == (first, last):
+            return r
     raise Http404(f"Group {group!r} has no range {first}-{last}.")
 
 
@@ -128,23 +132,23 @@ def _weight(text: str) -> float | None:
     return weight if is_weight(weight) else None
 
 
-def _question(do: str, name: str, each: ShardRange, weight: float | None) -> str:
-    shards = each.last - each.first + 1
-    what = f"range {name} ({shards} shard{'s' if shards > 1 else ''} on {each.primary})"
+def _question(do: str, name: str, shard_range: ShardRange, weight: float | None) -> str:
+    shards = shard_range.last - shard_range.first + 1
+    subject = f"range {name} ({shards} shard{'s' if shards > 1 else ''} on {shard_range.primary})"
     if do == "weight":
-        return f"Set the weight of {what} from {each.weight:g} to {weight:g}?"
-    return f"{do.capitalize()} {what} for new keys?"
+        return f"Set the weight of {subject} from {shard_range.weight:g} to {weight:g}?"
+    return f"{do.capitalize()} {subject} for new keys?"
 
 
-def _consequences(do: str, each: ShardRange, weight: float | None) -> list[str]:
-    told = ["Keys that are there stay where they are."]
+def _consequences(do: str, weight: float | None) -> list[str]:
+    sentences = ["Keys that are there stay where they are."]
     if do == "open":
-        told.append("New keys are placed on its shards from now on, by all processes.")
+        sentences.append("New keys are placed on its shards from now on, by all processes.")
     elif do == "close" or not weight:
-        told.append("No new key is placed on its shards any more.")
+        sentences.append("No new key is placed on its shards any more.")
     else:
-        told.append(
+        sentences.append(
             f"A shard of weight {weight:g} is given {weight:g} times as many new keys as one of"
             " weight 1."
         )
-    return told
+    return sentences

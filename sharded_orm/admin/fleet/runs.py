@@ -1,4 +1,4 @@
-"""Runs of long operations, as the journal has them, while they go on and afterwards."""
+"""The pages of runs of long operations, as recorded in the journal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sharded_orm.operations.runs.redaction import without_accounts
 
 #: Runs, and steps, of one page.
 _RUNS, _STEPS = 50, 100
-#: Shards that are named as those that are worked on now.
-_BUSY = 20
+#: Shards that a page names as being worked on.
+_MAX_BUSY = 20
 #: In the order in which a shard goes through them.
 STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
@@ -34,7 +34,7 @@ _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
-    """ "Operations": migrations, growth and promotions, and what became of each shard."""
+    """The pages "Operations": migrations, growth and promotions, with the state of each shard."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -46,7 +46,7 @@ class RunAdmin(FleetAdmin):
     def runs_view(self, request: HttpRequest) -> HttpResponse:
         """All runs, newest first. Three queries of the journal."""
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
                     request.GET.get("page")
                 )
@@ -54,49 +54,54 @@ class RunAdmin(FleetAdmin):
                 counts = _counts(row.pk for row in rows)
         except JournalMissing as exc:
             return self.page(request, "runs", "Operations", error=str(exc), runs=[])
-        told = [_told(row, counts.get(row.pk, {})) for row in rows]
+        contexts = [_context(row, counts.get(row.pk, {})) for row in rows]
         return self.page(
             request,
             "runs",
             "Operations",
-            runs=[{**one, "url": self.url("change", one["run"].id)} for one in told],
+            runs=[
+                {**context, "url": self.url("change", context["run"].id)} for context in contexts
+            ],
             page=page,
         )
 
     def run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """One run and its steps, by pages; ``state`` shows those of one state only."""
-        told = _one(request, pk)
-        run: journal.RunStatus = told["run"]
+        """One run and its steps, in pages; the parameter ``state`` shows the steps of one state."""
+        context = _run_context(request, pk)
+        run: journal.RunStatus = context["run"]
         state = request.GET.get("state", "")
         steps: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         steps = steps.filter(run_id=pk).order_by("alias")
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # They were counted already, by state.
-        pages.__dict__["count"] = told["counts"].get(state, 0) if state in STATES else told["total"]
+        # The steps are counted already, by state.
+        counts = context["counts"]
+        pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]
         page = pages.get_page(request.GET.get("page"))
-        shards, known = self.other(request, ShardMap), runtime.topology().resolve
+        shards, resolve = self.admin_of(request, ShardMap), runtime.topology().resolve
         return self.page(
             request,
             "run",
             f"{run.kind} {run.subject}, run {run.id}",
-            **told,
+            **context,
             arguments=[
-                (name, without_accounts(_shown(value)))
+                (name, without_accounts(_text(value)))
                 for name, value in sorted(run.arguments.items())
             ],
             state=state if state in STATES else "",
             steps=[
                 {
-                    "it": step,
-                    # A shard of the past, or a node, has no page.
-                    "url": shards.url("shard", step.alias) if shards and known(step.alias) else "",
+                    "row": step,
+                    # A former shard, or a node, has no page.
+                    "url": shards.url("shard", step.alias)
+                    if shards and resolve(step.alias)
+                    else "",
                     "error": without_accounts(step.error),
                 }
                 for step in page.object_list
             ],
-            commands=_commands(run, told["counts"]),
+            commands=_commands(run, counts),
             busy=_busy(pk) if run.held else [],
             page=page,
             query=urlencode({"state": state}) if state in STATES else "",
@@ -104,49 +109,52 @@ class RunAdmin(FleetAdmin):
         )
 
     def progress_view(self, request: HttpRequest, pk: int) -> JsonResponse:
-        """What the page asks for while a run goes on. Three queries."""
-        told = _one(request, pk)
-        run: journal.RunStatus = told["run"]
+        """The progress of a run as JSON, for its page. Three queries."""
+        context = _run_context(request, pk)
+        run: journal.RunStatus = context["run"]
         return JsonResponse(
             {
                 "state": run.state,
                 "live": run.held,
-                "counts": told["counts"],
-                "ended": told["ended"],
-                "total": told["total"],
-                "percent": told["percent"],
+                "counts": context["counts"],
+                "ended": context["ended"],
+                "total": context["total"],
+                "percent": context["percent"],
                 "busy": _busy(pk) if run.held else [],
             }
         )
 
 
 def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
-    """All, or those on groups that the user may look into: others may have shards of any group."""
+    """The runs that the user may see: all, or those on a group into which the user may look.
+
+    Other runs, such as promotions, may have shards of any group.
+    """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))
 
 
 def _counts(runs: Iterable[int]) -> dict[int, dict[str, int]]:
     rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id__in=list(runs))
-    found: dict[int, dict[str, int]] = {}
+    counts: dict[int, dict[str, int]] = {}
     for run, state, count in rows.values_list("run_id", "state").annotate(Count("pk")).order_by():
-        found.setdefault(run, {})[state] = count
-    return found
+        counts.setdefault(run, {})[state] = count
+    return counts
 
 
-def _one(request: HttpRequest, pk: int) -> dict[str, Any]:
+def _run_context(request: HttpRequest, pk: int) -> dict[str, Any]:
     try:
-        with journal.journal_there():
+        with journal.require_journal():
             row = visible_runs(request).filter(pk=pk).first()
             counts = {} if row is None else _counts([pk]).get(pk, {})
     except JournalMissing as exc:
         raise Http404(str(exc)) from exc
     if row is None:
         raise Http404(f"There is no run {pk}.")
-    return _told(row, counts)
+    return _context(row, counts)
 
 
-def _told(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
+def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
     run = journal.RunStatus(row)
     ended, total = sum(counts.get(state, 0) for state in _ENDED), sum(counts.values())
     return {
@@ -162,36 +170,36 @@ def _told(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _busy(pk: int) -> list[str]:
-    """``photos_00007: photos.0002_title`` of the shards that are worked on."""
+    """``photos_00007: photos.0002_title`` for each shard that is worked on."""
     rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=pk, state=journal.RUNNING)
-    told = rows.order_by("alias").values_list("alias", "migration")[:_BUSY]
-    return [f"{alias}: {migration}" if migration else alias for alias, migration in told]
+    busy = rows.order_by("alias").values_list("alias", "migration")[:_MAX_BUSY]
+    return [f"{alias}: {migration}" if migration else alias for alias, migration in busy]
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """What to do next, and the command that does it."""
-    found = []
+    """The next steps: a sentence and a command for each."""
+    commands = []
     if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"
         if run.state in ("broken off", "stopped") or counts.get(journal.STOPPED):
-            found.append(("Go on where it stopped, with the same arguments as before", command))
+            commands.append(("Go on where it stopped, with the same arguments as before", command))
         if counts.get(journal.FAILED):
-            found.append(("Try the failed shards again", f"{command} --retry-failed"))
+            commands.append(("Try the failed shards again", f"{command} --retry-failed"))
         if counts.get(journal.UNCLEAR):
-            found.append(
+            commands.append(
                 ("Say of an unclear shard whether the operation took effect (see its cause)",
                  "manage.py migrate_shards --settle SHARD=done|undone")
             )  # fmt: skip
     elif run.state == "broken off" and run.kind == growth.KIND:
         count, primary = run.arguments.get("count"), run.arguments.get("primary")
         command = f"manage.py shards grow {run.subject} --count {count} --primary {primary}"
-        found.append(("Finish it, with the same arguments as before", command))
+        commands.append(("Finish it, with the same arguments as before", command))
     elif run.state == "broken off" and run.kind == PROMOTION:
-        found.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
-    return found
+        commands.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
+    return commands
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
     if value is None:

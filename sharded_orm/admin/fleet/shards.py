@@ -1,4 +1,4 @@
-"""The map of the shards, the page of a range, and the page of one shard."""
+"""The pages of the shard map, of a range, and of one shard."""
 
 from __future__ import annotations
 
@@ -16,44 +16,50 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.directory import DirectoryPages, keys_on
-from sharded_orm.admin.fleet.map_drawing import RANGES, draw, places
 from sharded_orm.admin.fleet.pages import (
     DEADLINE,
     Step,
     View,
     address,
+    first_sentences,
     groups_of,
-    listed,
     require_group,
 )
 from sharded_orm.admin.fleet.range_actions import RangePages
 from sharded_orm.admin.fleet.runs import visible_runs
-from sharded_orm.admin.fleet.shard_map import Addresses, RangeOnNode, span
+from sharded_orm.admin.fleet.shard_map import (
+    RANGES,
+    Addresses,
+    RangeOnNode,
+    draw,
+    ranges_by_node,
+    span,
+)
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.detail import left_of, look_at, sizes
+from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: More shards than these are drawn by their number unless sizes are asked for: to tell sizes,
-#: servers look into every table.
-_SIZED = 1000
+#: With more shards, sizes are read only if the URL asks for them: servers look into every table.
+_MAX_SIZED = 1000
 #: Shards of one page of a range.
 _PER_PAGE = 100
-#: Problems that the map lists; the command lists all.
+#: Problems that the map lists; the command ``shards status`` lists all.
 _PROBLEMS = 20
 #: Differences of a shard's schema that its page lists.
 _DIFFERENCES = 10
 #: Operations that the page of a shard lists.
 _STEPS = 5
-_OBJECT = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
+#: The name of a range in the admin's log.
+_RANGE = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
 
 
 class ShardMapAdmin(RangePages, DirectoryPages):
-    """ "Shards": where they are and how they are."""
+    """The pages "Shards": nodes, ranges and shards, with their states."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -69,46 +75,44 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### The map #####
 
     def map_view(self, request: HttpRequest) -> HttpResponse:
-        """All nodes and ranges; see ``status`` for what it costs of each node."""
+        """All nodes and ranges. Costs what :func:`status` costs on each node, and the sizes."""
         began = time.monotonic()
         topology, allowed = runtime.topology(), groups_of(request)
-        wanted = request.GET.get("group", "")
-        if wanted and wanted not in allowed:
-            messages.error(request, f"There is no group {wanted!r}.")
+        group = request.GET.get("group", "")
+        if group and group not in allowed:
+            messages.error(request, f"There is no group {group!r}.")
             return HttpResponseRedirect(self.url("changelist"))
-        groups = [wanted] if wanted else allowed
-        ranges = Paginator(places(topology, groups), RANGES)
-        page = ranges.get_page(request.GET.get("page"))
-        shown: Sequence[RangeOnNode] = list(page.object_list)
-        shards = [
-            place.group.shard(number)
-            for place in shown
-            for number in range(place.range.first, place.range.last + 1)
-        ]
+        groups = [group] if group else allowed
+        pages = Paginator(ranges_by_node(topology, groups), RANGES)
+        page = pages.get_page(request.GET.get("page"))
+        ranges: Sequence[RangeOnNode] = list(page.object_list)
+        shards = [shard for on_node in ranges for shard in on_node.shards()]
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
-            by = "bytes" if len(shards) <= _SIZED else "same"
-        # What lies where no shard should be can only be told of the whole.
-        whole = ranges.num_pages == 1 and len(groups) == len(topology.groups)
-        found = status(None if whole else shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began)) if by != "same" else {}
+            by = "bytes" if len(shards) <= _MAX_SIZED else "same"
+        # Schemas that belong to no shard can be found only if all shards are read.
+        whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
+        fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
+        sizes_by_alias = (
+            sizes(_sizable(fleet), within=seconds_left(DEADLINE, began)) if by != "same" else {}
+        )
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
-        drawing = draw(topology, shown, found, sized, by, urls)
-        problems = found.problems
+        drawing = draw(topology, ranges, fleet, sizes_by_alias, by, urls)
+        problems = fleet.problems
         return self.page(
             request,
             "map",
             "Shards",
             drawing=drawing,
             by=by,
-            group=wanted,
+            group=group,
             groups=allowed,
             choices=[
-                (name, text, f"?{urlencode(_given(group=wanted, size=name))}")
+                (name, text, f"?{urlencode(_without_empty(group=group, size=name))}")
                 for name, text in (("bytes", "bytes"), ("rows", "rows"), ("same", "nothing"))
             ],
             page=page,
-            query=urlencode(_given(group=wanted, size=request.GET.get("size", ""))),
+            query=urlencode(_without_empty(group=group, size=request.GET.get("size", ""))),
             shards=len(shards),
             problems=[without_accounts(problem) for problem in problems[:_PROBLEMS]],
             more_problems=max(len(problems) - _PROBLEMS, 0),
@@ -119,92 +123,95 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### A range #####
 
     def range_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """The shards ``first`` to ``last``, by pages, and the ranges that they belong to."""
+        """The shards ``first`` to ``last``, in pages, and the ranges to which they belong."""
         began = time.monotonic()
-        found_group = _group(request, group)
-        _require_shards(found_group, first, last)
+        shard_group = _group(request, group)
+        _require_shards(shard_group, first, last)
         numbers = Paginator(range(first, last + 1), _PER_PAGE)
         page = numbers.get_page(request.GET.get("page"))
-        shards = [found_group.shard(number) for number in page.object_list]
-        found = status(shards, within=DEADLINE, sizes=False)
-        sized = sizes(_known(found), within=left_of(DEADLINE, began))
-        states = {one.shard.alias: one for one in found.shards}
+        shards = [shard_group.shard(number) for number in page.object_list]
+        fleet = status(shards, within=DEADLINE, sizes=False)
+        sizes_by_alias = sizes(_sizable(fleet), within=seconds_left(DEADLINE, began))
+        statuses = {shard_status.shard.alias: shard_status for shard_status in fleet.shards}
         errors = {
             node.name: without_accounts(node.error)
-            for node in found.nodes
+            for node in fleet.nodes
             if node.error is not None
         }
         return self.page(
             request,
             "range",
             f"{group} {span(first, last)}",
-            group=found_group,
+            group=shard_group,
             first=first,
             last=last,
-            ranges=self.ranges(found_group, first, last),
+            ranges=self.ranges(shard_group, first, last),
             errors=errors.items(),
             rows=[
                 {
                     "shard": shard,
                     "url": self.url("shard", shard.alias),
-                    "state": one.state if (one := states.get(shard.alias)) else "down",
-                    "behind": one.behind if one else 0,
-                    "following": one.following if one else "",
-                    "size": sized.get(shard.alias),
+                    "state": shard_status.state if shard_status else "down",
+                    "behind": shard_status.behind if shard_status else 0,
+                    "following": shard_status.following if shard_status else "",
+                    "size": sizes_by_alias.get(shard.alias),
                 }
                 for shard in shards
+                for shard_status in [statuses.get(shard.alias)]
             ],
             page=page,
-            problems=listed(found.problems),
+            problems=first_sentences(fleet.problems),
         )
 
     # ##### One shard #####
 
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
-        """Everything about one shard; see ``look_at`` for what it costs."""
+        """Everything about one shard. Costs what :func:`look_at` costs."""
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
             raise Http404(f"There is no shard {alias!r}.")
         group = _group(request, shard.group)
         began = time.monotonic()
-        detail = look_at(shard, within=DEADLINE)
-        within = group.range_of(shard.number)
-        range_url = self.url("range", group.name, within.first, within.last)
+        detail = shard_detail(shard, within=DEADLINE)
+        shard_range = group.range_of(shard.number)
+        range_url = self.url("range", group.name, shard_range.first, shard_range.last)
         return self.page(
             request,
             "shard",
             shard.alias,
-            Step(f"{group.name} {span(within.first, within.last)}", range_url),
+            Step(f"{group.name} {span(shard_range.first, shard_range.last)}", range_url),
             shard=shard,
             group=group,
             detail=detail,
             error=without_accounts(detail.error or ""),
-            differences=listed(detail.drift.differences, _DIFFERENCES) if detail.drift else (),
+            differences=first_sentences(detail.drift.differences, _DIFFERENCES)
+            if detail.drift
+            else (),
             node_address=address(runtime.topology().nodes[shard.node]),
-            range=within,
+            range=shard_range,
             ranges=self.ranges(group, shard.number, shard.number),
             models=self._models(request, shard, detail.tables or ()),
             tables=_largest_first(detail.tables or ()),
             steps=self._steps(request, shard),
-            keys=keys_on(shard, within=left_of(DEADLINE, began)),
+            keys=keys_on(shard, within=seconds_left(DEADLINE, began)),
             total=_total(detail.tables),
         )
 
     def _steps(self, request: HttpRequest, shard: Shard) -> list[dict[str, Any]]:
-        """The latest operations on a shard, for those who may look at operations."""
-        runs = self.other(request, OperationRun)
+        """The latest operations on a shard, if the user may look at operations."""
+        runs = self.admin_of(request, OperationRun)
         if runs is None:
             return []
         steps = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(alias=shard.alias)
         steps = steps.filter(run__in=visible_runs(request).values("pk"))
         try:
-            with journal.journal_there():
+            with journal.require_journal():
                 rows = list(steps.select_related("run").order_by("-run_id")[:_STEPS])
         except JournalMissing:
             return []
         return [
             {
-                "it": row,
+                "row": row,
                 "url": runs.url("change", row.run_id),
                 "error": without_accounts(row.error),
             }
@@ -214,9 +221,9 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def _models(
         self, request: HttpRequest, shard: Shard, tables: Sequence[TableSize]
     ) -> list[dict[str, Any]]:
-        """The tables that belong to models of this site, with the way to their rows here."""
+        """The tables of models of this site, with links to their rows on the shard."""
         by_name = {table.name: table for table in tables}
-        found = [
+        models = [
             {
                 "name": str(model._meta.verbose_name_plural),
                 "label": model._meta.label,
@@ -225,14 +232,14 @@ class ShardMapAdmin(RangePages, DirectoryPages):
             }
             for model, _, url in self.changelists(request, shard.group)
         ]
-        return sorted(found, key=lambda one: str(one["label"]))
+        return sorted(models, key=lambda model: str(model["label"]))
 
     # ##### From the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Where an entry of the log leads: to the range, the shard or the group."""
+        """Redirect from an entry of the admin's log to its range, shard or group."""
         name = unquote(object_id)
-        if match := _OBJECT.fullmatch(name):
+        if match := _RANGE.fullmatch(name):
             return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))
         if runtime.topology().resolve(name) is not None:
             return HttpResponseRedirect(self.url("shard", name))
@@ -241,17 +248,21 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         raise Http404(f"There is no shard {name!r} any more.")
 
 
-def _known(found: FleetStatus) -> list[Shard]:
-    """The shards whose sizes can be asked for."""
-    return [one.shard for one in found.shards if one.state in ("current", "behind")]
+def _sizable(fleet: FleetStatus) -> list[Shard]:
+    """The shards whose sizes can be read."""
+    return [status.shard for status in fleet.shards if status.state in ("current", "behind")]
 
 
-def _given(**parts: str) -> dict[str, str]:
+def _without_empty(**parts: str) -> dict[str, str]:
     return {name: value for name, value in parts.items() if value}
 
 
 def _group(request: HttpRequest, name: str) -> ShardGroup:
-    """:raises PermissionDenied: the user may not look into it, or there is none to look into."""
+    """The group of that name.
+
+    :raises PermissionDenied: the user may not look into the group.
+    :raises Http404: there is no such group.
+    """
     groups = runtime.topology().groups
     require_group(request, name)
     if name not in groups:

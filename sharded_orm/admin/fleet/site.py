@@ -1,4 +1,4 @@
-"""Which pages a site of the admin has."""
+"""Registration of the fleet pages with an admin site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGES = {
 
 
 def register_fleet(site: AdminSite) -> None:
-    """Add the fleet pages to ``site``. May be called again; what is registered by then stays.
+    """Add the fleet pages to ``site``. May be called again; existing registrations stay.
 
     ``django.contrib.admin.site`` has them as soon as ``sharded_orm`` is installed; to leave one out
     there: ``site.unregister(ShardMap)``.

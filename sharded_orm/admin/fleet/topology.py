@@ -1,4 +1,4 @@
-"""The topology: what is in use, where it comes from, its history, and the way back."""
+"""The pages of the topology: the one in use, its source, its history, and a way back."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from sharded_orm.admin.fleet.pages import (
     Step,
     T,
     View,
-    asked,
-    listed,
+    ask_service,
+    first_sentences,
     sees_all,
 )
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.operations import topology
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.detail import left_of
+from sharded_orm.operations.shards.detail import seconds_left
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision
 
 #: Versions that the page lists.
 _HISTORY = 50
-#: Digits of a version: what a 64-bit number has for sure.
+#: Digits of a version that fit into a 64-bit number.
 _DIGITS = 18
-#: In place of what may name groups that the user may not look into.
+#: Shown in place of texts that may name groups that the user may not see.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
 class TopologyAdmin(FleetAdmin):
-    """ "Topology": versions, differences between them, and going back to one."""
+    """The pages "Topology": versions, their differences, and going back to a version."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -48,21 +48,21 @@ class TopologyAdmin(FleetAdmin):
         ]
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """What this process uses, and what the source holds: two or three requests to it."""
+        """The topology of this process and that of the source. Two or three requests to the source."""
         began = time.monotonic()
-        source, standing = runtime.source(), runtime.standing()
-        held = asked(SOURCE, topology.current)
+        source, standing = runtime.source(), runtime.topology_status()
+        held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # A source that did not answer is not asked again and again.
+        # A source that has not answered is not queried again.
         if not isinstance(held, str):
-            left = left_of(DEADLINE, began)
-            history = asked(SOURCE, lambda: source.history(_HISTORY), within=left)
+            left = seconds_left(DEADLINE, began)
+            history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)
         if not isinstance(held, str) and not isinstance(history, str):
-            processes = asked(SOURCE, source.processes, within=left_of(DEADLINE, began))
-        trouble = [told for told in (held, history, processes) if isinstance(told, str)]
+            processes = ask_service(SOURCE, source.processes, within=seconds_left(DEADLINE, began))
+        errors = [text for text in (held, history, processes) if isinstance(text, str)]
         revisions: Sequence[Revision] = [] if isinstance(history, str) else history
-        refused = listed(standing.refused)
+        refused = first_sentences(standing.refused)
         return self.page(
             request,
             "topology",
@@ -75,18 +75,18 @@ class TopologyAdmin(FleetAdmin):
             held=held.version if isinstance(held, Document) else None,
             changes=[]
             if isinstance(held, str)
-            else listed(_changes(request, runtime.document(), held)),
-            trouble=trouble,
+            else first_sentences(_changes(request, runtime.document(), held)),
+            errors=errors,
             revisions=[
                 {
-                    "it": one,
-                    "comment": _comment(request, one),
-                    "url": self.url("change", one.version),
-                    "current": number == 0,
+                    "revision": revision,
+                    "comment": _comment(request, revision),
+                    "url": self.url("change", revision.version),
+                    "current": index == 0,
                 }
-                for number, one in enumerate(revisions)
+                for index, revision in enumerate(revisions)
             ],
-            versions=[one.version for one in revisions],
+            versions=[revision.version for revision in revisions],
             processes=_by_version(processes),
             diff_url=self.url("diff"),
         )
@@ -94,25 +94,25 @@ class TopologyAdmin(FleetAdmin):
     # ##### Versions #####
 
     def diff_view(self, request: HttpRequest) -> HttpResponse:
-        """What changes from version ``from`` to version ``to``."""
+        """The changes from version ``from`` to version ``to``."""
         first, last = (_version(request.GET.get(name, "")) for name in ("from", "to"))
         if first is None or last is None:
             return self.refuse(request, "Choose two versions to compare.", self.url("changelist"))
         return self._diff(request, f"Version {first} to {last}", first, last, DEADLINE)
 
     def version_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """What a version changed, and the way back to it."""
+        """The changes of a version, and a button to go back to it."""
         version = _version(unquote(object_id))
         if version is None:
             raise Http404(f"There is no version {unquote(object_id)!r}.")
         began = time.monotonic()
-        revisions = asked(SOURCE, lambda: runtime.source().history(_HISTORY))
+        revisions = ask_service(SOURCE, lambda: runtime.source().history(_HISTORY))
         known: list[Revision] = [] if isinstance(revisions, str) else revisions
-        earlier = [one.version for one in known if one.version < version]
-        revision = next((one for one in known if one.version == version), None)
+        earlier = [other.version for other in known if other.version < version]
+        revision = next((other for other in known if other.version == version), None)
         return self._diff(
             request, f"Version {version}", max(earlier, default=None), version,
-            left_of(DEADLINE, began),
+            seconds_left(DEADLINE, began),
             rollback_url=self.url("rollback", version),
             revision=revision,
             comment=_comment(request, revision) if revision is not None else "",
@@ -128,20 +128,20 @@ class TopologyAdmin(FleetAdmin):
         within: float,
         **context: Any,
     ) -> HttpResponse:
-        def find() -> tuple[Document, Document]:
+        def read() -> tuple[Document, Document]:
             return Document(0, {}, {}) if first is None else _revision(first), _revision(last)
 
-        found = _asked_for_versions(find, within)
-        missing = isinstance(found, str)
+        documents = _read_versions(read, within)
+        missing = isinstance(documents, str)
         return self.page(
             request, "version", title, first=first, last=last,
-            changes=[] if isinstance(found, str) else listed(_changes(request, *found)),
-            trouble=[found] if missing else [],
+            changes=[] if isinstance(documents, str) else first_sentences(_changes(request, *documents)),
+            errors=[documents] if missing else [],
             writable=runtime.source().writable, **context,
         )  # fmt: skip
 
     def rollback_view(self, request: HttpRequest, version: int) -> HttpResponse:
-        """Publish the content of ``version`` once more; asks first, and says what changes."""
+        """Ask for confirmation, with the changes, then publish the content of ``version`` again."""
         if (refused := self.require_operator(request)) is not None:
             return refused
         if _version(str(version)) is None:
@@ -149,11 +149,11 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # What the source holds, not what this process uses: that is what is lost.
-        found = _asked_for_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
-        if isinstance(found, str):
-            return self.refuse(request, found, first)
-        held, again = found
+        # Compared with the topology of the source, not of this process: that is what is replaced.
+        documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
+        if isinstance(documents, str):
+            return self.refuse(request, documents, first)
+        held, again = documents
         expected = 0 if held is None else held.version
         before = held or runtime.document()
         changes = before.differences(again)
@@ -171,22 +171,24 @@ class TopologyAdmin(FleetAdmin):
                 consequences=[
                     "It becomes the next version, and every process that follows the source uses"
                     " it within moments.",
-                    *(listed(changes) or ["Nothing changes."]),
+                    *(first_sentences(changes) or ["Nothing changes."]),
                 ],
             )  # fmt: skip
             if question is not None:
                 return question
         comment = f"back to version {version}, by {request.user.get_username()} in the admin"
-        made = self.publish(
+        published = self.publish(
             request,
             lambda: topology.rollback(version, comment, expected=expected),
             first,
             step,
-            within=left_of(DEADLINE, began),
+            within=seconds_left(DEADLINE, began),
         )
-        if isinstance(made, HttpResponse):
-            return made
-        self.note(request, str(made.version), f"content of version {version} published once more")
+        if isinstance(published, HttpResponse):
+            return published
+        self.note(
+            request, str(published.version), f"content of version {version} published once more"
+        )
         return HttpResponseRedirect(first)
 
 
@@ -199,34 +201,38 @@ def _revision(version: int) -> Document:
     return runtime.source().revision(version)
 
 
-def _asked_for_versions(find: Callable[[], T], within: float) -> T | str:
-    """As :func:`asked`, of a source that may not keep some version any more."""
+def _read_versions(read: Callable[[], T], within: float) -> T | str:
+    """As :func:`ask_service`, for a source that may not have some version any more."""
     try:
-        return asked(SOURCE, find, within=within)
+        return ask_service(SOURCE, read, within=within)
     except LookupError as exc:
         return str(exc.args[0]) if exc.args else str(exc)
 
 
 def _changes(request: HttpRequest, before: Document, after: Document) -> list[str]:
-    """From one document to the other, without groups that the user may not look into."""
-    names = {name for one in (before, after) for name in one.groups}
+    """The differences of two documents, without groups that the user may not look into."""
+    names = {*before.groups, *after.groups}
     hidden = tuple(f"group {name!r}" for name in names if not may_access(request.user, name))
     return [line for line in before.differences(after) if not line.startswith(hidden)]
 
 
 def _comment(request: HttpRequest, revision: Revision) -> str:
-    """Written by people and by commands, it may name any group."""
+    """The comment of a version, for users who may see all groups: it may name any of them."""
     return without_accounts(revision.comment) if sees_all(request) else ""
 
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
-    """How many processes use which version; None where the source does not know them."""
+    """The processes by the version that they use; None if the source does not know them."""
     if not isinstance(processes, list):
         return None
-    found: dict[int, list[Process]] = {}
-    for one in processes:
-        found.setdefault(one.version, []).append(one)
+    by_version: dict[int, list[Process]] = {}
+    for process in processes:
+        by_version.setdefault(process.version, []).append(process)
     return [
-        {"version": version, "count": len(those), "hosts": sorted({one.host for one in those})[:10]}
-        for version, those in sorted(found.items(), reverse=True)
+        {
+            "version": version,
+            "count": len(group),
+            "hosts": sorted({process.host for process in group})[:10],
+        }
+        for version, group in sorted(by_version.items(), reverse=True)
     ]

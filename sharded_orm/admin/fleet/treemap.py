@@ -1,15 +1,19 @@
-"""The geometry of the map: rectangles whose areas are the sizes of shards. Pure."""
+"""The geometry of the shard map: rectangles whose areas are the sizes of shards.
+
+SVG, and not boxes of HTML: their sizes would need ``style`` attributes, which a content security
+policy without ``'unsafe-inline'`` blocks. Coordinates of SVG are attributes that it allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Units of the picture; it is scaled to the width of the page.
+#: Width of the picture in units; the page scales it.
 WIDTH = 1000.0
-#: Height of the largest range, and of the smallest; and of a row of equal boxes.
+#: Heights of the largest range, of the smallest, and of a row of equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
-#: A rectangle is never smaller than this part of the average: it has to be seen and hit.
+#: The least part of the average area: each rectangle must be seen and hit.
 _LEAST = 1 / 6
 
 
@@ -24,7 +28,7 @@ class Box:
 
 
 def grid(count: int) -> tuple[list[Box], float]:
-    """``count`` equal boxes in rows of a power of two; and the height of all."""
+    """``count`` equal boxes in rows of 16 or 32, and the height of all rows."""
     columns = 16 if count <= 16 else 32
     width = WIDTH / columns
     height = min(width, _ROW)
@@ -36,12 +40,12 @@ def grid(count: int) -> tuple[list[Box], float]:
 
 
 def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
-    """Rectangles in the given order whose areas are as their weights; and the height of all.
+    """Rectangles in the order of ``weights``, with areas in proportion, and their total height.
 
     A strip treemap (Bederson, Shneiderman and Wattenberg, 2002): neighbours stay neighbours, and
     nothing jumps when a weight changes a little.
 
-    :param part: of the height of the tallest, 0 to 1: what the whole is beside other wholes.
+    :param part: the size of this range as a part of the largest one, 0 to 1.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)
@@ -51,31 +55,31 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     weights = [max(weight, least) for weight in weights]
     scale = WIDTH * height / sum(weights)
     boxes, top = [], 0.0
-    for strip in _cut([weight * scale for weight in weights]):
-        tall, left = sum(strip) / WIDTH, 0.0
-        for area in strip:
-            boxes.append(Box(left, top, area / tall, tall))
-            left += area / tall
-        top += tall
+    for areas in _rows([weight * scale for weight in weights]):
+        row_height, left = sum(areas) / WIDTH, 0.0
+        for area in areas:
+            boxes.append(Box(left, top, area / row_height, row_height))
+            left += area / row_height
+        top += row_height
     return boxes, height
 
 
-def _cut(areas: Sequence[float]) -> list[list[float]]:
-    """Cut where one more rectangle would make those of the strip longer and thinner."""
-    found: list[list[float]] = [[]]
+def _rows(areas: Sequence[float]) -> list[list[float]]:
+    """A row ends where one more rectangle would make its rectangles longer and thinner."""
+    rows: list[list[float]] = [[]]
     for area in areas:
-        strip = found[-1]
-        if strip and _thinness([*strip, area]) > _thinness(strip):
-            found.append([area])
+        row = rows[-1]
+        if row and _aspect_ratio([*row, area]) > _aspect_ratio(row):
+            rows.append([area])
         else:
-            strip.append(area)
-    if len(found) > 1 and _thinness(found[-2] + found[-1]) < _thinness(found[-1]):
-        # What was left over at the end.
-        found[-2:] = [found[-2] + found[-1]]
-    return found
+            row.append(area)
+    if len(rows) > 1 and _aspect_ratio(rows[-2] + rows[-1]) < _aspect_ratio(rows[-1]):
+        # Too few rectangles are left for the last row.
+        rows[-2:] = [rows[-2] + rows[-1]]
+    return rows
 
 
-def _thinness(strip: Sequence[float]) -> float:
-    """How long its rectangles are for their width, on average; 1 for squares."""
-    tall = sum(strip) / WIDTH
-    return sum(max(area / tall**2, tall**2 / area) for area in strip) / len(strip)
+def _aspect_ratio(row: Sequence[float]) -> float:
+    """The average ratio of length to width of the rectangles of a row; 1 for squares."""
+    height = sum(row) / WIDTH
+    return sum(max(area / height**2, height**2 / area) for area in row) / len(row)

@@ -1,9 +1,9 @@
-"""The alias that stands for a whole shard group in a thread, e.g. ``photos``.
+"""The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-It is one of the aliases that Django iterates over, so whatever Django does to every
-connection reaches the shards through it, at a cost that does not depend on how many
-shards there are: closing, clearing query logs, ``ATOMIC_REQUESTS``, the transactions
-and the blocking of test cases, test databases.
+Django iterates over the aliases of groups, not over those of shards. So what Django does to every
+connection reaches the shards through their group, at a cost that does not depend on the number of
+shards: closing, clearing query logs, ``ATOMIC_REQUESTS``, transactions and blocked connections of
+test cases, test databases.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.group.refusals import GroupConnection, group_alias_error
 from sharded_orm.backends.group.registry import ShardRegistry
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.backends.group.transactions import GroupTransactions
-from sharded_orm.backends.group.unsupported import GroupConnection, group_alias_error
 from sharded_orm.backends.query_log import GroupQueryLog
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """The connection object of a group alias; combined with the nodes' engine.
+    """First base of a group's connection object, before the engine of the group's nodes.
 
-    It never runs SQL. ``vendor``, ``features``, ``ops`` and checks are those of the
-    engine of the group's nodes; what they have to ask a server, they ask one node.
+    The object never runs SQL. Its ``vendor``, ``features``, ``ops`` and checks are those of the
+    engine. If they need a server, they ask one node.
     """
 
-    # Django's test cases replace ``connect`` to forbid an alias, see ShardConnectionMixin.
+    # Inside ensure_connection(). Django's test cases replace ``connect`` to forbid an alias, see
+    # ShardConnectionMixin._cursor().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -44,17 +46,17 @@ class GroupAliasMixin(GroupTransactions):
         self.init_transactions()
         engine = engine_of(settings_dict)
         limit: int | None = settings_dict.get("MAX_IDLE_ALIASES", _DEFAULT_IDLE_ALIASES)
-        if engine.idle_limit is not None and limit is not None:
-            limit = min(limit, engine.idle_limit)
-        # Evicting a wrapper that a test has patched or captures queries of would break
-        # the test.
+        bound = features_of(engine).max_idle_aliases
+        if bound is not None and limit is not None:
+            limit = min(limit, bound)
+        # Tests patch connection objects and capture their queries, so none is evicted.
         self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
-        self._seen = settings_dict.get("GENERATION", relocation.generation)
-        self._make_server()
+        self._seen_generation = settings_dict.get("GENERATION", relocation.generation)
+        self._build_server()
 
-    def _make_server(self) -> None:
+    def _build_server(self) -> None:
         engine = engine_of(self.settings_dict)
         self._server: BaseDatabaseWrapper = engine(
             engine.server_settings(self.settings_dict), self.alias
@@ -64,25 +66,25 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def server(self) -> BaseDatabaseWrapper:
-        """A connection to one node, outside of any shard: what has to be known about servers.
+        """A connection object of one node, outside of any shard, for questions about servers.
 
-        It connects when it is asked something.
+        It connects at its first query.
         """
-        if self._seen != relocation.generation:
-            self._look_up()
+        if self._seen_generation != relocation.generation:
+            self._refresh_server()
         return self._server
 
-    def _look_up(self) -> None:
-        """The topology has changed: the node that is asked may be another one."""
-        seen = relocation.generation
+    def _refresh_server(self) -> None:
+        """Connect to another node if the topology has changed so."""
+        generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
             BaseDatabaseWrapper.close(self._server)
             self.settings_dict = settings
-            self._make_server()
-        self._seen = seen
+            self._build_server()
+        self._seen_generation = generation
 
-    # ##### Connecting: there is nothing to connect to #####
+    # ##### Connecting: no session belongs to a group #####
 
     @property
     def connection(self) -> GroupConnection | None:
@@ -92,17 +94,17 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # Closed inside a transaction; its outermost block has just ended.
+            # Closed inside a transaction, whose outermost block has just ended.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Count as connected. Every statement of every shard comes here: it is cheap."""
-        if self._seen != relocation.generation:
-            self._look_up()
+        """Count as connected. Cheap: every statement of every shard comes here."""
+        if self._seen_generation != relocation.generation:
+            self._refresh_server()
         if self._connection is not None:
             return
         if not self._connecting:
-            # What test cases patch to forbid connections in other threads.
+            # Test cases patch this method to forbid connections in other threads.
             self.ensure_connection()
             return
         self.check_settings()
@@ -114,7 +116,7 @@ class GroupAliasMixin(GroupTransactions):
         self.closed_in_transaction = False
         self.errors_occurred = False
         self.connection = GroupConnection(self.alias)
-        # AUTOCOMMIT of a node is about its connections; the group has none.
+        # Not AUTOCOMMIT of the settings: that is about the connections of a node.
         self.set_autocommit(True)
         self.run_on_commit = []
 
@@ -129,24 +131,24 @@ class GroupAliasMixin(GroupTransactions):
         return True
 
     def close(self) -> None:
-        """Close the shards of this thread. Inside a transaction, as Django's close does."""
+        """Close the shards of this thread; inside a transaction, as Django's close() does."""
         self.validate_thread_sharing()
         for wrapper in self.shards:
             wrapper.close()
-        # Not the engine's close: SQLite keeps databases in memory open.
+        # Not the engine's close(): SQLite's keeps databases in memory open.
         BaseDatabaseWrapper.close(self._server)
         BaseDatabaseWrapper.close(self)
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # As Django: whoever left a transaction open loses it.
+            # As Django: a transaction that was left open is lost.
             self.close()
             return
         self.shards.close_obsolete()
 
     def is_in_memory_db(self) -> bool:
-        # LiveServerTestCase shares such connections between threads; shards in tests are
-        # files, which each thread opens for itself.
+        # LiveServerTestCase shares such connections between threads. Shards in tests are files,
+        # which each thread opens itself.
         return False
 
     # ##### SQL: refused #####
@@ -167,7 +169,7 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # On MySQL only, where Django's features ask for it.
+        server: Any = self.server  # Only Django's features of MySQL ask for this.
         return server.mysql_server_data
 
     # ##### Constraints: those of the shards in the transaction #####
@@ -186,12 +188,12 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def tests(self) -> Any:
-        """The test shards of the group while tests run, else None."""
+        """The test databases of the group while tests run, else None."""
         return test_databases.get(self.settings_dict["GROUP"])
 
 
 def engine_of(settings_dict: dict[str, Any]) -> type[ShardConnectionMixin]:
-    """The class of the connection objects of the group's shards."""
+    """Return the class of the connection objects of a group's shards."""
     return cast(
         "type[ShardConnectionMixin]", load_backend(settings_dict["NODE_ENGINE"]).DatabaseWrapper
     )

@@ -1,4 +1,4 @@
-"""The engine of a group's alias: where Django looks for ``DatabaseWrapper``."""
+"""The engine of a group's alias: Django looks for ``DatabaseWrapper`` here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from django.db import DEFAULT_DB_ALIAS
 
 from sharded_orm.backends.group.alias import GroupAliasMixin, engine_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
-from sharded_orm.backends.group.test_databases import GroupCreation
-from sharded_orm.backends.group.unsupported import (
+from sharded_orm.backends.group.refusals import (
     GroupClient,
     GroupIntrospection,
     GroupOperations,
 )
+from sharded_orm.backends.group.test_databases import GroupCreation
 
 _lock = threading.Lock()
 _classes: dict[type, type[GroupAliasMixin]] = {}
 
 
 def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMixin]:
-    """The class of group wrappers whose nodes use ``engine``. Thread-safe; made once."""
+    """Return the class of connection objects of groups whose nodes use ``engine``. Thread-safe."""
     with _lock:
         if engine not in _classes:
             parts = {
@@ -44,5 +44,5 @@ def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMi
 def DatabaseWrapper(
     settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS
 ) -> GroupAliasMixin:
-    """What Django calls to make a connection object for the alias of a group."""
+    """Create the connection object of a group's alias, as Django calls it."""
     return group_wrapper_class(engine_of(settings_dict))(settings_dict, alias)

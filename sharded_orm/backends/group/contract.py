@@ -1,7 +1,7 @@
-"""What the connection objects of a group and of its shards may ask of each other.
+"""The protocols by which the connection objects of a group and of its shards know each other.
 
-The group's object and its members' are in one thread and call each other all the time. Each
-knows the other by one of these protocols only.
+In each thread, a group has one connection object for itself (its alias) and one for each shard in
+use (its members).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """The connection object of one shard, as its group sees it."""
+    """The connection object of one shard, for its group."""
 
     alias: str
     connection: Any
@@ -29,12 +29,12 @@ class GroupMember(Protocol):
     features_class: type[Any]
     transaction_writes: Any
     shard: Shard | None
-    #: The alias whose place in the topology the connection is at.
-    follows: str
-    #: Used since the group last closed what is obsolete.
+    #: The alias under which the topology has the place of this connection.
+    topology_alias: str
+    #: Used since the group last closed obsolete connections.
     is_active: bool
 
-    # Of the state that only code of this package may look at.
+    # State that only this package may use.
     _generation: int | None
     _in_atomic_block: bool
     _mirrored: list[Atomic]
@@ -46,25 +46,28 @@ class GroupMember(Protocol):
         """Whether the end of the group's outermost block commits on this shard."""
 
     def announce_commit(self) -> None:
-        """Tell of what was written; the next thing to happen is COMMIT."""
+        """Announce to the cache what was written; COMMIT follows."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the group's levels below ``depth`` (0: all) on this shard, innermost first."""
+        """End the levels of the group's transaction from ``depth`` on, innermost first."""
 
     def is_idle(self) -> bool:
         """Whether closing loses nothing: no open results, no session state, no lease."""
 
     def is_evictable(self) -> bool:
-        """Whether nobody would notice that this object was closed and dropped."""
+        """Whether this object can be closed and dropped unnoticed."""
 
     def holds_session(self) -> bool:
-        """Whether closing would lose what was begun on the session, apart from open results."""
+        """Whether closing would lose a transaction or session state. Results to read do not count."""
 
     def forget_server(self) -> None:
-        """The next connection is to another place; what is known of the server may not hold."""
+        """Forget cached facts about the server: the next connection may be to another one."""
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Connect with other settings from now on; there is no connection, or they are alike."""
+        """Connect with these settings from now on.
+
+        Called without a connection, or if the settings do not affect it.
+        """
 
     def check_constraints(self, table_names: Any = None) -> None: ...
     def close(self) -> None: ...
@@ -76,18 +79,18 @@ class Members(Protocol):
 
     wrappers: OrderedDict[str, Any]
 
-    def adopt(self, wrapper: Any) -> None:
-        """Count ``wrapper`` among those of the thread."""
+    def add(self, wrapper: Any) -> None:
+        """Make ``wrapper`` the connection object of its alias in this thread."""
 
-    def opened(self, wrapper: Any) -> None:
-        """``wrapper`` has connected; it may have to be closed at its ``close_at``."""
+    def record_connect(self, wrapper: Any) -> None:
+        """``wrapper`` has connected, and may have to be closed at its ``close_at``."""
 
-    def used(self, wrapper: Any) -> None:
-        """``wrapper`` is used for the first time since the obsolete ones were closed."""
+    def record_use(self, wrapper: Any) -> None:
+        """``wrapper`` is used for the first time since obsolete connections were closed."""
 
 
 class GroupAlias(Protocol):
-    """The connection object that stands for a whole group, as its members see it."""
+    """The connection object of a whole group, for its members."""
 
     alias: str
     levels: list[Any]
@@ -103,22 +106,25 @@ class GroupAlias(Protocol):
     def validate_no_broken_transaction(self) -> None: ...
 
     def block_options(self, level: Any) -> tuple[bool, bool]:
-        """``durable`` and ``_from_testcase`` of the atomic block that made ``level``."""
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``."""
 
-    def joined(self, wrapper: Any) -> None:
-        """``wrapper`` has opened levels of the group's transaction."""
+    def add_participant(self, wrapper: Any) -> None:
+        """``wrapper`` has opened a level of the group's transaction."""
 
-    def left(self, wrapper: Any) -> None:
-        """``wrapper`` has none of the group's levels open any more."""
+    def remove_participant(self, wrapper: Any) -> None:
+        """``wrapper`` has no level of the group's transaction open any more."""
 
-    def note_broken(self, alias: str, broken: bool) -> None:
-        """Whether the shard ``alias`` needs a rollback."""
+    def record_broken(self, alias: str, broken: bool) -> None:
+        """Record whether the shard ``alias`` needs a rollback."""
 
-    def note_transaction(self, alias: str, is_open: bool) -> None:
-        """Whether the shard ``alias`` is inside a transaction of any kind."""
+    def record_transaction(self, alias: str, is_open: bool) -> None:
+        """Record whether the shard ``alias`` is inside a transaction, the group's or its own."""
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
-        """Take over a hook of ``on_commit``; ``hook`` is its entry in ``run_on_commit``."""
+        """Take over a hook of ``on_commit``.
+
+        :param hook: its entry in the shard's ``run_on_commit``.
+        """
 
     def forget_hooks(self, sid: object) -> None:
-        """A shard rolled back to its savepoint ``sid``."""
+        """Drop the hooks of savepoint ``sid``, to which a shard has rolled back."""

@@ -1,11 +1,11 @@
-"""What every backend's connection object does when its alias is a shard.
+"""How the connection object of a shard belongs to that of its group.
 
-:class:`ShardConnectionMixin` is the first base of each backend's ``DatabaseWrapper``. A
-wrapper whose settings have ``SHARD`` belongs to the wrapper of its group in the same
-thread: it takes part in the group's transactions, logs into the group's log and is
-kept, bounded and closed by the group. Any other alias behaves as Django's own.
+:class:`ShardConnectionMixin` is the first base of each backend's ``DatabaseWrapper``. If the
+settings of an alias have ``SHARD``, its wrapper (the connection object) belongs to the group's
+wrapper in the same thread: it takes part in the group's transactions and writes to the group's
+query log, and the group keeps and closes it. Any other alias behaves as with Django's backend.
 
-What happens at the end of a transaction that wrote is in :mod:`sharded_orm.backends.write_hooks.commit`.
+For the end of transactions that wrote, see :mod:`sharded_orm.backends.write_hooks.commit`.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
 
 
 class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
-    """Membership of a shard's wrapper in its group's; see the module.
+    """A connection object that can be the member of a group; see the module.
 
-    Like all of Django's wrappers, it may be used by its own thread only. A backend
-    overrides the methods of :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
+    Only its own thread may use it, as any of Django's. A backend overrides the methods of
+    :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
     """
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Of the topology by which its settings were looked up; None: it follows none.
+    # The generation of the topology that its settings are from, None if they are from none.
     _generation: int | None = None
-    # True while a test case's own transaction is opened on this shard: Django opens it
-    # before the test, so assertNumQueries inside the test must not count it.
+    # A test case's own transaction is being opened on this shard. Django opens it before the
+    # test, so assertNumQueries inside the test must not count it.
     _unlogged = False
-    # Used since the group last closed what is obsolete.
+    # Used since the group last closed obsolete connections.
     is_active = False
-    #: Of schema editors: while there is one, a migration is under way.
+    #: The number of open schema editors; while there is one, a migration runs.
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The blocks that stand, on this shard, for the open levels of the group's
-        # transaction: a prefix of group_wrapper.levels, outermost first.
+        # The atomic blocks of this shard that mirror the open levels of the group's transaction:
+        # for a prefix of group_wrapper.levels, outermost first.
         self._mirrored: list[Atomic] = []
-        # True while such a block is entered or left: Django's Atomic then reads and
-        # writes the state below, and must not be sent to join again.
+        # A mirrored block is being entered or left: Django's Atomic then uses the state below, which
+        # must not join the group's transaction once more.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
-        #: The alias whose place in the topology this connection is at.
-        self.follows = alias
+        #: The alias under which the topology has the place of this connection.
+        self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
-        # Wrappers made for another purpose copy the settings (_nodb_cursor).
+        # Objects for another purpose have a copy of the settings (_nodb_cursor).
         if shard is not None and alias == shard.alias:
             self._become_member(shard)
 
@@ -75,10 +75,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         self.execute_wrappers = ShardExecuteWrappers(lambda: group.execute_wrappers)
         if tests := test_databases.get(shard.group):
             self._touched = tests.touched
-        group.shards.adopt(self)
+        group.shards.add(self)
 
     def is_evictable(self) -> bool:
-        """Whether nobody would notice that this wrapper was closed and dropped."""
+        """Whether this object can be closed and dropped unnoticed."""
         return not (
             self._in_atomic_block
             or self._mirrored
@@ -98,17 +98,17 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # A no-op, unless a test case that did not allow the group's alias has
-            # replaced it: then it raises, for all shards of the group.
+            # Does nothing, unless a test case that does not allow the group's alias has replaced
+            # the method: then it raises for all shards of the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
             try:
                 group.shards.wrappers.move_to_end(self.alias)
             except KeyError:
-                group.shards.adopt(self)
+                group.shards.add(self)
             if not self.is_active:
-                group.shards.used(self)
+                group.shards.record_use(self)
             if self._touched is not None:
                 self._touched.add(self.alias)
         return super()._cursor(name)
@@ -136,39 +136,42 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.connect()
             prepare_shards(self.shard.group, (self.shard,))
             if self._mirrored:
-                # connect() forgets the transaction that was open; so do we.
+                # connect() forgets an open transaction.
                 self._mirrored.clear()
-                group.left(self)
-        # Connecting asks whether a block is open and must not open one; the next statement does.
+                group.remove_participant(self)
+        # connect() reads the state of transactions and must not join one; the next statement does.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
         finally:
             self._syncing = syncing
         if group is not None:
-            group.shards.opened(self)
+            group.shards.record_connect(self)
 
     def holds_session(self) -> bool:
-        """Whether closing would lose what was begun on the session, apart from open results."""
+        """Whether closing would lose a transaction or session state. Results to read do not count."""
         return False
 
     def forget_server(self) -> None:
-        """The next connection is to another place; what is known of the server may not hold."""
+        """Forget cached facts about the server: the next connection may be to another one."""
         relocation.forget_cached(self)
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Connect with other settings from now on; there is no connection, or they are alike."""
+        """Connect with these settings from now on.
+
+        Called without a connection, or if the settings do not affect it.
+        """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
             self.shard = settings_dict["SHARD"]
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self._generation != relocation.generation and self._generation is not None:
-            relocation.give_up(self)
+            relocation.close_relocated(self)
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # Closing reads the state of transactions and must not open one.
+        # close() reads the state of transactions and must not join one.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -177,9 +180,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     # ##### Transactions #####
     #
-    # Whatever Django's Atomic, on_commit and the durability checks read first joins the
-    # group's transaction first. So the user's own atomic block on a shard nests inside
-    # the group's block in which it stands.
+    # The attributes that Django's Atomic, on_commit and durability checks read first join the
+    # group's transaction. So an atomic block of the user on a shard nests inside the group's block
+    # around it.
 
     @property
     def _is_behind(self) -> bool:
@@ -201,7 +204,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def in_atomic_block(self, value: bool) -> None:
         self._in_atomic_block = value
         if self.group_wrapper is not None:
-            self.group_wrapper.note_transaction(self.alias, value or not self.autocommit)
+            self.group_wrapper.record_transaction(self.alias, value or not self.autocommit)
 
     @property
     def atomic_blocks(self) -> list[Atomic]:
@@ -221,10 +224,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if self._mirrored and self.group_wrapper is not None:
-            self.group_wrapper.note_broken(self.alias, value)
+            self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # So does whatever begins a transaction: it must not begin where the shard was.
+        # A transaction must not begin where the shard was before.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
         # select_for_update asks this before there is a cursor.
@@ -238,16 +241,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().set_autocommit(autocommit, *args, **kwargs)
         group = self.group_wrapper
         if group is not None:
-            group.note_transaction(self.alias, self._in_atomic_block or not autocommit)
+            group.record_transaction(self.alias, self._in_atomic_block or not autocommit)
             if not self.is_active:
-                group.shards.used(self)
+                group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open the group's levels on this shard that it has not opened yet.
+        """Open the levels of the group's transaction that this shard has not opened yet.
 
-        Invariant: ``_mirrored`` is a prefix of the group's levels, and its blocks are
-        on this wrapper's stack of atomic blocks in the same order. ``with`` blocks nest,
-        so blocks of the user are above or below a level as they are in the program.
+        A level is an open atomic block of the group. Invariant: ``_mirrored`` has a block for each
+        of the first levels, and these blocks are on the stack of atomic blocks in the same order.
+        ``with`` blocks nest, so a block of the user is above or below a level as in the program.
         """
         group = self.group_wrapper
         assert group is not None
@@ -266,15 +269,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 self._unlogged = from_testcase
                 block.__enter__()
                 self._mirrored.append(block)
-                group.joined(self)
+                group.add_participant(self)
         finally:
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the group's levels below ``depth`` (0: all) on this shard, innermost first.
+        """End the levels of the group's transaction from ``depth`` on, innermost first.
 
-        Raises what the database raises on commit or release; that level is then rolled
-        back, as by Django's own atomic.
+        :raises django.db.Error: the database refuses to commit or to release a savepoint; the level
+            is then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
         assert group is not None
@@ -296,14 +299,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         finally:
             self._syncing = False
             if self._mirrored:
-                group.note_broken(self.alias, self._needs_rollback)
+                group.record_broken(self.alias, self._needs_rollback)
             else:
-                group.left(self)
+                group.remove_participant(self)
 
     def _drop_levels(self, depth: int) -> None:
-        """End levels that do not stand on top: close, and let the blocks above end the rest.
+        """End levels below a block that is still open: close the connection, and forget them.
 
-        Leaving them would end the block on top in their place, and commit what it must not.
+        The block on top ends later. Leaving a level would end that block instead, and might commit.
         """
         self.close()
         while len(self._mirrored) > depth:
@@ -320,8 +323,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # In a transaction that ends with the group's, the hook runs after the commit of
-        # the last shard, in the order in which hooks were registered on all of them.
+        # If the transaction ends with the group's, the hook runs after the commit of the last
+        # shard; hooks of all shards run in the order of their registration.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
@@ -342,8 +345,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().run_and_clear_commit_hooks()
 
     def copy(self, alias: str | None = None) -> Any:
-        """A second connection to the same database, outside of the group's transactions."""
+        """Return another connection object for the same database, outside of the group."""
         settings_dict = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
-        made = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
-        made.follows, made._generation = self.follows, self._generation
-        return made
+        copy = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
+        copy.topology_alias, copy._generation = self.topology_alias, self._generation
+        return copy

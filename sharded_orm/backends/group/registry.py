@@ -1,8 +1,8 @@
-"""The shard connections of one group in one thread: bounded, closed together.
+"""The connection objects of one group's shards in one thread: bounded, and closed together.
 
-Django keeps a thread's connection objects in ``django.db.connections`` for ever and
-closes those of the aliases it iterates over. Shards are many and are not iterated, so
-their group does both for them.
+Django keeps a thread's connection objects in ``django.db.connections`` for ever, and closes those
+of the aliases that it iterates over. Shards are many, and Django does not iterate over them, so
+their group keeps and closes their connection objects (wrappers).
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# How many wrappers an overflow looks at. A transaction over thousands of shards makes
-# all of them unevictable; looking at each of them for each new one would be quadratic.
-_EVICTION_LOOKS = 8
-# Seconds between two walks for connections that outlived CONN_MAX_AGE while not in use.
+# How many wrappers are checked when there are too many. In a transaction over thousands of shards
+# none can be evicted; checking all of them for each new one would be quadratic.
+_EVICTION_CHECKS = 8
+# Seconds between two searches for idle connections that are older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
 
 
 class ShardRegistry:
-    """The shard wrappers of a thread, least recently used first.
+    """The wrappers of a group's shards in a thread, least recently used first. Not thread-safe.
 
-    Not thread-safe: it belongs to a group wrapper, and that belongs to a thread.
-
-    :param limit: idle wrappers that may be kept; None keeps all (test runs).
+    :param limit: the most idle wrappers to keep; None keeps all (test runs).
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # Used since Django last asked to close what is obsolete: only these can have
-        # errors, a changed autocommit or a health check to repeat.
+        # By id, the wrappers used since the last close_obsolete(): only these can have errors, a
+        # changed autocommit or a health check to repeat.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -44,15 +42,15 @@ class ShardRegistry:
     def __iter__(self) -> Iterator[GroupMember]:
         return iter(list(self.wrappers.values()))
 
-    def adopt(self, wrapper: GroupMember) -> None:
-        """Count ``wrapper`` among those of the thread; evict others above the limit.
+    def add(self, wrapper: GroupMember) -> None:
+        """Make ``wrapper`` the thread's wrapper of its alias; evict others above the limit.
 
-        A wrapper that was evicted while somebody held it comes back this way when it
-        is used again, unless its alias has another wrapper by now: then it stays a
-        connection of its own, like ``connection.copy()``.
+        A wrapper that was evicted while a caller held it comes back this way when it is used
+        again. If its alias has another wrapper by then, it stays a separate connection, like
+        ``connection.copy()``.
         """
         alias = wrapper.alias
-        current = _known(alias)
+        current = _thread_wrapper(alias)
         if current is not None and current is not wrapper:
             return
         connections[alias] = cast("BaseDatabaseWrapper", wrapper)
@@ -60,18 +58,18 @@ class ShardRegistry:
         if self.limit is not None and len(self.wrappers) > self.limit:
             self._evict(self.limit, keep=wrapper)
 
-    def opened(self, wrapper: GroupMember) -> None:
-        """``wrapper`` has connected; it may have to be closed at its ``close_at``."""
+    def record_connect(self, wrapper: GroupMember) -> None:
+        """``wrapper`` has connected, and may have to be closed at its ``close_at``."""
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 
-    def used(self, wrapper: GroupMember) -> None:
+    def record_use(self, wrapper: GroupMember) -> None:
         """``wrapper`` is used for the first time since :meth:`close_obsolete`."""
         wrapper.is_active = True
         self.active[id(wrapper)] = wrapper
 
     def _evict(self, limit: int, keep: GroupMember) -> None:
-        for _ in range(_EVICTION_LOOKS):
+        for _ in range(_EVICTION_CHECKS):
             if len(self.wrappers) <= limit:
                 return
             alias, wrapper = next(iter(self.wrappers.items()))
@@ -82,19 +80,19 @@ class ShardRegistry:
             wrapper.close()
 
     def forget(self, wrapper: GroupMember) -> None:
-        """Drop ``wrapper`` from the thread; whoever holds it may go on using it."""
+        """Drop ``wrapper`` from the thread. A caller that holds it may go on using it."""
         alias = wrapper.alias
         wrapper.is_active = False
         self.active.pop(id(wrapper), None)
         if self.wrappers.get(alias) is wrapper:
             del self.wrappers[alias]
-        if _known(alias) is wrapper:
+        if _thread_wrapper(alias) is wrapper:
             del connections[alias]
 
     def close_obsolete(self) -> None:
-        """Django's ``close_if_unusable_or_obsolete`` for the shards.
+        """Call ``close_if_unusable_or_obsolete()`` of the shards used since the last time.
 
-        Costs as much as shards were used since the last time, however many are kept.
+        The cost does not depend on how many wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():
@@ -113,9 +111,9 @@ class ShardRegistry:
             if wrapper.close_at <= now and wrapper.is_idle():
                 wrapper.close_if_unusable_or_obsolete()
             else:
-                self.opened(wrapper)
+                self.record_connect(wrapper)
 
 
-def _known(alias: str) -> Any:
-    """The thread's wrapper of ``alias``; None where ``connections[alias]`` would make one."""
+def _thread_wrapper(alias: str) -> Any:
+    """Return the thread's wrapper of ``alias``; None if it has none. Does not create one."""
     return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one

@@ -1,9 +1,9 @@
-"""When connection objects have to look up again where their shard is.
+"""Connection objects follow their shard to another node when the topology changes.
 
-A connection object is made from one snapshot of the topology and lives over its changes.
-Each remembers the generation of the snapshot; one comparison per statement tells whether
-there is anything to look up. What was begun ends where it was begun: a transaction, the
-results of a statement, a session that carries state. Everything else goes on at the new place.
+A connection object (wrapper) is created from one topology and outlives it. Each remembers the
+generation of its topology, so one comparison per statement shows whether its place, the settings by
+which it connects, must be looked up again. A transaction, results to read and session state end
+where they began. Everything else continues at the new place.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Counts the snapshots that this process has used. Only ``runtime`` changes it.
+# The number of topologies that this process has used. Only ``runtime`` changes it.
 generation = 0
 
-# Of the settings of an alias: what they say beside how to connect.
-_ABOUT = ("SHARD", "GENERATION")
+# Settings that do not affect where or how we connect.
+_UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
-    """Another snapshot is in use. Call it when look-ups give the new one already."""
+    """Count another topology. To be called when look-ups use it already."""
     global generation
     generation += 1
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Let ``wrapper`` connect to where its shard is now, unless something keeps it.
+    """Let ``wrapper`` connect to where its shard is now, unless it must stay.
 
-    Called by whatever begins a statement or a transaction, in the thread of the wrapper; in
-    any other it does nothing. Costs a look-up without a query, once per snapshot.
+    Called before each statement and transaction. Does nothing in a thread that is not the
+    wrapper's. Costs a look-up without a query, once per topology.
     """
     if is_current(wrapper):
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    current = generation  # Before the look-up: a swap in between leads to one more.
-    settings = settings_now(wrapper)
+    current = generation  # Read first: a swap during the look-up then leads to another one.
+    settings = current_settings(wrapper)
     if settings is None:
         return
     if not same_place(wrapper.settings_dict, settings):
-        if is_kept(wrapper):
+        if must_stay(wrapper):
             return
-        leave(wrapper)
+        disconnect(wrapper)
         wrapper.forget_server()
     wrapper.take_settings(settings, current)
 
 
-def give_up(wrapper: GroupMember) -> None:
-    """Close what is still connected to where the shard was; a transaction is left alone.
+def close_relocated(wrapper: GroupMember) -> None:
+    """Close ``wrapper`` if its shard has moved. A transaction is left alone.
 
-    Called where Django closes connections that are of no more use: a session that carries
-    state does not outlive a request at the old place.
+    Called when Django closes unusable connections, so that session state at the old place does not
+    outlive a request.
     """
-    settings = settings_now(wrapper)
+    settings = current_settings(wrapper)
     if (
         not wrapper._in_atomic_block
         and settings is not None
@@ -73,24 +73,24 @@ def give_up(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` is where the topology in use has its shard."""
+    """Whether ``wrapper`` has the settings of the topology in use."""
     return wrapper._generation in (None, generation)
 
 
-def apart(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
-    """A connection object with these settings, of no alias: nothing of its thread is changed."""
+def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
+    """Return a connection object with these settings that is not the thread's for its alias."""
     kind: Any = type(wrapper)
     copy: Wrapper = kind({k: v for k, v in settings.items() if k != "SHARD"}, wrapper.alias)
     return copy
 
 
-def settings_now(wrapper: GroupMember) -> dict[str, Any] | None:
-    """The settings of where the shard is now; None if the topology has no such shard.
+def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
+    """Return the settings for ``wrapper`` in the topology in use; None if it has no such shard.
 
     Usable from any thread.
     """
     try:
-        settings: dict[str, Any] = connections.settings[wrapper.follows]
+        settings: dict[str, Any] = connections.settings[wrapper.topology_alias]
     except KeyError:
         return None
     if wrapper.shard is None:
@@ -98,15 +98,15 @@ def settings_now(wrapper: GroupMember) -> dict[str, Any] | None:
     return settings
 
 
-def same_place(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether connections with these settings are alike."""
-    return {k: v for k, v in one.items() if k not in _ABOUT} == {
-        k: v for k, v in other.items() if k not in _ABOUT
+    return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
+        k: v for k, v in other.items() if k not in _UNRELATED
     }
 
 
-def is_kept(wrapper: GroupMember) -> bool:
-    """Whether something that was begun has to end where it is."""
+def must_stay(wrapper: GroupMember) -> bool:
+    """Whether a transaction, hooks of it, or session state must end at the present place."""
     return bool(
         wrapper._in_atomic_block
         or wrapper._mirrored
@@ -121,9 +121,9 @@ def is_kept(wrapper: GroupMember) -> bool:
     )
 
 
-def leave(wrapper: GroupMember) -> None:
-    """Close the connection; one with results that are still read is left to those who read."""
-    # Looking must not join a transaction of the group, at the place that is left.
+def disconnect(wrapper: GroupMember) -> None:
+    """Close the connection; one with results to read is left to its cursors."""
+    # is_idle() must not join a transaction of the group at the old place.
     syncing, wrapper._syncing = wrapper._syncing, True
     try:
         if wrapper.connection is None or wrapper.is_idle():
@@ -135,7 +135,7 @@ def leave(wrapper: GroupMember) -> None:
 
 
 def forget_cached(wrapper: GroupMember) -> None:
-    """Drop what ``wrapper`` remembers of its server, as its version."""
+    """Drop cached facts about the server, such as its version."""
     wrapper.features = wrapper.features_class(wrapper)
     for name in list(vars(wrapper)):
         if isinstance(getattr_static(type(wrapper), name, None), cached_property):

@@ -1,7 +1,7 @@
-"""Test databases of a group: Django's test runners call these methods.
+"""The ``creation`` of a group's alias, whose methods Django's test runners call.
 
-What they do is in ``sharded_orm.testing``, which is imported when tests run only: the app
-says how to reach it (:func:`provide_test_databases`).
+The work is done in ``sharded_orm.testing``, which is imported only when tests run: the app
+provides a function that reaches it (:func:`provide_test_databases`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from sharded_orm.topology.model import Shard
 class TestDatabases(Protocol):
     """The test databases of one group in this process."""
 
-    #: Aliases of shards that a test may have written to.
+    #: The aliases of shards that tests may have written to since the last restore.
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Make the template, use test schemas from now on; the template's name."""
+        """Create the template and use test schemas from now on; return the template's name.
+
+        The template is the schema that is migrated; the shards are clones of it.
+        """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Give this process, a parallel worker, shards of its own."""
+        """Use shards of its own in this process, which is a parallel worker."""
 
     def drop_worker(self, worker: str) -> None:
         """Drop the shards of a parallel worker."""
@@ -34,13 +37,16 @@ class TestDatabases(Protocol):
         """Drop everything unless ``keep``, and use the configured schemas again."""
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Make each shard's database exist, as a clone of the template. Thread-safe."""
+        """Create the databases of ``shards`` that do not exist, as clones of the template.
+
+        Thread-safe.
+        """
 
     def restore_touched(self) -> None:
-        """Bring every shard that was used back to the template's rows."""
+        """Replace the rows of every touched shard by the template's."""
 
     def reset_sequences(self) -> None:
-        """Let each table's own ids begin anew."""
+        """Restart the ids that tables count themselves."""
 
 
 #: Group name -> its test databases, while tests run.
@@ -48,27 +54,27 @@ test_databases: dict[str, TestDatabases] = {}
 
 
 def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
-    """Call before SQL that names schemas of ``shards`` without using their wrappers.
+    """Create test shards that do not exist yet; does nothing outside of test runs.
 
-    Free outside of test runs; there, shards are made at their first use.
+    To be called before SQL that names their schemas without using their connection objects.
     """
     tests = test_databases.get(group)
     if tests is not None:
         tests.ensure(shards)
 
 
-# From the wrapper of a group to its test databases, which are made at their first use.
+# Returns the test databases of a group's connection object, and creates them at first use.
 _databases_of: Callable[[Any], TestDatabases] | None = None
 
 
 def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None:
-    """Reach the test databases of a group's wrapper in this way."""
+    """Set the function that returns the test databases of a group's connection object."""
     global _databases_of
     _databases_of = databases_of
 
 
 class GroupCreation(BaseDatabaseCreation):
-    """The ``creation`` of a group's alias. Its test database is all of the group's shards."""
+    """The test database of a group's alias is all shards of the group."""
 
     @property
     def _tests(self) -> TestDatabases:
@@ -90,10 +96,10 @@ class GroupCreation(BaseDatabaseCreation):
         serialize: bool = True,
         keepdb: bool = False,
     ) -> str:
-        """Migrate the template; the shards follow when they are used.
+        """Migrate the template; each shard is created at its first use.
 
-        Leftovers of an earlier run are dropped without a question: their names are
-        those of test schemas of this group.
+        Schemas left by an earlier run are dropped without a question: only test schemas of this
+        group have such names.
         """
         self._say(verbosity, keepdb, "Creating", "Using existing")
         return self._tests.create(self.connection, verbosity=verbosity, keep=keepdb)
@@ -101,7 +107,7 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Workers share the template. Only leftovers are in their way.
+        # Workers share the template, so there is nothing to clone; an earlier run may have left shards.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)
@@ -123,8 +129,8 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # serialized_rollback promises the rows that migrations made. Flushing the
-        # group restores them, so there is nothing to keep.
+        # serialized_rollback promises the rows that migrations wrote. Flushing the group restores
+        # them, so there is nothing to serialize.
         return ""
 
     def deserialize_db_from_string(self, data: str) -> None:

@@ -1,9 +1,9 @@
-"""Transactions of a whole group: one block, as many shards as it touches.
+"""Transactions of a whole group: one block over all shards that it uses.
 
-``atomic(using="photos")`` opens nothing. Each shard opens its own transaction, and one
-savepoint per nested block, when it is first used inside; all of them end with the
-group's block. Commits run one after the other: there is no two-phase commit, and
-:exc:`PartialCommitError` tells where a failure left the shards.
+``atomic(using="photos")`` opens nothing at first. Each shard opens its own transaction, and one
+savepoint per nested block, when it is first used inside. All of them end with the group's block.
+They commit one after the other: there is no two-phase commit, and :exc:`PartialCommitError` says
+which shards had committed when one failed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A hook of Django's on_commit: (savepoint ids it was registered under, function, robust).
+# A hook of Django's on_commit: the ids of the savepoints around it, the function, robust.
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
 @dataclass(eq=False, slots=True)
 class Level:
-    """An open block of the group: the outermost (no ``sid``) or a savepoint."""
+    """An open block of the group's transaction: the outermost one (no ``sid``), or a savepoint."""
 
     sid: str | None = None
-    # A shard has released this savepoint already, so it cannot be rolled back alone.
+    # Some shard has already released this savepoint, so the group cannot roll back to it.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """The transaction state of a group wrapper.
+    """The state of the transaction of a group's connection object.
 
-    Invariant: a shard is in ``participants`` exactly while it has mirrored at least the
-    outermost of ``levels``.
+    Invariant: a shard is in ``participants`` exactly while it has opened at least the outermost of
+    ``levels``.
     """
 
     levels: list[Level]
@@ -50,37 +50,37 @@ class GroupTransactions(BaseDatabaseWrapper):
     def init_transactions(self) -> None:
         self.levels = []
         self.participants = {}
-        # Participants that need a rollback: then the whole group does.
+        # Participants that need a rollback; then the whole group does.
         self._broken = set()
-        # Shards that are in a transaction of any kind, the group's or their own.
+        # Shards in a transaction, the group's or their own.
         self._in_transaction = set()
-        # Hooks of shards that had committed when another one failed.
+        # Hooks of shards that had committed when another shard failed.
         self._orphaned_hooks = []
 
-    # ##### What shards tell #####
+    # ##### What shards report #####
 
-    def joined(self, wrapper: GroupMember) -> None:
+    def add_participant(self, wrapper: GroupMember) -> None:
         self.participants[wrapper.alias] = wrapper
-        self.note_broken(wrapper.alias, wrapper.needs_rollback)
+        self.record_broken(wrapper.alias, wrapper.needs_rollback)
 
-    def left(self, wrapper: GroupMember) -> None:
+    def remove_participant(self, wrapper: GroupMember) -> None:
         if self.participants.pop(wrapper.alias, None) is not None:
             self._broken.discard(wrapper.alias)
 
-    def note_broken(self, alias: str, broken: bool) -> None:
+    def record_broken(self, alias: str, broken: bool) -> None:
         (self._broken.add if broken else self._broken.discard)(alias)
 
-    def note_transaction(self, alias: str, is_open: bool) -> None:
+    def record_transaction(self, alias: str, is_open: bool) -> None:
         (self._in_transaction.add if is_open else self._in_transaction.discard)(alias)
 
     def open_transactions(self) -> frozenset[str]:
-        """Aliases of this thread's shards that are inside a transaction."""
+        """Return the aliases of this thread's shards that are inside a transaction."""
         return frozenset(self._in_transaction)
 
     def block_options(self, level: Level) -> tuple[bool, bool]:
-        """``durable`` and ``_from_testcase`` of the atomic block that made ``level``."""
-        # Blocks without a savepoint are in both lists, too; in manual transaction
-        # management the outermost level has no block.
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``."""
+        # Blocks without a savepoint are in both lists, too. In manual transaction management the
+        # outermost level has no block.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -89,7 +89,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint made by transaction.savepoint() has no block.
+        # A savepoint of transaction.savepoint() has no block.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -104,15 +104,15 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Atomic clears the flag before it rolls back, users clear it on purpose.
+            # Atomic clears the flag before it rolls back; users clear it on purpose.
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
 
     # ##### Levels #####
 
-    # With this method, Django's set_autocommit neither logs a BEGIN nor does anything
-    # else to start a transaction.
+    # Django's set_autocommit calls this method if it exists, and then neither logs a BEGIN nor
+    # starts a transaction in another way.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
@@ -138,8 +138,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # Rolling back ends the levels inside and leaves this one open, and empty: the
-        # shards open it again when they are used again.
+        # This level stays open and those inside it end. Shards open it again when they are used.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -169,7 +168,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
     def _roll_back_to(self, depth: int) -> None:
-        """Roll back every shard's levels from ``depth`` on; raise the first error at the end."""
+        """Roll back the levels from ``depth`` on, on every shard; raise the first error at the end."""
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):
             try:
@@ -185,38 +184,41 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Only in manual transaction management: Atomic would roll back.
+            # Only in manual transaction management: Atomic rolls back.
             self.validate_no_broken_transaction()
         committed: list[str] = []
-        waiting = list(self.participants.values())
+        participants = list(self.participants.values())
         try:
-            for wrapper in waiting:
-                # On all shards before any commits: what cannot be told is committed nowhere.
+            for wrapper in participants:
+                # On all shards before one commits: if the cache does not answer, none commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
-            for wrapper in waiting:
+            for wrapper in participants:
                 wrapper.leave_group_levels(0, commit=True)
                 committed.append(wrapper.alias)
         except BaseException as exc:
-            self._give_up_commit(committed, [w.alias for w in waiting[len(committed) :]], exc)
+            uncommitted = [wrapper.alias for wrapper in participants[len(committed) :]]
+            self._abort_commit(committed, uncommitted, exc)
             raise
         finally:
             self._reset_levels()
 
-    def _give_up_commit(self, committed: list[str], rest: list[str], cause: BaseException) -> None:
+    def _abort_commit(
+        self, committed: list[str], uncommitted: list[str], cause: BaseException
+    ) -> None:
         try:
             self._roll_back_to(0)
         except Exception:  # Logged: the error of the commit is on its way to the caller.
-            logger.exception("rolling back %r after a failed commit", rest)
-        # As BaseDatabaseWrapper.rollback(), which Atomic calls after an error of a database only.
+            logger.exception("rolling back %r after a failed commit", uncommitted)
+        # As BaseDatabaseWrapper.rollback(), which Atomic calls only after an error of a database.
         hooks: list[Any] = self.run_on_commit
         self.run_on_commit = []
         if committed:
-            # Their rows are there for all to see, so what was to happen then must happen.
-            marks = {(alias, None) for alias in committed}
-            self._orphaned_hooks = [hook for hook in hooks if hook[0] & marks]
+            # Their rows are visible to everybody, so the hooks that wait for them must run.
+            transactions = {(alias, None) for alias in committed}
+            self._orphaned_hooks = [hook for hook in hooks if hook[0] & transactions]
             if isinstance(cause, Exception):
-                raise PartialCommitError(committed, rest, cause) from cause
+                raise PartialCommitError(committed, uncommitted, cause) from cause
 
     def _rollback(self) -> None:
         try:
@@ -228,15 +230,15 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.participants.clear()
         self._broken.clear()
         if self.levels:
-            # Until autocommit is on again, a transaction is open after a commit, too.
+            # While autocommit is off, the next transaction begins at once.
             self._begin()
 
     def abandon_levels(self) -> None:
-        """The group's wrapper was closed inside a transaction that has now ended."""
+        """End the levels of a transaction in which the group's connection was closed."""
         try:
             self._roll_back_to(0)
         except Error:
-            # Their connections were closed; there was nothing left to roll back.
+            # Closing their connections has rolled them back.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
@@ -245,7 +247,10 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### on_commit #####
 
     def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
-        """Take over a hook of a shard; ``hook`` is its entry in ``run_on_commit``."""
+        """Take over a hook of ``on_commit`` of a shard.
+
+        :param hook: its entry in the shard's ``run_on_commit``.
+        """
         _, func, robust = hook
         sids: set[Any] = set(self.savepoint_ids)
         sids.update((wrapper.alias, sid) for sid in wrapper.savepoint_ids if sid is not None)
@@ -254,7 +259,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         hooks.append((sids, func, robust))
 
     def forget_hooks(self, sid: object) -> None:
-        """A shard rolled back to its savepoint ``sid``."""
+        """Drop the hooks of savepoint ``sid``, to which a shard has rolled back."""
         if self.run_on_commit:
             self.run_on_commit = [hook for hook in self.run_on_commit if sid not in hook[0]]
 

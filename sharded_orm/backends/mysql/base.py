@@ -19,6 +19,7 @@ from sharded_orm.backends.mysql import collations, identity, locks, sizes, snaps
 from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
+from sharded_orm.backends.mysql.features import DatabaseFeatures
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
@@ -39,18 +40,17 @@ W = TypeVar("W", bound=SessionIdentity)
 
 
 class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
-    """An alias of a schema on a node: a shard, or an ordinary entry of ``DATABASES``.
+    """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
-    ``self.connection`` is a :class:`VirtualConnection`. Sessions are shared by all
-    wrappers of the process with equal connection parameters.
+    ``self.connection`` is a :class:`VirtualConnection`. All connection objects of the process
+    with equal connection parameters share the sessions of one pool.
     """
 
     creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
     introspection_class = DatabaseIntrospection
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
-    #: Many shards of a node can be read by one statement (``UNION ALL``).
-    scatter_union = True
 
     connection: VirtualConnection | None
     creation: DatabaseCreation
@@ -58,7 +58,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @property
     def node_pool(self) -> NodePool:
-        """The pool of the node; made if need be, without connecting."""
+        """The pool of the node's sessions, created at first use. Does not connect."""
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
         if self._pool is None:
@@ -71,34 +71,34 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """A virtual connection; proves that the node answers, not that the schema exists."""
+        """Return a virtual connection; the node has answered, but its schema may not exist."""
         pool = self._pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
         with self.wrap_database_errors:
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # Weak, so that a connection object that is dropped gives its session back at once.
+        # Weak, so that a connection object that is dropped returns its session at once.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
     def _announce_writes(self) -> None:
         if self.transaction_writes is not None:
-            # The markers stay open until the transaction ends, or what follows it: whether the
-            # statement has committed it is not known.
+            # We do not learn whether the statement commits. So the markers stay open until the
+            # transaction ends, or the one that follows it.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # The SETs of Django's method ran when the session was opened.
+        # Django's method runs SET statements, which ran when the session was opened.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
-            # For an ordinary alias the log reads as with Django's own backend.
+            # The log of an ordinary alias is that of Django's backend.
             statements = self.node_pool.initial_statements(self.mysql_server_data)
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # Not async_unsafe once more: cursor() is, and this is on the path of each statement.
+        # Without async_unsafe: cursor() has it, and every statement passes here.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -108,8 +108,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:
         """A cursor of the node in autocommit, for statements that name their schemas.
 
-        Usable from any thread and apart from this alias: it sees no open transaction.
-        With ``stream`` rows stay on the server until they are fetched.
+        It does not take part in a transaction of this alias. Usable from any thread.
+
+        :param stream: rows stay on the server until they are fetched.
         """
         with self.wrap_database_errors:
             cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
@@ -122,7 +123,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         connection = self.connection
         if connection is None or connection.mode in (SessionMode.FREE, SessionMode.CLOSED):
             return False
-        return connection.begun or connection.mode is not SessionMode.TRANSACTION
+        return connection.transaction.is_open or connection.mode is not SessionMode.TRANSACTION
 
     def forget_server(self) -> None:
         if self._pool is not None:
@@ -131,16 +132,15 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         super().forget_server()
 
     def is_idle(self) -> bool:
-        """Nothing is leased, pinned or open: closing loses nothing."""
         if self.in_atomic_block or self.run_on_commit:
             return False
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether a live session can be had; what a lost one carried is not usable.
+        """Whether the held session is alive or, if none is held, one can be leased.
 
-        No ping per alias: the pool polls each session, and pings what was idle over the
-        end of a request if ``CONN_HEALTH_CHECKS`` is on.
+        Does not ping once per alias: the pool polls each session, and with
+        ``CONN_HEALTH_CHECKS`` pings those that have been idle since an earlier request.
         """
         if self.connection is None:
             return False
@@ -157,7 +157,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Asked once per node and process. Django's features ask for it, outside of any cursor."""
+        """Facts about the server that Django's features need; one query per node and process."""
         with self.wrap_database_errors:
             return self.node_pool.server_data()
 
@@ -191,8 +191,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
         with self.wrap_database_errors, self.node_cursor() as cursor:
-            found = snapshot.digests(cursor, [shard.schema for shard in shards])
-        return {shard.alias: found[shard.schema] for shard in shards}
+            digests = snapshot.digests(cursor, [shard.schema for shard in shards])
+        return {shard.alias: digests[shard.schema] for shard in shards}
 
     def schemas_present(self) -> set[str]:
         with self.wrap_database_errors, self.node_cursor() as cursor:
@@ -200,8 +200,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         with self.wrap_database_errors, self.node_cursor() as cursor:
-            found = sizes.read(cursor, [shard.schema for shard in shards])
-        return {shard.alias: found[shard.schema] for shard in shards}
+            schemas = sizes.read(cursor, [shard.schema for shard in shards])
+        return {shard.alias: schemas[shard.schema] for shard in shards}
 
     def table_sizes(self, shard: Shard) -> list[TableSize]:
         with self.wrap_database_errors, self.node_cursor() as cursor:
@@ -210,16 +210,16 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
-        found: ColumnTypes = {}
+        types: ColumnTypes = {}
         for start in range(0, len(shards), BATCH):
             batch = shards[start : start + BATCH]
             sql, params = collations.statement([s.schema for s in batch], tables, columns)
             schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
-            found |= {shard.alias: schemas.get(shard.schema.lower(), {}) for shard in batch}
-        return found
+            types |= {shard.alias: schemas.get(shard.schema.lower(), {}) for shard in batch}
+        return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Of a statement beside those that the caller wants, which tests may count."""
+        """The rows of a statement that stays out of the query log, where tests count."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)
@@ -249,37 +249,37 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         self.ensure_connection()
         assert self.connection is not None
         with self.wrap_database_errors:
-            self.connection.tie()
+            self.connection.hold()
             with self.connection.any_session() as session:
                 return locks.take(session, self.settings_dict["NAME"], seconds)
 
     def unlock_schema(self) -> None:
-        if self.connection is None or not self.connection.tied:
+        if self.connection is None or not self.connection.is_held:
             return
         # If it fails, close() ends the session, and the lock with it.
         with suppress(self.Database.Error):
             with self.connection.any_session() as session:
                 locks.release(session, self.settings_dict["NAME"])
-            self.connection.untie()
+            self.connection.release()
 
     @contextmanager
     def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
         settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
-        made = type(self)({**deepcopy(settings), "NAME": schema}, self.alias)
+        copy = type(self)({**deepcopy(settings), "NAME": schema}, self.alias)
         with self.wrap_database_errors:
-            snapshot.make(self.node_pool, schema, definitions.defaults)
+            snapshot.create_schema(self.node_pool, schema, definitions.defaults)
         try:
-            made.ensure_connection()
-            assert made.connection is not None
-            # close() ends its session: in the next copy, which has the same name, it would make
-            # tables with the character set of this one.
-            made.connection.tie()
-            made.build_schema(definitions)
-            yield made
+            copy.ensure_connection()
+            assert copy.connection is not None
+            # So that close() ends the session. It would create tables with the character set of
+            # this schema in the next copy, which has the same name.
+            copy.connection.hold()
+            copy.build_schema(definitions)
+            yield copy
         finally:
-            made.close()
+            copy.close()
             with self.wrap_database_errors:
-                snapshot.drop(self.node_pool, schema)
+                snapshot.drop_schema(self.node_pool, schema)
 
     # ##### Sessions #####
 
@@ -295,20 +295,20 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
         return identity.gone(self.node_pool, writers)
 
-    def keep_session(self) -> None:
+    def hold_session(self) -> None:
         if self.connection is not None:
-            self.connection.keep()
+            self.connection.hold_after_commit()
 
-    def let_session_go(self) -> None:
+    def release_session(self) -> None:
         if self.connection is not None:
-            self.connection.let_go()
+            self.connection.release_after_commit()
 
     def discard_session(self) -> None:
         if self.connection is not None:
-            self.connection.discard_kept()
+            self.connection.discard_after_commit()
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # It was on its way to COMMIT, which the server may still be working on.
+            # COMMIT may have been sent, and the server may still be working on it.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

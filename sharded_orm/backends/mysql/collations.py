@@ -1,4 +1,4 @@
-"""How columns of schemas compare, in one statement for many schemas."""
+"""The types and collations of columns, in one statement for many schemas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from sharded_orm.backends.text_keys import ColumnType
 
-# With constants for schema and table, the server opens no other table. Names are compared as the
-# file system does; ours are told as they were asked for.
+# With constants for schema and table, the server opens no other table. It compares their names as
+# its file system does, and returns them in the spelling of the statement.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -19,7 +19,7 @@ _COLUMNS = (
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """The question, and its parameters."""
+    """Return a statement and its parameters."""
     sql = _COLUMNS.format(
         **{
             name: ", ".join(["%s"] * len(values))
@@ -30,11 +30,14 @@ def statement(
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """The answer: schema -> table -> column, all in lower case."""
-    found: dict[str, dict[str, dict[str, ColumnType]]] = {}
+    """Return schema -> table -> column -> type, with all names in lower case.
+
+    :param rows: of the statement.
+    """
+    types: dict[str, dict[str, dict[str, ColumnType]]] = {}
     for schema, table, column, data_type, collation, length, definition, nullable in rows:
         null = "NULL" if nullable == "YES" else "NOT NULL"
-        found.setdefault(schema.lower(), {}).setdefault(table.lower(), {})[column.lower()] = (
+        types.setdefault(schema.lower(), {}).setdefault(table.lower(), {})[column.lower()] = (
             ColumnType(
                 data_type.lower(),
                 collation,
@@ -42,4 +45,4 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
                 f"{definition} {null}",
             )
         )
-    return found
+    return types

@@ -1,4 +1,4 @@
-"""Schemas: create, drop."""
+"""Django's test databases, and statements that create and drop schemas."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
-    """Django's test databases, and the primitives that make shards."""
-
     def _nodb_cursor(self) -> Any:
-        """A cursor that is in no schema, on a session of its own."""
+        """Return a cursor in no schema, on a session of its own."""
         return self.connection._nodb_cursor()
 
     def create_schema(self, name: str, *, if_not_exists: bool = False) -> None:
-        """``CREATE DATABASE``, with the character set of the ``TEST`` settings if given."""
+        """``CREATE DATABASE``, with the character set and collation of the ``TEST`` settings."""
         condition = "IF NOT EXISTS " if if_not_exists else ""
         with self._nodb_cursor() as cursor:
             cursor.execute(
@@ -25,7 +23,7 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
             )
 
     def drop_schema(self, name: str) -> None:
-        """``DROP DATABASE IF EXISTS``: the tables and rows of ``name`` are gone."""
+        """``DROP DATABASE IF EXISTS``, with all tables and rows."""
         with self._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS {self._quoted(name)}")
 

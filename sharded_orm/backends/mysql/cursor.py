@@ -1,7 +1,7 @@
 """Cursors that lease a session for as long as they need it.
 
-They take the place of both the driver's cursor and the wrapper that Django puts around
-it: one Python layer less on the hot path.
+They replace the driver's cursor and the wrapper that Django puts around it, which saves a layer
+of Python on the path of every statement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import IntegrityError
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
-from sharded_orm.backends.mysql import savepoints, traces
+from sharded_orm.backends.mysql import traces
 from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
 from sharded_orm.backends.mysql.statement_kind import (
@@ -29,12 +29,12 @@ from sharded_orm.backends.mysql.statement_kind import (
 
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# A read that ran for longer (seconds) before its session was lost may have been killed for
-# that very reason; it is not repeated.
+# Seconds. A read that ran for longer before its session was lost is not repeated: it may have been
+# killed for being slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Statements that may insert without saying so in their last result.
+# Statements that may insert although their last result has no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
@@ -57,14 +57,14 @@ _FREE, _TRANSACTION, _PINNED, _LOST = (
 
 
 class LeaseMixin(BaseCursor):
-    """Put before a cursor class of the driver; :func:`leased` makes the combinations."""
+    """First base of a leasing cursor, before a cursor class of the driver; see :func:`leased`."""
 
     connection: VirtualConnection | None
-    #: Whether all rows are on the client when execute() returns.
+    #: execute() fetches all rows.
     stores = True
 
-    # Defaults stand here: most cursors live for one statement, and setting each in
-    # __init__ would cost more than what the statement adds.
+    # Class attributes: most cursors live for one statement, and assigning the defaults in
+    # __init__ would cost more time than leasing does.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1
@@ -74,10 +74,10 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session on which results of this cursor are pending, or a statement runs.
+    # The session that runs a statement of this cursor, or has results for it.
     _session: NodeSession | None = None
-    # Our entry in connection.open_cursors, if the session was leased for us alone.
-    _kept: weakref.ref[Any] | None = None
+    # Our entry in connection.open_cursors, if the session was leased for this cursor alone.
+    _registration: weakref.ref[Any] | None = None
     _kind: StatementKind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
@@ -88,7 +88,7 @@ class LeaseMixin(BaseCursor):
     def execute(self, query: Any, args: Any = None) -> Any:
         """Run one statement.
 
-        :raises django.db.IntegrityError: for the codes that Django maps so.
+        :raises django.db.IntegrityError: for the error codes for which Django does.
         """
         connection = self.connection
         if connection is None:
@@ -110,12 +110,12 @@ class LeaseMixin(BaseCursor):
     def _run_free(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Autocommit: lease, run, give back. A read may be repeated once."""
+        """Run a statement in autocommit on a leased session. A read may be repeated once."""
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
-        session.last = connection
-        connection.last = session
-        retry = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+        session.last_user = connection
+        connection.last_session = session
+        retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
         while True:
             try:
                 statement = session.bind(query, args)
@@ -123,29 +123,33 @@ class LeaseMixin(BaseCursor):
                 pool.release(session)
                 raise
             schema = connection.schema
-            stands = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
-            # Unknown until everything has succeeded: an error, or an exception thrown
-            # into this thread, leaves it so.
+            is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
+            # Unknown until everything has succeeded, also after an exception that another
+            # thread raises in this one.
             session.schema = None
             try:
-                if stands:
+                if is_current:
                     session.stored = False
                     session.query(statement)
                 else:
                     session.send((connection.use,), statement)
-                self._take(session)
+                self._fetch_result(session)
             except BaseException as exc:
                 if session.is_in_order(exc):
                     pool.release(session)
                     raise
                 pool.discard(session)
-                if not retry or time.monotonic() > retry or not isinstance(exc, MySQLError):
+                if (
+                    not retry_until
+                    or time.monotonic() > retry_until
+                    or not isinstance(exc, MySQLError)
+                ):
                     raise
-                retry = 0.0
+                retry_until = 0.0
                 pool.stats.retries += 1
                 session = pool.lease()
-                session.last = connection
-                connection.last = session
+                session.last_user = connection
+                connection.last_session = session
                 continue
             break
         if kind:
@@ -153,12 +157,12 @@ class LeaseMixin(BaseCursor):
                 session.schema = schema
             if self.lastrowid:
                 session.inserter = connection
-                connection.inserted_on = session
+                connection.insert_session = session
         else:
             session.schema = schema
         self._executed = statement
         if session.more_results() or not session.autocommits() or self._result is not None:
-            self._keep(connection, session)
+            self._register_pending(connection, session)
         else:
             pool.release(session)
         return self.rowcount
@@ -166,42 +170,39 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """On the session that the connection holds, or will hold from here on."""
+        """Run a statement on the session that the connection holds, or holds from now on."""
         mode = connection.mode
-        why = ""
+        pin_reason = ""
         if mode >= _LOST:
-            if kind is _CHECKS_ON and connection.checks_off and not connection.begun:
-                # The session without checks is gone: they are on again.
-                connection.set_checks(off=False)
-                return self._nothing(query)
-            connection.enter()  # raises
+            if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
+                # The session without checks is gone, and checks are on in any other.
+                connection.record_checks(off=False)
+                return self._empty_result(query)
+            connection.begin_statement()  # raises
         if kind is _IMPLICIT or kind is _STATE:
-            connection.may_commit()
+            connection.announce_implicit_commit()
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
-                    if mode is _TRANSACTION and savepoints.defer(
-                        connection.pending, kind, str(query),
-                        surely_there=connection.begun and not connection.touched,
-                    ):  # fmt: skip
-                        return self._nothing(query)
+                    if mode is _TRANSACTION and connection.transaction.defer(kind, str(query)):
+                        return self._empty_result(query)
                 elif kind is _STATE or (
                     kind is _CHECKS_ON and not connection.checks_off and connection.pool.sets_checks
                 ):
-                    why = reason(query)
-                    connection.pin(why)
+                    pin_reason = reason(query)
+                    connection.pin(pin_reason)
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # Nothing has run on a held session yet: the traces are on the last one.
+                # No session is held yet: the last one has the state that the statement reads.
                 session = connection.session = traces.lease(connection, query)
-                session.last = connection
+                session.last_user = connection
         prefix: list[bytes] = []
         sent = False
         try:
-            session, prefix = connection.enter(plain=kind is not _IMPLICIT)
+            session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
-                # Whatever went before it would empty the list that it shows.
+                # Any statement before it would empty the list that it shows.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -216,26 +217,26 @@ class LeaseMixin(BaseCursor):
             else:
                 session.stored = False
                 session.query(statement)
-            self._take(session)
+            self._fetch_result(session)
         except BaseException as exc:
-            connection.failed(exc, prefix, sent)
-            if why and is_syntax_error(exc) and why != SEVERAL_STATEMENTS:
-                connection.unpin(why)
+            connection.record_error(exc, prefix, sent)
+            if pin_reason and is_syntax_error(exc) and pin_reason != SEVERAL_STATEMENTS:
+                connection.unpin(pin_reason)
             raise
         self._executed = statement
         if kind and (self.lastrowid or (kind is _STATE and reason(query) in _MAY_INSERT)):
             session.inserter = connection
-            connection.inserted_on = session
+            connection.insert_session = session
         elif kind is _AFFINE and prefix[:1] == [FORGET_INSERT_ID]:
             session.inserter = None
         if connection.mode is not _PINNED:
-            connection.left(prefix, len(prefix))
+            connection.record_prefix(prefix, len(prefix))
             if kind < _IMPLICIT:
                 session.schema = connection.schema
             else:
-                connection.touched = True
+                connection.transaction.unsure = True
             if kind is _CHECKS_OFF or kind is _CHECKS_ON:
-                connection.set_checks(kind is _CHECKS_OFF)
+                connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
         if session.more_results() or self._result is not None:
@@ -243,8 +244,8 @@ class LeaseMixin(BaseCursor):
             session.busy = True
         return self.rowcount
 
-    def _take(self, session: NodeSession) -> None:
-        """Fetch the result of the statement that was sent."""
+    def _fetch_result(self, session: NodeSession) -> None:
+        """Fetch the result of a statement that was sent on ``session``."""
         self._session = session
         try:
             self._do_get_result(session.raw)
@@ -253,8 +254,8 @@ class LeaseMixin(BaseCursor):
         finally:
             self._session = None
 
-    def _nothing(self, query: Any) -> int:
-        """What a statement that the server need not see yet returns."""
+    def _empty_result(self, query: Any) -> int:
+        """Return the result of a statement that need not be sent now."""
         self.description = None
         self._rows = ()
         self.rownumber = 0
@@ -265,29 +266,29 @@ class LeaseMixin(BaseCursor):
 
     # --- pending results ------------------------------------------------------------------
 
-    def _keep(self, connection: VirtualConnection, session: NodeSession) -> None:
+    def _register_pending(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
-        self._kept = weakref.ref(self)
-        connection.open_cursors.append(self._kept)
+        self._registration = weakref.ref(self)
+        connection.open_cursors.append(self._registration)
 
-    def _give_back(self, session: NodeSession, *, broken: bool = False) -> None:
-        """The session is no longer needed for results; the connection may hold it still."""
+    def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
+        """Results need the session no longer; the connection may still hold it."""
         self._session = None
         session.busy = False
-        kept, self._kept = self._kept, None
+        registration, self._registration = self._registration, None
         connection = self.connection
-        if connection is None or kept is None:
+        if connection is None or registration is None:
             return
-        connection.open_cursors.remove(kept)
+        connection.open_cursors.remove(registration)
         if broken:
             connection.pool.discard(session)
         else:
-            connection.give_back(session)
+            connection.return_session(session)
 
     def abandon(self) -> None:
-        """Forget pending results and close the session they would come from."""
+        """Give up results that were not read, and close their session."""
         if self._session is not None:
-            self._give_back(self._session, broken=True)
+            self._return_session(self._session, broken=True)
 
     def _discard(self) -> None:
         self.description = None
@@ -304,7 +305,7 @@ class LeaseMixin(BaseCursor):
         except BaseException:
             self.abandon()
             raise
-        self._give_back(session)
+        self._return_session(session)
 
     def close(self) -> None:
         """Close the cursor; unread results are dropped."""
@@ -318,53 +319,53 @@ class LeaseMixin(BaseCursor):
             self._result = None
 
     def nextset(self) -> int | None:
-        """Go to the next result; None if there is none."""
+        """Go to the next result; return None if there is none."""
         if self._executed:
             self.fetchall()
         session = self._session
         if session is None:
             return None
         if session.next_result() == -1:
-            # The last result was read: the session is free, the rows of the cursor stay.
-            self._give_back(session)
+            # The session is free, and the cursor keeps the rows of the last result.
+            self._return_session(session)
             return None
         try:
-            self._take(session)
+            self._fetch_result(session)
         finally:
             self._session = session
         return 1
 
     def __del__(self) -> None:
-        # Dropped with results pending: nobody will read them any more.
-        if self._kept is not None:
+        # Nobody reads the results of a cursor that was dropped.
+        if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection goes on with this session: read what is in its way.
+            # The connection goes on using this session, so it has to be read empty.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
     # --- several statements -----------------------------------------------------------------
 
     def executemany(self, query: Any, args: Any) -> Any:
-        """As ``MySQLdb``: inserts in batches, anything else one by one; on one session."""
+        """As the driver's: inserts in batches, other statements one by one; on one session."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
         self._kind = classify(query)
         try:
-            with connection.holding():
+            with connection.one_session():
                 return super().executemany(query, args)
         finally:
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a procedure. It may do anything to its session, so it gets one for itself."""
+        """Call a procedure, on a pinned session: it may leave any state there."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
         if self._session is not None:
             self._discard()
-        connection.may_commit()
+        connection.announce_implicit_commit()
         try:
             connection.pin("CALL")
             return super().callproc(procname, args)
@@ -374,20 +375,20 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Of callproc() only: execute() goes its own way.
+        # Only callproc() comes here.
         connection = self.connection
         assert connection is not None
-        session, prefix = connection.enter()
+        session, prefix = connection.begin_statement()
         try:
             session.stored = False
             session.query(statement)
-            self._take(session)
+            self._fetch_result(session)
         except BaseException as exc:
-            connection.failed(exc, prefix, sent=True)
+            connection.record_error(exc, prefix, sent=True)
             raise
         self._executed = statement
         session.inserter = connection
-        connection.inserted_on = session
+        connection.insert_session = session
         if session.more_results():
             self._session = session
             session.busy = True
@@ -396,13 +397,13 @@ class LeaseMixin(BaseCursor):
     def mogrify(self, query: Any, args: Any = None) -> str:
         """The statement as it would be sent."""
         with self._encoder() as session:
-            sent: str = session.bind(query, args).decode(session.raw.encoding)
-        return sent
+            statement: str = session.bind(query, args).decode(session.raw.encoding)
+        return statement
 
     def _mogrify(self, query: Any, args: Any = None) -> bytes:
         with self._encoder() as session:
-            sent: bytes = session.bind(query, args)
-        return sent
+            statement: bytes = session.bind(query, args)
+        return statement
 
     def _encoder(self) -> Any:
         if self.connection is None:
@@ -419,9 +420,9 @@ class LeaseMixin(BaseCursor):
 
 
 class LeasedCursor(LeaseMixin, Cursor):
-    """The default: rows are tuples and are all on the client."""
+    """The default cursor: rows are tuples, and execute() fetches all of them."""
 
-    def _take(self, session: NodeSession) -> None:
+    def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
         session.stored = True
         try:
@@ -437,8 +438,8 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Freeing a result locks its session (mysqlclient 2.3): it must not outlive the
-            # lease, not even in a traceback, or another thread finds its session in use.
+            # Freeing a result locks its session (mysqlclient 2.3). So it must not outlive the
+            # lease, not even in a traceback: another thread would find its session in use.
             result = None
 
     description_flags: Any = None
@@ -446,7 +447,7 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """The leasing variant of a cursor class of the driver."""
+    """Return the leasing subclass of a cursor class of the driver."""
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):

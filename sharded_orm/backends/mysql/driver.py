@@ -1,4 +1,4 @@
-"""The face of ``MySQLdb.Connection`` that a virtual connection shows to those who ask for it."""
+"""The part of the interface of ``MySQLdb.Connection`` that a virtual connection offers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# What any session of the node can answer and that leaves nothing behind. All other unknown
-# names tie the session to its owner.
+# Attributes that any session of the node can answer, and that leave no state there. Any other
+# unknown name pins the session.
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",
@@ -21,16 +21,16 @@ _STATELESS = frozenset([
 
 
 class DriverFace:
-    """Answers for the driver's connection; everything else ties a session to its owner."""
+    """Answers for the driver's connection. What may leave state in a session pins it."""
 
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """The held session, or one for the length of the block; its state must not change."""
+        """The held session, or one for the length of the block, which must not change its state."""
         raise NotImplementedError
 
-    def pin(self, why: str) -> NodeSession:
-        """Tie a session to this connection until close(); it then behaves as a stock one."""
+    def pin(self, reason: str) -> NodeSession:
+        """Keep a session until close(); the connection then behaves as one of Django's backend."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class DriverFace:
             return self._stateless(name) if callable(value) else value
         if name.startswith("__") or not hasattr(Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # It may change the session, so it gets one for itself.
+        # The attribute may change the session.
         return getattr(self.pin(f"connection.{name}").raw, name)
 
     def _stateless(self, name: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Who is who on a server: identities of servers and sessions, and which sessions still exist.
+"""Identities of servers and of their sessions, and which sessions still exist.
 
-A session's id means nothing without its server's identity: behind one address there may be
-another server after a promotion. So each session asks its own server, once.
+The id of a session means nothing without its server: after a promotion, another server may be
+behind the same address. So each session asks its own server, once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ W = TypeVar("W", bound=SessionIdentity)
 
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
-# MariaDB makes server_uid of the network address and the port, which containers may share.
+# MariaDB derives server_uid from the network address and the port, which containers may share.
 _MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
-# An account with PROCESS sees the sessions of all accounts. One that has it by a role counts
-# as one that has not.
+# An account with PROCESS sees the sessions of all accounts. PROCESS by a role does not count.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
     b" AND grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''',"
@@ -35,74 +34,76 @@ _PROCESS = (
 
 
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
-    """Who ``session`` is. Asks the server at the first time, which may be in a transaction.
+    """Return the identity of ``session``. Asks its server the first time, in any transaction.
 
-    Nobody in particular behind a proxy that has sessions of its own: their ids mean nothing
-    to the server.
+    The identity is empty behind a proxy that has sessions of its own: their ids mean nothing to
+    the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
-    found = session.identity
-    if found is None:
+    identity = session.identity
+    if identity is None:
         server, account, number = session.fetch_one(
             b"SELECT %s, CURRENT_USER(), CONNECTION_ID()" % _expression(session, pool)
         )
-        found = SessionID(_short(server), _short(account), int(number))
-        if found.connection != session.raw.thread_id():
-            found = SessionID()
-        session.identity = found
-    return found
+        identity = SessionID(_short(server), _short(account), int(number))
+        if identity.connection != session.raw.thread_id():
+            identity = SessionID()
+        session.identity = identity
+    return identity
 
 
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
-    """Whether :func:`gone` can tell about ``writer``: it is of the same server, and of the same
-    account or ours may see all. True while the server does not answer."""
+    """Whether :func:`gone` can decide about ``writer``.
+
+    It can if the session is on the same server, and of the same account or our account sees all.
+    True while the server does not answer.
+    """
     if not writer.server or not writer.connection:
         return False
-    asked = pool.asked_as
-    if asked is None or asked[0] != writer.server:
-        # Behind the address there may be another one than the last time.
+    answer = pool.last_answer
+    if answer is None or answer[0] != writer.server:
+        # Another server may be behind the address by now.
         try:
-            _, asked = _ask(pool, ())
+            _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
             return True
-    server, account, sees_all = asked
+    server, account, sees_all = answer
     return writer.server == server and (sees_all or writer.account == account)
 
 
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
-    """Those whose sessions do not exist any more; none if the server does not answer.
+    """Return the writers whose sessions no longer exist; none if the server does not answer.
 
-    MariaDB lists a session until it has rolled back, or has finished the COMMIT that it was
-    killed in.
+    MariaDB lists a killed session until it has rolled back, or finished its COMMIT.
     """
     try:
-        there, _ = _ask(pool, [writer.connection for writer in writers])
+        existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Once more: it is another server's answer if the address moved in between.
-    return {w for w in writers if w.connection not in there and judges(pool, w)}
+    # Checked again: the answer is another server's if the address moved in between.
+    return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
-def _ask(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, bool]]:
+def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple[str, str, bool]]:
     session = pool.lease()
     try:
-        listed = b",".join(b"%d" % number for number in (0, *ids))
-        server, account, sees_all, there = session.fetch_one(
+        id_list = b",".join(b"%d" % number for number in (0, *ids))
+        server, account, sees_all, existing = session.fetch_one(
             b"SELECT %s, CURRENT_USER(), %s, (SELECT GROUP_CONCAT(id) FROM"
             b" information_schema.processlist WHERE id IN (%s))"
-            % (_expression(session, pool), _PROCESS, listed)
+            % (_expression(session, pool), _PROCESS, id_list)
         )
     except BaseException:
         pool.discard(session)
         raise
     pool.release(session)
-    asked = pool.asked_as = (_short(server), _short(account), bool(sees_all))
-    return {int(number) for number in _text(there).split(",") if number}, asked
+    answer = pool.last_answer = (_short(server), _short(account), bool(sees_all))
+    return {int(number) for number in _text(existing).split(",") if number}, answer
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:
-    """What the servers of this kind call themselves, in SQL."""
+    """Return an SQL expression for the identity of a server of this kind."""
     if pool.identity_sql is None:
         session.query(_VARIABLES)
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
@@ -114,7 +115,7 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
 
 
 def _short(value: object) -> str:
-    """Something to compare by: every announced write carries it, and it names nobody."""
+    """Return a short hash: each write marker contains it, and it must not reveal names."""
     return hashlib.blake2b(_text(value).encode(), digest_size=8).hexdigest()
 
 

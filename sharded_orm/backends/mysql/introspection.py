@@ -1,4 +1,4 @@
-"""Introspection that looks at one schema of the many that a node holds."""
+"""Django's introspection, restricted to one of the many schemas of a node."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# Django joins on the schema of the other table, so the server opens the tables of every
-# schema: 199 ms with 1351 schemas, 0.2 ms when both sides are constants.
+# Django joins on the schema of the other table, so the server opens the tables of every schema.
+# With 1351 schemas that takes 199 ms; with constants on both sides, 0.2 ms.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 
@@ -26,7 +26,7 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """As Django's, at a cost that does not grow with the number of shards."""
+    """As Django's; the cost does not grow with the number of shards."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

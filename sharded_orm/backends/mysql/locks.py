@@ -1,4 +1,4 @@
-"""Locks by name that a session holds, together with the statements that run on it."""
+"""Locks of schemas by name, which a session holds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from hashlib import md5
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-_LONGEST = 64  # characters of a name; MySQL takes no more
+_MAX_LENGTH = 64  # characters of a lock's name on MySQL
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:
-    """Lock ``schema``, and make it the current one; whether that came about in time."""
-    ((taken,),) = session.rows_in(schema, f"SELECT GET_LOCK({_name(schema)}, {seconds:f})")[0]
-    return bool(int(taken or 0))
+    """Lock ``schema`` and make it the current schema; False if the lock was not free in time.
+
+    :param seconds: to wait for the lock.
+    """
+    ((is_taken,),) = session.rows_in(schema, f"SELECT GET_LOCK({_name(schema)}, {seconds:f})")[0]
+    return bool(int(is_taken or 0))
 
 
 def release(session: NodeSession, schema: str) -> None:
@@ -21,6 +24,6 @@ def release(session: NodeSession, schema: str) -> None:
 
 def _name(schema: str) -> str:
     name = f"sharded_orm:{schema}"
-    if len(name) > _LONGEST:
+    if len(name) > _MAX_LENGTH:
         name = f"sharded_orm:{md5(name.encode(), usedforsecurity=False).hexdigest()}"
     return f"0x{name.encode().hex()}"

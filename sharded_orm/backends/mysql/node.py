@@ -1,4 +1,4 @@
-"""The pool of one node, and how its sessions are made."""
+"""The pool of one node's sessions, and how they are opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
 from sharded_orm.backends.signals import session_opened
 
-# Asked once per node and process. As django.db.backends.mysql.base.DatabaseWrapper.
+# Runs once per node and process. As django.db.backends.mysql.base.DatabaseWrapper.
 _SERVER_QUERY = b"""
     SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
            @@lower_case_table_names,
@@ -22,8 +22,8 @@ _SERVER_QUERY = b"""
 class NodePool(SessionPool[NodeSession]):
     """The sessions of one server, with one set of connection parameters.
 
-    :param params: of ``MySQLdb.connect``, without a schema.
-    :param isolation_level: of every session, None for the server's default.
+    :param params: arguments of ``MySQLdb.connect``, without a schema.
+    :param isolation_level: the level of every session, None for the server's default.
     :param sender: the wrapper class, for :data:`session_opened`.
     """
 
@@ -40,25 +40,25 @@ class NodePool(SessionPool[NodeSession]):
         self.params = dict(params)
         self.params["autocommit"] = True
         self.cursorclass: type = self.params.pop("cursorclass", Cursor)
-        #: Whether sessions start with foreign key checks as the user set them.
+        #: The user's ``init_command`` sets foreign key checks.
         self.sets_checks = "foreign_key_checks" in str(self.params.get("init_command")).lower()
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
-        #: How the servers of this kind tell their identity, once one was asked.
+        #: An SQL expression for the identity of a server; None until one was asked.
         self.identity_sql: bytes | None = None
-        #: Identity and account that last answered, and whether the account sees all sessions.
-        self.asked_as: tuple[str, str, bool] | None = None
+        #: Server and account of the last answer, and whether the account sees all sessions.
+        self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
-        """What Django wants to know of the server; asked when the first session opens."""
+        """Facts about the server that Django needs; the first session asks for them."""
         if self._server_data is None:
             self.release(self.lease())
         assert self._server_data is not None
         return self._server_data
 
     def initial_statements(self, data: Mapping[str, Any]) -> list[str]:
-        """The ``SET`` statements that Django runs on each connection."""
+        """Return the ``SET`` statements that Django runs on each connection."""
         statements = []
         if data["sql_auto_is_null"]:
             statements.append("SET SQL_AUTO_IS_NULL = 0")
@@ -105,7 +105,7 @@ def node_pool(
     settings: Mapping[str, Any],
     sender: type | None,
 ) -> NodePool:
-    """The process's pool for these parameters; aliases with equal ones share it."""
+    """Return the process's pool for these parameters; aliases with equal ones share it."""
     bounds: Mapping[str, Any] = settings.get("POOL") or {}
     max_age = settings.get("CONN_MAX_AGE", 0)
     key = (_frozen(params), isolation_level, max_age, _frozen(bounds))

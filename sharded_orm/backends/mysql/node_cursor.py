@@ -1,4 +1,4 @@
-"""A cursor for statements that name their schemas themselves, as scattered reads do."""
+"""Cursors of a node, for statements that name their schemas, as reads of many shards do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
 class _NodeCursorMixin(BaseCursor):
-    """A cursor of a node, on whatever schema: the statement names its schemas itself.
+    """Runs statements in no particular schema, on one session until it is closed.
 
-    Holds one session until it is closed. A read on a session that turns out to be dead is
-    repeated once.
+    If the session turns out to be dead, a read is repeated once on another one.
     """
 
     def __init__(self, pool: NodePool) -> None:
@@ -45,7 +44,7 @@ class _NodeCursorMixin(BaseCursor):
         session = self._session
         if session is None:
             raise ProgrammingError("cursor closed")
-        session.last = None
+        session.last_user = None
         try:
             rows = super().execute(query, args)
             if self.lastrowid:
@@ -62,28 +61,25 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Not Cursor.close(): the session belongs to somebody else from here on.
+        # Not Cursor.close(): the session is no longer ours.
         self.connection = None
         if session is None:
             return
-        if self._has_rows_to_come() or session.more_results() or not session.autocommits():
+        if self._has_unread_rows() or session.more_results() or not session.autocommits():
             self._pool.discard(session)
         else:
             self._pool.release(session)
 
-    def _has_rows_to_come(self) -> bool:
+    def _has_unread_rows(self) -> bool:
         return False
 
 
 class NodeCursor(_NodeCursorMixin, Cursor):
-    """All rows are in the client when ``execute`` returns."""
+    """``execute`` fetches all rows."""
 
 
 class NodeStream(_NodeCursorMixin, SSCursor):
-    """Rows are read from the server by ``fetchmany``; until the last, it is busy with them.
-
-    A session with rows to come is of no use to anybody else: ``close`` ends it.
-    """
+    """``fetchmany`` fetches rows from the server; ``close`` closes a session with rows to read."""
 
     _unread = False
 
@@ -99,5 +95,5 @@ class NodeStream(_NodeCursorMixin, SSCursor):
             self._unread = False
         return rows
 
-    def _has_rows_to_come(self) -> bool:
+    def _has_unread_rows(self) -> bool:
         return self._unread

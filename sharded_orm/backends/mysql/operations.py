@@ -1,13 +1,28 @@
-"""Django's operations, with our compilers."""
+"""Django's operations on MySQL and MariaDB, and ours."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from django.db.backends.mysql import operations
 
-from sharded_orm.backends.write_hooks.compilers import FlushMixin
+from sharded_orm.backends.operations import OperationsMixin
+
+_NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
-class DatabaseOperations(FlushMixin, operations.DatabaseOperations):
-    """Writes and flushes tell of themselves."""
+class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
+    def show_definition_sql(self, table: str) -> str:
+        return f"SHOW CREATE TABLE {table}"
 
-    compiler_module = "sharded_orm.backends.mysql.compiler"
+    @staticmethod
+    def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
+        for table, first in firsts.items():
+            name = "`{}`".format(table.replace("`", "``"))
+            # information_schema may be a day old on MySQL; this is what holds.
+            cursor.execute(f"SHOW CREATE TABLE {name}")
+            match = _NEXT.search(cursor.fetchone()[1])
+            if match is None or int(match[1]) < first:
+                cursor.execute(f"ALTER TABLE {name} AUTO_INCREMENT = {first}")

@@ -1,7 +1,7 @@
-"""MariaDB's replication and its fence, as an operator's account sees them.
+"""MariaDB's replication, and the fence against writes, for the account of an operator.
 
-One connection per :class:`ReplicationServer`, apart from every pool: what is asked and set here is about
-the server as a whole, and must not wait for a statement of the application.
+Each :class:`ReplicationServer` has a connection outside of any pool: its statements are about the
+server as a whole, and must not wait for those of the application.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from django.db import Error
 
 from sharded_orm.topology.aliases import complete
 
-#: Privileges by which an account writes through ``read_only``. SUPER does up to MariaDB 10.10.
+#: Privileges to write in spite of ``read_only``; SUPER is one up to MariaDB 10.10.
 WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-#: What an operator's account needs on the old primary, and on the new one; ALL PRIVILEGES will do.
+#: Privileges of an operator on the old primary and on the new one; ALL PRIVILEGES contains them.
 TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
 TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Longer than anything that is waited for in one statement.
+# Seconds; longer than any single statement waits.
 _READ_TIMEOUT = 60
 _FILTERS = (
     "Replicate_Do_DB", "Replicate_Ignore_DB", "Replicate_Do_Table", "Replicate_Ignore_Table",
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
-#: Errors of the client: no connection, none in time, or one that was lost.
+#: Errors of the client: no connection, none in time, or a lost one.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
-#: Errors by which a server refuses an account: its name, password, host, plugin or a lock.
+#: Errors with which a server refuses an account, by its name, password, host, plugin or a lock.
 _REFUSED = frozenset(
     {1044, 1045, 1130, 1251, 1275, 1524, 1698, 1820, 1862, 1873, 2049, 2054, 2058, 2059, 2061, 4151}
 )  # fmt: skip
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
-# GRANT a, b (columns) ON *.* TO …: only what holds for all schemas tells about the server.
+# GRANT a, b (columns) ON *.* TO …: only privileges on all schemas are about the server.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """How a server is at one moment. Positions are MariaDB's text: ``0-1-15,1-2-7``."""
+    """The state of a server at one moment. Positions are MariaDB's text: ``0-1-15,1-2-7``."""
 
     version: str
-    #: What no two servers share, whatever addresses lead to them.
+    #: Different for any two servers, and the same by all addresses of one.
     identity: str
     server_id: int
     domain: int
@@ -54,7 +54,7 @@ class ReplicationStatus:
     logs_replicated: bool
     #: Last event in the binary log, per domain.
     logged: str
-    #: Last event that replication has executed, or the server has written itself.
+    #: Last event that replication has executed or the server itself has written.
     current: str
 
     @property
@@ -64,46 +64,46 @@ class ReplicationStatus:
 
 @dataclass(frozen=True)
 class ReplicationLink:
-    """One replication of a server from another: a row of ``SHOW ALL SLAVES STATUS``."""
+    """A replication connection of a server to another: a row of ``SHOW ALL SLAVES STATUS``."""
 
     name: str
     host: str
     port: int
-    #: ``server_id`` of the one it replicates from, as it told when it last answered; 0 before.
+    #: ``server_id`` of the source when it last answered; 0 before the first time.
     source_id: int
     receives: bool
-    #: The connection is being made again: the other side is gone.
+    #: It is reconnecting: the source is gone.
     connecting: bool
     executes: bool
     uses_gtid: bool
-    #: Last event that has arrived, and that was executed.
+    #: Last event that has arrived, and last that was executed.
     received: str
     executed: str
-    #: None while it is not connected.
+    #: None without a connection.
     seconds_behind: int | None
     delay: int
-    #: Settings that leave out events, with what they say.
+    #: Settings that leave out events, with their values.
     filters: Mapping[str, str]
     error: str
 
 
 class ReplicationServer:
-    """A server that an account is logged in to. Use as a context manager; of one thread.
+    """A connection of an account to a server; a context manager. For one thread.
 
-    :param name: of the node, for messages.
-    :param settings: of the node with the account, as an entry of ``DATABASES``.
-    :raises django.db.Error: it does not answer within 5 seconds, or refuses the account.
+    :param name: the node, for messages.
+    :param settings: of the node, with the account, as an entry of ``DATABASES``.
+    :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        # Here and not above: it needs the driver, and the commands that come by this module are
-        # those of every project.
+        # Imported here: it needs the driver, and projects without MySQL import this module with
+        # the commands.
         from django.db.backends.mysql.base import DatabaseWrapper
 
         self.name = name
         own = {
             **complete(settings),
-            # No schema: an operator's account need not see any.
+            # An operator's account need not see any schema.
             "NAME": "",
             "TIME_ZONE": None,
         }
@@ -138,10 +138,13 @@ class ReplicationServer:
         (value,) = row.values()
         return value
 
-    # ##### What it tells #####
+    # ##### Its state #####
 
     def standing(self) -> ReplicationStatus:
-        """One round trip for MariaDB; of another server only its version (two round trips)."""
+        """Return the state of the server. Two round trips.
+
+        One round trip if the server is not MariaDB; then only the version is set.
+        """
         version = str(self._value("SELECT VERSION()"))
         if "mariadb" not in version.lower():
             return ReplicationStatus(version, "", 0, 0, False, False, False, "", "")
@@ -164,13 +167,13 @@ class ReplicationServer:
         )
 
     def links(self) -> list[ReplicationLink]:
-        """What the server replicates from; needs ``SLAVE MONITOR``."""
+        """Return the connections to sources; needs ``SLAVE MONITOR``."""
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
 
     def privileges(self) -> set[str]:
-        """The account's privileges on the whole server, by its roles as well.
+        """Return the account's privileges on the whole server, those of its roles among them.
 
-        Also those of roles that a session has to ask for, and of ``PUBLIC``.
+        Roles that a session has to activate count, and so does ``PUBLIC``.
         """
         texts = [self._grants("SHOW GRANTS")]
         roles = self._rows(
@@ -190,20 +193,20 @@ class ReplicationServer:
         return [str(value) for row in self._rows(sql) for value in row.values()]
 
     def schemas(self) -> set[str]:
-        """The schemas that the account may see."""
+        """Return the schemas that the account may see."""
         rows = self._rows("SELECT SCHEMA_NAME name FROM information_schema.SCHEMATA")
         return {str(row["name"]) for row in rows}
 
     def log_filters(self) -> dict[str, str]:
-        """Settings that keep events out of the binary log; needs ``BINLOG MONITOR``."""
+        """Return settings that keep events out of the binary log; needs ``BINLOG MONITOR``."""
         rows = self._rows("SHOW MASTER STATUS")
         names = ("Binlog_Do_DB", "Binlog_Ignore_DB")
         return {name: row[name] for row in rows for name in names if row[name]}
 
     def idle_seconds(self) -> float | None:
-        """Seconds since replication has executed its last event; None if it cannot be told.
+        """Return seconds since replication executed its last event; None if they are not known.
 
-        Needs ``PROCESS``: threads of the server are not shown without.
+        Needs ``PROCESS``, without which threads of the server are hidden.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"
@@ -211,17 +214,16 @@ class ReplicationServer:
         )
         return min((float(row["milliseconds"]) / 1000 for row in rows), default=None)
 
-    # ##### What it is told #####
+    # ##### Changes #####
 
     def fence(self, patience: float) -> None:
-        """Refuse the writes of all accounts but privileged ones, from now on.
+        """Refuse all writes but those of privileged accounts from now on.
 
-        A transaction that is open is refused at its ``COMMIT``. When this returns, no commit is
-        under way any more.
+        An open transaction is refused at its ``COMMIT``. When this method returns, no commit is
+        running any more.
 
-        :param patience: seconds to wait for statements that keep it off; others queue up
-            behind it meanwhile.
-        :raises django.db.OperationalError: it took longer, and nothing has changed.
+        :param patience: seconds to wait for running statements; others queue up behind the fence.
+        :raises django.db.OperationalError: they took longer; nothing has changed.
         """
         self._rows("SET SESSION lock_wait_timeout = %s", max(1, int(patience)))
         self._rows("SET GLOBAL read_only = ON")
@@ -230,19 +232,19 @@ class ReplicationServer:
         self._rows("SET GLOBAL read_only = OFF")
 
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Whether replication has executed ``position``; waits for it."""
+        """Wait until replication has executed ``position``; False after ``seconds``."""
         return bool(self._value("SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds) == 0)
 
     def stop(self, link: str) -> None:
-        """Stop a replication. One that stands is left alone."""
+        """Stop a replication connection; no error if it is stopped."""
         self._rows(f"STOP SLAVE {self._connection_name(link)}")
 
     def start(self, link: str) -> None:
-        """Start a replication. One that runs is left alone."""
+        """Start a replication connection; no error if it runs."""
         self._rows(f"START SLAVE {self._connection_name(link)}")
 
     def _connection_name(self, link: str) -> str:
-        # A literal in the grammar: no parameter, and no name of a schema either.
+        # The grammar wants a literal here, neither a parameter nor a quoted name.
         return str(self._connection.connection.literal(link).decode())
 
 
@@ -271,7 +273,7 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def has_no_answer(exc: Error) -> bool:
-    """Whether it is an error of the connection: nobody has answered, or not to the end.
+    """Whether ``exc`` is an error of the connection: no answer, or an incomplete one.
 
     A server that refuses an account has answered, and so has one with which TLS fails.
     """
@@ -279,12 +281,12 @@ def has_no_answer(exc: Error) -> bool:
 
 
 def is_kept_off(exc: Error) -> bool:
-    """Whether a statement gave up waiting for others."""
+    """Whether a statement gave up waiting for a lock."""
     return _code(exc) == _LOCK_WAIT
 
 
 def why_no_session(node: str, account: str, exc: Error) -> str:
-    """What is wrong when ``account`` gets no session on ``node``, for people.
+    """Return a sentence about why ``account`` gets no session on ``node``.
 
     :param account: with its role, such as ``the OPERATOR account 'root'``.
     """
@@ -303,16 +305,16 @@ def _code(exc: Error) -> object:
 
 
 def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Domain → server and sequence number of its last event, of a position as text."""
+    """Parse a position: domain -> server and sequence number of its last event."""
     parts = (part.strip().split("-") for part in text.split(",") if part.strip())
     return {int(domain): (int(server), int(number)) for domain, server, number in parts}
 
 
 def missing(wanted: str, have: str) -> str:
-    """What of the position ``wanted`` lies behind ``have``; empty text when nothing does."""
-    there = positions(have)
+    """Return the part of the position ``wanted`` that ``have`` has not reached; "" if none."""
+    reached = positions(have)
     return ",".join(
         f"{domain}-{server}-{number}"
         for domain, (server, number) in sorted(positions(wanted).items())
-        if there.get(domain, (0, 0))[1] < number
+        if reached.get(domain, (0, 0))[1] < number
     )

@@ -1,4 +1,4 @@
-"""Django's schema editor on connections that belong to nodes."""
+"""Django's schema editor on connections that lease sessions of a node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from sharded_orm.backends.schema import EditorMixin
 
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
-    """Quotes by a session of the node, which may have to be opened for it."""
-
     def quote_value(self, value: Any) -> Any:
-        # Django's method takes the driver's connection for one that is open.
+        # Django's method takes it for granted that a session is open; ours may have to open one.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)

@@ -1,4 +1,4 @@
-"""A physical session with a server, as the pool keeps it."""
+"""A physical session with a server, which the pool keeps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
-#: One that inserted nothing must not read the id of what others inserted.
+#: Before LAST_INSERT_ID() of a connection that has inserted nothing: another alias may have.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Server errors after which the server closes the connection: shutdown, network trouble,
-# killed (MariaDB), idle for too long (MySQL).
+# Errors after which the server closes the connection: shutdown, network trouble, killed
+# (MariaDB), idle for too long (MySQL).
 _FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])
 
 
@@ -43,34 +43,34 @@ class NodeSession:
     """
 
     __slots__ = (
-        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last", "literal",
+        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
         "more_results", "next_result", "poll", "query", "raw", "retired", "schema", "split",
         "store_result", "stored", "suspect", "user", "warning_count",
     )  # fmt: skip
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: The current schema, None for unknown. Invariant: never wrong. It is set to None
-        #: before anything is sent and named again only after all of it succeeded. By its name:
-        #: of one that was dropped and made anew the session keeps the former character set.
+        #: The name of the current schema, None if it is unknown. Invariant: never wrong. It is
+        #: set to None before a packet is sent, and set again after all of it succeeded. If the
+        #: schema was dropped and created again, the session keeps the former character set.
         self.schema: str | None = None
         #: Send prefixes as statements of their own (multi-statements are switched off).
         self.split = split
-        #: Nothing of the last statement is left to be read from the socket, except further
-        #: results. Set to False before a statement is sent.
+        #: The result of the last statement was read from the socket, but for further results.
+        #: Set to False before a statement is sent.
         self.stored = True
-        #: A cursor has results to read on it, while the connection holds it.
+        #: A cursor of the connection that holds the session has results to read.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
         self.retired = False
         self.user = 0
-        #: Who it is on its server, once that was asked.
+        #: Its identity on the server; None until the server was asked.
         self.identity: SessionID | None = None
-        #: The virtual connection that used it last.
-        self.last: object = None
-        #: The one whose insert LAST_INSERT_ID() tells of. (An insert that names its id
-        #: itself counts as well, though the function then tells of an earlier one.)
+        #: The virtual connection that used the session last.
+        self.last_user: object = None
+        #: The virtual connection whose insert LAST_INSERT_ID() is about. (An insert with an
+        #: explicit id counts as well, although the function then returns an earlier id.)
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -87,8 +87,8 @@ class NodeSession:
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
         """Run ``prefix`` and ``statement`` in one packet, up to the statement's result.
 
-        Returns the number of prefix statements, all done; if one fails, the error has the
-        attribute ``prefix_done``.
+        Returns the number of prefix statements. An error has the attribute ``prefix_done``, the
+        number of those that succeeded.
         """
         done = 0
         self.stored = False
@@ -102,8 +102,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # It answered with an OK packet: nothing to fetch. An error now is that of
-                # the next part.
+                # An OK packet has nothing to fetch. An error of next_result() is about the
+                # next part.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -117,7 +117,7 @@ class NodeSession:
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
-            # The driver needs a buffer that nobody changes.
+            # The driver needs an immutable buffer.
             statement = bytes(query)
         if args is None:
             return statement
@@ -144,30 +144,29 @@ class NodeSession:
         for statement in statements:
             self.stored = False
             self.query(statement)
-            # Each answers with an OK packet: nothing to fetch.
+            # An OK packet has nothing to fetch.
             while self.next_result() == 0:
                 pass
             self.stored = True
 
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
-        """The rows of each statement, run one after the other in ``schema``; one packet."""
+        """Run statements in ``schema``, in one packet; the rows of each."""
         parts = [statement.encode(self.raw.encoding) for statement in statements]
         if self.schema != schema:
             parts.insert(0, b"USE `%s`" % schema.replace("`", "``").encode())
-        # See the invariant of the attribute.
         self.schema = None
-        found: list[list[tuple[Any, ...]]] = []
+        results: list[list[tuple[Any, ...]]] = []
         self.stored = False
         for packet in parts if self.split else [b"; ".join(parts)]:
             self.query(packet)
             while True:
                 result = self.store_result()
-                found.append(list(result.fetch_row(0)) if result is not None else [])
+                results.append(list(result.fetch_row(0)) if result is not None else [])
                 if self.next_result() != 0:
                     break
         self.stored = True
         self.schema = schema
-        return found[len(found) - len(statements) :]
+        return results[len(results) - len(statements) :]
 
     def fetch_one(self, statement: bytes) -> tuple[Any, ...]:
         self.query(statement)
@@ -175,17 +174,17 @@ class NodeSession:
         return row
 
     def is_in_order(self, exc: BaseException) -> bool:
-        """Whether the session can go on after ``exc`` was raised while it ran a statement.
+        """Whether the session can be used after a statement on it has raised ``exc``.
 
-        Yes after an error of the server that concerns the statement; yes if something on
-        the client failed when all had been read.
+        It can after an error of the server about the statement, and after one of the client if
+        all results had been read.
         """
         if isinstance(exc, MySQLError):
             return not is_lost(exc)
         return isinstance(exc, Exception) and self.stored and not self.more_results()
 
     def drain(self) -> None:
-        """Read and drop the results that are still to come."""
+        """Read and drop the results that were not read."""
         while self.next_result() == 0:
             self.raw.discard_result()
         self.stored = True
@@ -203,17 +202,17 @@ class NodeSession:
                 self.raw.close()
             except ProgrammingError:
                 if not self.raw.open:
-                    return  # Closed already: what was wanted.
-                # The driver is busy with it in another thread, which frees a result, say. Left
-                # open it would keep its transaction, and its locks, on the server.
-                time.sleep(_BUSY)  # The driver tells nobody when that is over.
+                    return
+                # The driver uses the session in another thread, perhaps to free a result. A
+                # session left open would keep its transaction and locks on the server.
+                time.sleep(_BUSY)  # The driver does not signal that it is done.
             except MySQLError:
                 return
             else:
                 return
 
     def abandon(self) -> None:
-        """Let go of the socket without a word to the server (it is the parent process's)."""
+        """Close the socket without a message to the server: the session is the parent process's."""
         try:
             descriptor = self.raw.fileno()
         except MySQLError:
@@ -227,7 +226,7 @@ def connect(params: dict[str, Any]) -> NodeSession:
     :param params: of ``MySQLdb.connect``.
     """
     raw = Connection(**params)
-    # As Django's backend does: mysqlclient's encoder of bytes does not work.
+    # As Django's backend: the driver's encoder of bytes does not work.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     return NodeSession(raw, split=not params.get("multi_statements", True))

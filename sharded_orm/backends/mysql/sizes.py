@@ -1,4 +1,4 @@
-"""Sizes of schemas, from what InnoDB estimates."""
+"""Sizes of schemas and tables, as InnoDB estimates them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
-    """Schema -> size; 0 for one that has no tables or does not exist. One query."""
-    found = dict.fromkeys(schemas, ShardSize(0, 0))
-    if found:
+    """Return schema -> size; 0 without tables, or if the schema does not exist. One query."""
+    sizes = dict.fromkeys(schemas, ShardSize(0, 0))
+    if sizes:
         cursor.execute(
             "SELECT table_schema, SUM(data_length + index_length), SUM(table_rows)"
             " FROM information_schema.tables"
-            f" WHERE table_schema IN ({', '.join(['%s'] * len(found))}) GROUP BY table_schema",
-            list(found),
+            f" WHERE table_schema IN ({', '.join(['%s'] * len(sizes))}) GROUP BY table_schema",
+            list(sizes),
         )
-        # Both are NULL of views.
+        # Both are NULL for views.
         for name, size, rows in cursor.fetchall():
-            found[name] = ShardSize(int(size or 0), int(rows or 0))
-    return found
+            sizes[name] = ShardSize(int(size or 0), int(rows or 0))
+    return sizes
 
 
 def tables(cursor: NodeCursor, schema: str) -> list[TableSize]:
-    """The tables of one schema, without views. One query."""
+    """Return the tables of one schema, without views. One query."""
     cursor.execute(
         "SELECT table_name, table_rows, data_length + index_length FROM information_schema.tables"
         " WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY table_name",
         [schema],
     )
-    # Both are NULL of a table that is damaged.
+    # Both are NULL for a damaged table.
     return [
         TableSize(name, int(rows or 0), "estimated", int(size or 0))
         for name, rows, size in cursor.fetchall()

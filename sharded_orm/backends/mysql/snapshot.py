@@ -1,4 +1,4 @@
-"""Reading and building schemas: a packet for the list, a packet for all definitions."""
+"""Reading and building schemas: one packet for the list, one for all definitions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.node_cursor import NodeCursor
 
-#: Schemas that one statement asks.
+#: The most schemas that one statement reads.
 BATCH = 500
 _RECORDS = "django_migrations"
-# Error codes: no such schema or table, or none that the account may see.
+# Errors about a schema or table that does not exist, or that the account may not see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# The next number is no part of a table's definition; nor is who made a view or a trigger.
+# The counter is no part of a table's definition, nor is the account that created a view or trigger.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -38,35 +38,34 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # The variables of the session may be those of a schema that had the same name.
+    # Not the variables of the session: they may be those of an earlier schema of the same name.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
-    # A trigger is in the schema of its table; by trigger_schema, MariaDB would look into every schema
-    # of the server.
+    # Not by trigger_schema, which is the same: MariaDB would look into every schema of the server.
     "SELECT 'TRIGGER', trigger_name FROM information_schema.triggers"
     " WHERE event_object_schema = DATABASE() UNION ALL"
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# Which column of SHOW CREATE … holds the statement.
+# The column of SHOW CREATE … that has the statement, if not the second one.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
-# What is not among the tables.
-_NAMELESS = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# Tables refer to functions, views to both.
+# Kinds that SHOW TABLES does not list.
+_NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
+# Tables refer to functions; views refer to both.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
 def read(session: NodeSession, schema: str) -> SchemaSnapshot:
-    """The definitions of ``schema``. Two packets; the second only if anything is there."""
+    """Return the definitions of ``schema``. Two packets; one if the schema is empty."""
     defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
     kinds = [(_text(kind), _text(name)) for kind, name in others]
     kinds += [(_table_kind(_text(kind)), _text(name)) for name, kind in tables]
-    found: dict[str, str] = {}
+    definitions: dict[str, str] = {}
     counters: dict[str, int] = {}
     if kinds:
-        results = session.rows_in(schema, *(_show_create(*one) for one in kinds))
+        results = session.rows_in(schema, *(_show_create(kind, name) for kind, name in kinds))
         for (kind, name), rows in zip(kinds, results, strict=True):
             definition = _text(rows[0][_STATEMENT_COLUMN.get(kind, 1)])
             if kind == "TABLE":
@@ -75,29 +74,31 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
             if own_names:
-                # MariaDB keeps what was written.
-                head, keyword, rest = definition.partition(kind)
-                definition = head + keyword + _CONDITION.sub("", rest, count=1)
-            found[f"{kind.lower()} {name}" if own_names else name] = definition
-    return SchemaSnapshot(found, f"{character_set} {collation}", counters)
+                # MariaDB keeps IF NOT EXISTS.
+                head, keyword, tail = definition.partition(kind)
+                definition = head + keyword + _CONDITION.sub("", tail, count=1)
+            definitions[f"{kind.lower()} {name}" if own_names else name] = definition
+    return SchemaSnapshot(definitions, f"{character_set} {collation}", counters)
 
 
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """``known`` with the ``tables`` as they are now, and whatever else there is or is no more."""
+    """Return ``known`` with ``tables`` as they are now, with new tables and without dropped ones."""
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
     )
     counters = {name: number for name, number in known.counters.items() if name not in tables}
-    found = {name: text for name, text in known.definitions.items() if kind_of(text) in _NAMELESS}
-    for told, what in listed:
-        name, kind = _text(told), _table_kind(_text(what)).lower()
+    definitions = {
+        name: text for name, text in known.definitions.items() if kind_of(text) in _NOT_LISTED
+    }
+    for raw_name, raw_kind in listed:
+        name, kind = _text(raw_name), _table_kind(_text(raw_kind)).lower()
         text = known.definitions.get(name, "")
-        found[name] = text if kind_of(text) == kind else ""
+        definitions[name] = text if kind_of(text) == kind else ""
     for name, rows in zip(tables, results, strict=True):
-        found[name] = _without_counter(name, _text(rows[0][1]), counters)
-    return SchemaSnapshot(found, known.defaults, counters)
+        definitions[name] = _without_counter(name, _text(rows[0][1]), counters)
+    return SchemaSnapshot(definitions, known.defaults, counters)
 
 
 def _show_create(kind: str, name: str) -> str:
@@ -105,13 +106,13 @@ def _show_create(kind: str, name: str) -> str:
 
 
 def _without_counter(name: str, definition: str, counters: dict[str, int]) -> str:
-    if told := _AUTO_INCREMENT.search(definition):
-        counters[name] = int(told[2])
+    if match := _AUTO_INCREMENT.search(definition):
+        counters[name] = int(match[2])
     return _AUTO_INCREMENT.sub(r"\1", definition, count=1)
 
 
 def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
-    """Make what is missing of ``snapshot``; one packet."""
+    """Create what ``snapshot`` has and ``schema`` lacks. Three packets."""
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
         return
@@ -123,11 +124,11 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
-def make(pool: NodePool, schema: str, defaults: str) -> None:
-    """An empty schema, in place of one without rows that had its name. Two packets, or three.
+def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
+    """Create an empty schema, instead of one of that name without rows. Two or three packets.
 
-    :param defaults: of a snapshot.
-    :raises RehearsalFailed: what has the name has rows, so it is somebody's.
+    :param defaults: the ``defaults`` of a snapshot.
+    :raises RehearsalFailed: a schema of that name has rows.
     """
     character_set, collation = defaults.split()
     if _has_rows(pool, schema):
@@ -145,13 +146,13 @@ def make(pool: NodePool, schema: str, defaults: str) -> None:
 def _has_rows(pool: NodePool, schema: str) -> bool:
     session = pool.lease_new()
     try:
-        told = "SELECT table_name FROM tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-        (tables,) = session.rows_in("information_schema", told + _literal(schema))
-        looks = (f"EXISTS (SELECT 1 FROM {_quoted(schema)}.{_quoted(_text(t))})" for (t,) in tables)
-        ((found,),) = session.rows_in(
-            "information_schema", "SELECT " + (" OR ".join(looks) or "0")
+        query = "SELECT table_name FROM tables WHERE table_type = 'BASE TABLE' AND table_schema = "
+        (tables,) = session.rows_in("information_schema", query + _literal(schema))
+        tests = (f"EXISTS (SELECT 1 FROM {_quoted(schema)}.{_quoted(_text(t))})" for (t,) in tables)
+        ((has_rows,),) = session.rows_in(
+            "information_schema", "SELECT " + (" OR ".join(tests) or "0")
         )[0]
-        return bool(int(found))
+        return bool(int(has_rows))
     finally:
         pool.discard(session)
 
@@ -160,12 +161,12 @@ def _literal(text: str) -> str:
     return "0x" + text.encode().hex()
 
 
-def drop(pool: NodePool, schema: str) -> None:
+def drop_schema(pool: NodePool, schema: str) -> None:
     _run(pool, f"DROP DATABASE IF EXISTS {_quoted(schema)}")
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # A session that is in the schema would have none afterwards.
+    # A new session: one that is in the schema would be in none afterwards.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -174,39 +175,38 @@ def _run(pool: NodePool, *statements: str) -> None:
 
 
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
-    """Schema -> digest of its ``django_migrations``; see ``applied_digests``.
+    """Return schema -> digest of its ``django_migrations``; see ``applied_digests``.
 
-    Costs a query per 500; two more for the node, and the first again, if a schema or table is
-    missing.
+    One query per 500 schemas. If a schema or table is missing: the query that fails, two for the
+    node, and one per 500 of the others.
     """
     try:
-        # As a rule all are there; to look for them costs as much as all schemas of the node.
+        # Most often all of them exist; looking for them would list all schemas of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # A constant name is looked up in each schema; no table is opened.
+    # With a constant for the table, the server opens none.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
     recorded = {name for (name,) in cursor.fetchall()}
-    asked = [schema for schema in schemas if schema in present and schema in recorded]
+    with_records = [schema for schema in schemas if schema in present and schema in recorded]
     return {
         **{schema: None if schema not in present else "" for schema in schemas},
-        **dict(_digests(cursor, asked)),
+        **dict(_digests(cursor, with_records)),
     }
 
 
 def names(cursor: NodeCursor) -> set[str]:
-    """All schemas of the node that the account may see."""
+    """Return all schemas of the node that the account may see."""
     cursor.execute("SHOW DATABASES")
     return {name for (name,) in cursor.fetchall()}
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # As snapshot.applied_digest() does. The statement must not have a limit, as the length of
-    # GROUP_CONCAT is one.
+    # The same digest as snapshot.applied_digest(). Not by GROUP_CONCAT, whose length is limited.
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -218,8 +218,8 @@ def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, 
             for position, schema in enumerate(batch)
         )
         cursor.execute(" UNION ALL ".join(selects), [])
-        for position, count, found in cursor.fetchall():
-            yield batch[position], format_digest(count, int(found))
+        for position, count, bits in cursor.fetchall():
+            yield batch[position], format_digest(count, int(bits))
 
 
 def _in_order(snapshot: SchemaSnapshot) -> Iterable[str]:
@@ -229,20 +229,20 @@ def _in_order(snapshot: SchemaSnapshot) -> Iterable[str]:
     for kind in _ORDER:
         definitions = by_kind.pop(kind, {})
         if kind == "view":
-            yield from _after_what_they_read(definitions)
+            yield from _by_dependency(definitions)
         else:
             yield from definitions.values()
     assert not by_kind, f"definitions of an unknown kind: {sorted(by_kind)}"
 
 
-def _after_what_they_read(views: dict[str, str]) -> Iterable[str]:
-    read = {
+def _by_dependency(views: dict[str, str]) -> Iterable[str]:
+    dependencies = {
         name: [other for other in views if other != name and _quoted(other) in definition]
         for name, definition in views.items()
     }
     try:
-        return [views[name] for name in TopologicalSorter(read).static_order()]
-    except CycleError:  # A column has the name of a view, say: the server will tell.
+        return [views[name] for name in TopologicalSorter(dependencies).static_order()]
+    except CycleError:  # A column may have the name of a view: let the server decide.
         return list(views.values())
 
 
@@ -258,10 +258,10 @@ def _repeatable(definition: str) -> str:
 
 
 def _without_generated_keys(definition: str) -> str:
-    """Let the server make the index of a foreign key itself.
+    """Remove the indexes of foreign keys, so that the server creates them itself.
 
-    One that it made goes when another index takes its place; one that was asked for stays, and
-    the definition tells both alike. So the tables would part at a later migration.
+    An index that the server created goes away when another one can replace it; an explicit one
+    stays. SHOW CREATE TABLE shows both alike, so the tables would differ after a later migration.
     """
     for name, columns in _FOREIGN_KEY.findall(definition):
         definition = definition.replace(f"  KEY `{name}` ({columns}),\n", "", 1)

@@ -1,11 +1,10 @@
-"""What a statement does to the session that runs it.
+"""What a statement does to the session that runs it. Pure.
 
-Pure. A session is shared by all shards of a node, so what outlives a statement decides
-how it may be run. The answer errs on the safe side: what is not surely harmless ties the
-session to its owner. It reads the template, before parameters are filled in: a parameter
-becomes a literal and cannot change the kind of its statement.
+All shards of a node share its sessions, so a statement may only be run on a shared one if it leaves
+no state there. A statement that is not surely harmless pins its session. The text is read before
+parameters are filled in: a parameter becomes a literal and cannot change the kind of a statement.
 
-Not visible here: what a stored function, a trigger or a server-side setting does.
+The effects of stored functions, triggers and settings of the server are not visible here.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from functools import lru_cache
 
 
 class StatementKind(IntEnum):
-    """Ordered: everything up to WRITE leaves nothing behind but rows."""
+    """Ordered: statements up to WRITE leave nothing behind but rows."""
 
     READ = 0
-    """A plain read: may be repeated when its session turns out to be dead."""
+    """A plain read; may be repeated if its session turns out to be dead."""
     WRITE = 1
     """Changes rows or takes row locks; leaves no session state."""
     IMPLICIT = 2
-    """Commits implicitly (DDL), changes savepoints that are not Django's own, or asks
-    whether there is a transaction."""
+    """Commits implicitly (DDL), changes savepoints that are not Django's, or asks whether there is
+    a transaction."""
     AFFINE = 3
-    """Reads what the previous statement left in its session, e.g. ``LAST_INSERT_ID()``."""
+    """Reads what an earlier statement left in its session, such as ``LAST_INSERT_ID()``."""
     SAVEPOINT = 4
     ROLLBACK_TO = 5
     RELEASE = 6
@@ -34,10 +33,10 @@ class StatementKind(IntEnum):
     """``SET foreign_key_checks = 0``."""
     CHECKS_ON = 8
     STATE = 9
-    """Leaves session state behind, or may."""
+    """Leaves state in the session, or may."""
 
 
-# Longer statements (bulk inserts) are seldom repeated and would fill the cache.
+# Longer statements, such as bulk inserts, seldom come again and would fill the cache.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 
@@ -50,9 +49,9 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# Needs a look at the text with literals and comments taken out.
+# With one of these, literals and comments are removed from the text before it is classified.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# Parts of names whose presence decides nothing yet, but is cheap to search for.
+# Cheap to search for; without any of these, the regular expressions below need not be tried.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -77,7 +76,7 @@ _LITERALS_AND_COMMENTS = re.compile(
     r"|(/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)",  # comment
     re.DOTALL,
 )
-# As BaseDatabaseWrapper.savepoint() names them: they nest, and no name is used twice.
+# The names of BaseDatabaseWrapper.savepoint(): they nest, and none is used twice.
 _SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) (`s\d+_x\d+`)$")
 _OTHER_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK\s+(WORK\s+)?TO|RELEASE\s+SAVEPOINT)\s")
 _CHECKS = re.compile(
@@ -90,14 +89,14 @@ _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
 
 def classify(sql: str | bytes | bytearray) -> StatementKind:
-    """The :class:`StatementKind` of ``sql``. Short templates are remembered."""
+    """Return the :class:`StatementKind` of ``sql``. Cached for short texts."""
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
 
 
 def savepoint_name(sql: str) -> str:
-    """The savepoint of a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
+    """Return the savepoint's name in a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
     match = _SAVEPOINT.match(sql.strip())
     assert match is not None
     return match[2]
@@ -110,11 +109,11 @@ def reads_insert_id(sql: str | bytes | bytearray) -> bool:
 
 
 def reason(sql: str | bytes | bytearray) -> str:
-    """Why a STATE statement ties its session, for logs: no literals, no values."""
+    """Return why a STATE statement pins its session, for logs: without literals or values."""
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # Escapes or executable comments: there may be more than one.
+        # With escapes or executable comments, there may be several.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -127,7 +126,7 @@ def reason(sql: str | bytes | bytearray) -> str:
 
 
 def _bare(sql: str) -> str | None:
-    """``sql`` with literals and quoted names as ``?`` and no comments; None if unsure."""
+    """Return ``sql`` with ``?`` for literals and quoted names, without comments; None if unsure."""
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
         # Escapes depend on the SQL mode; executable comments are code.
         return None
@@ -137,7 +136,7 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Django's own savepoints are quoted, so they are looked at before quotes are removed.
+    # Before quoted names are removed: Django quotes the names of savepoints.
     if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
         return (
             {"S": StatementKind.SAVEPOINT, "R": StatementKind.RELEASE}[match[1][0]]

@@ -1,8 +1,8 @@
 """Statements that read what an earlier statement left in its session.
 
-``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS`` and the like mean the session of
-this alias, which may have served others since. They get the right session, or an error;
-never what another alias left.
+``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS`` and the like need the session of this
+alias's earlier statement, which other aliases may have used since. They run on that session or
+raise an error; they never read what another alias left.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """``SHOW WARNINGS``: whatever runs before it empties the list that it shows."""
+    """Whether the statement is like ``SHOW WARNINGS``: any statement before it empties its list."""
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """The session that has the traces, leased.
+    """Lease the session on which the earlier statement of ``connection`` ran.
 
-    :raises SessionStateRefused: it has served another alias since.
+    :raises SessionStateRefused: another alias has used it since.
     """
     pool = connection.pool
     reads_id = reads_insert_id(query)
-    wanted = connection.inserted_on if reads_id else connection.last
-    if wanted is None:
+    earlier = connection.insert_session if reads_id else connection.last_session
+    if earlier is None:
         session: NodeSession = pool.lease()
         try:
             session.run(FORGET_INSERT_ID)
@@ -38,28 +38,28 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Asked again once it is ours: another thread may have been in between.
-    if _is_left_by(connection, wanted, reads_id) and pool.take(wanted):
-        if _is_left_by(connection, wanted, reads_id):
-            return wanted
-        pool.release(wanted)
+    # Checked again once it is leased: another thread may have used it in between.
+    if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
+        if _was_used_by(connection, earlier, reads_id):
+            return earlier
+        pool.release(earlier)
     raise _refused(connection)
 
 
 def must_forget(connection: VirtualConnection, session: NodeSession, query: Any) -> bool:
-    """Whether the held session must forget the id of somebody else's insert first.
+    """Whether the held session has to forget the id of another alias's insert first.
 
     :raises SessionStateRefused: our own insert was on another session.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False
-    if connection.inserted_on is not None:
+    if connection.insert_session is not None:
         raise _refused(connection)
     return True
 
 
-def _is_left_by(connection: VirtualConnection, session: NodeSession, reads_id: bool) -> bool:
-    return (session.inserter if reads_id else session.last) is connection
+def _was_used_by(connection: VirtualConnection, session: NodeSession, reads_id: bool) -> bool:
+    return (session.inserter if reads_id else session.last_user) is connection
 
 
 def _refused(connection: VirtualConnection) -> SessionStateRefused:

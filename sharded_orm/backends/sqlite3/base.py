@@ -1,7 +1,7 @@
-"""SQLite: one file per shard, in the folder of the node.
+"""Django's SQLite backend with one file per shard, in the folder of the node.
 
-The embedded backend: no server, the same code. A shard's file is opened, never made by
-accident: see :meth:`DatabaseWrapper.create_shard_database`.
+A shard's file is opened, but never created by accident: see
+:meth:`DatabaseWrapper.create_shard_database`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
+from sharded_orm.backends.sqlite3.features import DatabaseFeatures
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
@@ -33,15 +34,15 @@ from sharded_orm.exceptions import ShardDatabaseMissing
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# The file of a shard is opened for reading and writing, but not created.
+# Open the file of a shard for reading and writing, but do not create it.
 _EXISTING_ONLY = "?mode=rw"
 
 
 class _Immediate(Atomic):
-    """A transaction that is a writer from the start.
+    """A transaction that locks the file for writing from the start.
 
-    It may read before it writes, and one that began as a reader cannot wait for another
-    writer: SQLite would refuse it at once.
+    If a transaction begins with a read, SQLite does not let it wait for another writer later, but
+    refuses its write at once.
     """
 
     def __init__(self, wrapper: DatabaseWrapper) -> None:
@@ -59,15 +60,14 @@ class _Immediate(Atomic):
 
 
 class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
-    """Django's SQLite connection, with the life cycle of a shard."""
+    """The connection object of a shard, or of an ordinary alias of ``DATABASES``."""
 
+    creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
-    creation_class = DatabaseCreation
-    # Each idle wrapper that is connected holds an open file.
-    idle_limit = 128
-    # To the connection, with no cursor open: SQLite's module keeps some itself.
+    # References to the driver's connection without an open cursor; the driver has some itself.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
             ) from exc
         if self._touched is not None:
-            # Test databases are thrown away; nothing has to survive a power cut.
+            # A test database need not survive a power cut.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
         self._references = sys.getrefcount(connection)
@@ -152,27 +152,27 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     @contextmanager
     def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
         settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
-        made = type(self)({**deepcopy(settings), "NAME": ":memory:"}, self.alias)
+        copy = type(self)({**deepcopy(settings), "NAME": ":memory:"}, self.alias)
         try:
-            made.build_schema(definitions)
-            yield made
+            copy.build_schema(definitions)
+            yield copy
         finally:
-            # Not SQLite's close, which keeps databases in memory open.
-            BaseDatabaseWrapper.close(made)
+            # Not SQLite's close(), which keeps databases in memory open.
+            BaseDatabaseWrapper.close(copy)
 
     def is_idle(self) -> bool:
-        # A cursor with rows to come refers to the connection. Our attribute's reference
-        # takes the place of the local variable's in get_new_connection.
+        # A cursor with rows to read refers to the connection. The reference of our attribute
+        # replaces that of the local variable in get_new_connection.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # refuses a copy
+        super().write_transaction()  # Refuses a copy of the connection.
         return _Immediate(self)
 
-    def fate_of_transaction(self) -> CommitOutcome:
+    def commit_outcome(self) -> CommitOutcome:
         if self.connection is not None and self.connection.in_transaction:
             return CommitOutcome.OPEN
         return CommitOutcome.OVER

@@ -1,4 +1,4 @@
-"""Django's test databases, with names of their own in the cache."""
+"""Django's test databases, whose rows have names of their own in the cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """Django's own, otherwise."""
 
     def _get_test_db_name(self) -> str:
-        # Overrides DatabaseCreation._get_test_db_name. pytest-django with xdist knows Django's
-        # engine by its name and leaves it in memory; for any other it makes a name from NAME,
-        # which is a path here, and such a file cannot be made.
+        # Overrides DatabaseCreation._get_test_db_name. With xdist, pytest-django recognizes Django's
+        # engine by its name and keeps its databases in memory. For any other engine it builds a name
+        # from NAME, which is a path here, so such a file cannot be created.
         settings = self.connection.settings_dict
-        made = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
-        if str(settings["TEST"]["NAME"] or "").startswith(made):
+        prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
+        if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
         creation: Any = super()  # The stubs leave the method out.
         return str(creation._get_test_db_name())

@@ -1,13 +1,28 @@
-"""Django's operations, with our compilers."""
+"""Django's operations on SQLite, and ours."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django.db.backends.sqlite3 import operations
 
-from sharded_orm.backends.write_hooks.compilers import FlushMixin
+from sharded_orm.backends.operations import OperationsMixin
 
 
-class DatabaseOperations(FlushMixin, operations.DatabaseOperations):
-    """Writes and flushes tell of themselves."""
+class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
+    def show_definition_sql(self, table: str) -> str:
+        return f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}'"
 
-    compiler_module = "sharded_orm.backends.sqlite3.compiler"
+    @staticmethod
+    def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
+        for table, first in firsts.items():
+            # A counter is the last number of its table.
+            name, last = "'{}'".format(table.replace("'", "''")), first - 1
+            cursor.execute(
+                f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}"
+            )
+            cursor.execute(
+                f"INSERT INTO sqlite_sequence (name, seq) SELECT {name}, {last} WHERE NOT EXISTS"
+                f" (SELECT 1 FROM sqlite_sequence WHERE name = {name})"
+            )

@@ -1,4 +1,4 @@
-"""Django's schema editor, which tells that it is open."""
+"""Django's schema editor, which counts itself on its connection while it is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and building the schemas of files."""
+"""Reading and building the schema of a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_o
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
-#: Rows of a table that are counted: SQLite looks at each.
+#: The most rows of a table that are counted: SQLite reads each.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
 _WORD = re.compile(r"\s*([A-Za-z]+)")
-_QUIET = {
+_HARMLESS = {
     "SELECT",
     "PRAGMA",
     "EXPLAIN",
@@ -33,7 +33,7 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 
 
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
-    """The definitions of a file. Indexes of constraints are part of their tables."""
+    """Return the definitions of a file. Indexes of constraints are part of their tables."""
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
         " ESCAPE '\\' ORDER BY name"
@@ -42,7 +42,7 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Make what is missing of ``snapshot``, in one transaction."""
+    """Create what ``snapshot`` has and the file lacks, in one transaction."""
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present
@@ -59,20 +59,20 @@ def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
 
 
 def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str | None]:
-    """Alias -> digest of the ``django_migrations`` of its file; see ``applied_digests``."""
+    """Return alias -> digest of the ``django_migrations`` of its file; see ``applied_digests``."""
     return {alias: _digest(path) for alias, path in paths}
 
 
 def names(folder: Path) -> set[str]:
-    """The schemas that are files of ``folder``."""
+    """Return the names of the schemas that are files of ``folder``."""
     return {path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")}
 
 
 def effect_of(sql: str) -> Effect:
-    """What a statement does, as its first word tells."""
+    """Return what a statement changes, judged by its first word."""
     match = _WORD.match(sql)
     word = match[1].upper() if match else ""
-    if word in _QUIET:
+    if word in _HARMLESS:
         return Effect.NOTHING
     return Effect.ROWS if word in _ROWS else Effect.SCHEMA
 
@@ -82,10 +82,10 @@ def _digest(path: Path) -> str | None:
         return None
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
-        made = connection.execute(
+        table = connection.execute(
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [_RECORDS]
         )
-        if made.fetchone() is None:
+        if table.fetchone() is None:
             return ""
         return applied_digest(connection.execute(f"SELECT app, name FROM {_RECORDS}"))
     finally:
@@ -93,7 +93,7 @@ def _digest(path: Path) -> str | None:
 
 
 def table_sizes(path: Path) -> list[TableSize]:
-    """The tables of a file by name, with their rows up to :data:`COUNTED`; none without a file."""
+    """Return the tables of a file by name, with at most :data:`COUNTED` rows; none without a file."""
     if not path.exists():
         return []
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -118,5 +118,5 @@ def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
 
 
 def _rank(definition: str) -> int:
-    # The tables behind a virtual one are made with it.
+    # A virtual table first: it creates the tables behind it.
     return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

@@ -1,8 +1,9 @@
-"""How transactions end that wrote to cached models: who is told of COMMIT, and what if it fails.
+"""The end of transactions that wrote to cached models: the hooks around COMMIT and ROLLBACK.
 
-Shards or not, every backend's ``DatabaseWrapper`` has :class:`CommitHookMixin` among its bases.
-What is to be done before COMMIT and after the end is a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`;
-this module sees to it that each is done once, in whatever way the transaction ends.
+Each backend's ``DatabaseWrapper`` has :class:`CommitHookMixin` among its bases, also for aliases
+that are no shards. A :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` does
+the work before COMMIT and after the end. This module calls each of its methods once, however the
+transaction ends.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ logger = logging.getLogger("sharded_orm.backends")
 
 
 class CommitOutcome(Enum):
-    """What became of a transaction when its COMMIT failed."""
+    """The state of a transaction after its COMMIT has raised an error."""
 
     OPEN = auto()
-    """It goes on; whoever sees the error rolls it back."""
+    """The transaction continues; Django rolls it back."""
     OVER = auto()
+    """It has ended."""
     UNKNOWN = auto()
+    """COMMIT may still take effect."""
 
 
 if TYPE_CHECKING:
 
     class _Wrapper(BaseDatabaseWrapper):
-        """With what every backend's has, and the stubs of Django leave out."""
+        """Private attributes that Django's stubs leave out."""
 
         _thread_ident: int
         _thread_sharing_count: int
@@ -54,53 +57,57 @@ else:
 
 
 class CommitHookMixin(_Wrapper):
-    """Ends of transactions that wrote; see the module.
+    """The hooks of a connection object; see the module.
 
-    A backend overrides :meth:`fate_of_transaction` and, where its sessions have names, the
-    other methods about sessions.
+    A backend overrides :meth:`commit_outcome` and, if its sessions have ids, the other methods
+    about sessions.
     """
 
-    #: What is to happen when the transaction ends, because of what it wrote.
+    #: The listener of the open transaction; None if it has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: A write of the ORM ran in the transaction that is open.
+    #: The ORM has written in the open transaction.
     wrote = False
 
-    # ##### What a backend tells about its session #####
+    # ##### The session, by each backend #####
 
     def session_id(self) -> SessionID:
-        """The database session that holds the transaction; nobody if it has no name.
+        """Return the identity of the session that has the transaction; empty if sessions have none.
 
-        May ask the database, in the transaction.
+        May query the database, in the transaction.
         """
         return SessionID()
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can tell about ``writer``. May ask the database, but
-        not in the transaction. True while it does not answer."""
+        """Whether :meth:`sessions_gone` can decide about ``writer``.
+
+        May query the database, but not in the transaction. True while it does not answer.
+        """
         return False
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        """Those of ``writers`` whose session does not exist any more on this alias's server, so
-        that what it began can neither commit nor run on. Empty if the server does not answer."""
+        """Return the writers whose session no longer exists on this alias's server.
+
+        Their transactions can neither commit nor continue. Empty if the server does not answer.
+        """
         return set()
 
-    def keep_session(self) -> None:
-        """Share the session of the transaction with nobody until :meth:`let_session_go`."""
+    def hold_session(self) -> None:
+        """Do not share the transaction's session until :meth:`release_session`."""
 
-    def let_session_go(self) -> None:
-        """End what :meth:`keep_session` began. Repeatable."""
+    def release_session(self) -> None:
+        """Share the session again. Repeatable."""
 
     def discard_session(self) -> None:
-        """Close the session that is kept, if that is possible without a loss."""
+        """Close the session of :meth:`hold_session`, unless it has other state."""
 
-    def fate_of_transaction(self) -> CommitOutcome:
-        """What became of the transaction, when COMMIT or another statement has raised an error."""
+    def commit_outcome(self) -> CommitOutcome:
+        """Return the state of the transaction after COMMIT or another statement has failed."""
         raise NotImplementedError
 
     # ##### Ends of transactions that wrote #####
 
     def write_transaction(self) -> Atomic:
-        """A transaction around one write, in autocommit."""
+        """Return an atomic block around one write in autocommit."""
         if connections[self.alias] is not self:
             raise TransactionManagementError(
                 f"A cached model cannot be written by a copy of the connection {self.alias!r}."
@@ -108,29 +115,29 @@ class CommitHookMixin(_Wrapper):
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Tell of what was written; the next thing to happen is COMMIT.
+        """Announce to the cache what was written; COMMIT follows.
 
-        :raises CacheUnavailable: it cannot be told; the transaction has been rolled back.
+        :raises CacheUnavailable: the cache does not answer; the transaction has been rolled back.
         """
-        ending = self.transaction_writes
-        if ending is None:
+        listener = self.transaction_writes
+        if listener is None:
             return
         try:
-            ending.announce()
+            listener.announce()
         except BaseException as exc:
-            # Not only errors of databases, by which Atomic would do so: what is left open is
-            # committed when autocommit is switched on.
+            # Atomic would roll back only after errors of databases. A transaction that is left
+            # open is committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Logged, and the connection closed: the first error is on its way.
+            except Exception:  # Logged: the first error is on its way to the caller.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
-            # As BaseDatabaseWrapper.rollback(): else the next commit would call them.
+            # As BaseDatabaseWrapper.rollback(); otherwise the next commit would call them.
             self.run_on_commit = []
             raise
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Hooks of on_commit run later.
+        # Overrides BaseDatabaseWrapper._commit. Functions of on_commit run later.
         if self.transaction_writes is None:
             super()._commit()
         else:
@@ -138,7 +145,7 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the backend's: switching autocommit on commits what is open.
+        # Overrides the backend's: switching autocommit on commits an open transaction.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -148,60 +155,60 @@ class CommitHookMixin(_Wrapper):
 
     def _rollback(self) -> None:
         # Overrides BaseDatabaseWrapper._rollback.
-        ending = self.transaction_writes
+        listener = self.transaction_writes
         if (
-            ending is not None
-            and ending.is_announced
-            and self.fate_of_transaction() is CommitOutcome.UNKNOWN
+            listener is not None
+            and listener.is_announced
+            and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
-            # Lost in a statement that commits by itself, perhaps.
+            # Perhaps lost in a statement that commits implicitly.
             self._leave_writes()
         if self.transaction_writes is None:
             super()._rollback()
         else:
-            self.keep_session()
+            self.hold_session()
             try:
                 super()._rollback()
                 self._conclude_writes()
             except BaseException:
-                if self.fate_of_transaction() is not CommitOutcome.OPEN:
-                    # Nobody will send COMMIT any more, so it cannot take effect.
+                if self.commit_outcome() is not CommitOutcome.OPEN:
+                    # COMMIT was not sent, so the transaction cannot take effect.
                     self._conclude_writes()
                 raise
             finally:
-                self.let_session_go()
+                self.release_session()
         self.wrote = False
 
     def _commit_writes(self, commit: Callable[[], object]) -> None:
         self.announce_commit()
-        self.keep_session()
+        self.hold_session()
         try:
             try:
                 commit()
             except BaseException:
-                fate = self.fate_of_transaction()
-                if fate is CommitOutcome.OVER:
+                outcome = self.commit_outcome()
+                if outcome is CommitOutcome.OVER:
                     self._conclude_writes()
-                elif fate is CommitOutcome.UNKNOWN:
+                elif outcome is CommitOutcome.UNKNOWN:
                     self._leave_writes()
                 raise
             self._conclude_writes()
         finally:
-            self.let_session_go()
+            self.release_session()
 
     def _leave_writes(self) -> None:
-        ending, self.transaction_writes = self.transaction_writes, None
-        if ending is not None:
-            ending.lost()
+        listener, self.transaction_writes = self.transaction_writes, None
+        if listener is not None:
+            listener.lost()
 
     def _conclude_writes(self) -> None:
-        ending, self.transaction_writes = self.transaction_writes, None
+        listener, self.transaction_writes = self.transaction_writes, None
         self.wrote = False
-        if ending is not None:
-            ending.over()
+        if listener is not None:
+            listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close: whatever was open is rolled back.
+        # Overrides BaseDatabaseWrapper._close, which rolls an open transaction back.
         try:
             super()._close()
         finally:

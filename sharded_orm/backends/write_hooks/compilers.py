@@ -1,17 +1,21 @@
-"""Every statement of the ORM comes through here: the compilers of its five kinds.
+"""Hooks in the compilers, which every statement of the ORM passes.
 
 ``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related
 managers, the admin, fixtures and migrations: Django gets the compiler of each statement
-from ``connection.ops.compiler_module``.
+from ``connection.ops.compiler()``.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from django.db.backends.base.operations import BaseDatabaseOperations
-from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.compiler import (
+    SQLCompiler,
+    SQLDeleteCompiler,
+    SQLInsertCompiler,
+    SQLUpdateCompiler,
+)
 from django.db.models.sql.constants import ROW_COUNT
 from django.db.models.sql.subqueries import InsertQuery
 
@@ -20,31 +24,30 @@ from sharded_orm.backends.write_hooks import observer
 
 
 class ReadMixin(SQLCompiler):
-    """Put before every compiler: a SELECT may be part of any statement.
+    """First base of every compiler, as a SELECT may be part of any statement.
 
-    Tells which tables it reads, before anything is sent: on a shard their keys have to compare as
-    the router compares them.
+    Before a statement is sent to a shard, the tables that it reads are checked: their keys have to
+    compare as the router compares them.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, those of
-        # select_related and of the order among them.
-        found = super().get_from_clause()
+        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, also
+        # those of select_related and of the order.
+        clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             tables = [table.table_name for table in self.query.alias_map.values()]
-            if (noted := getattr(connection, "tables_read", None)) is not None:
-                noted.update(tables)
+            if (tables_read := getattr(connection, "tables_read", None)) is not None:
+                tables_read.update(tables)
             else:
                 text_keys.check(connection, (shard,), tables)
-        return found
+        return clause
 
 
 class WriteMixin(ReadMixin):
-    """Put before a compiler of writes. Tells the observer, and notes that there was a write.
+    """First base of a compiler of writes. Reports the write to the observer and the connection.
 
-    A write that the observer wants to know of runs in a transaction, which is its own in
-    autocommit.
+    A write to a cached model runs in a transaction; in autocommit, in one of its own.
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,30 +55,27 @@ class WriteMixin(ReadMixin):
         # SQLUpdateCompiler, whose arguments are not the same.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Before what the observer asks for.
+            # Before the queries of the observer.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
-        concern = observer.concern(self.query.model)
+        cached_model = observer.cached_model_of(self.query.model)
         try:
-            if concern is None:
+            if cached_model is None:
                 return super().execute_sql(*args, **kwargs)
             execute = partial(super().execute_sql, *args, **kwargs)
             counted = ROW_COUNT in args or ROW_COUNT in kwargs.values()
             if not connection.get_autocommit():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
             with connection.write_transaction():
-                return observer.write(concern, self, execute, counted)
+                return observer.write(cached_model, self, execute, counted)
         finally:
             if not connection.autocommit:
                 connection.wrote = True
 
 
-class FlushMixin(BaseDatabaseOperations):
-    """Put before a backend's ``DatabaseOperations``."""
-
-    def execute_sql_flush(self, sql_list: Any) -> None:
-        # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
-        # whole tables has a compiler.
-        with observer.emptied(self.connection):
-            super().execute_sql_flush(sql_list)
+@cache
+def with_hooks(compiler: type) -> type[SQLCompiler]:
+    """Return the subclass of one of Django's compilers that has the hooks of its statements."""
+    writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
+    return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

@@ -1,9 +1,8 @@
-"""The hook between the backends and the cache: writes of the ORM, and ends of transactions.
+"""The hook by which the cache learns of the ORM's writes and of the ends of transactions.
 
-Every write of the ORM is compiled by one of three compilers, which come here first (see
-:mod:`sharded_orm.backends.write_hooks.compilers`), and every end of a transaction passes the connection
-object. What is to happen then is above this layer, and is provided by the app when it is
-ready.
+The compilers of all writes call it (see :mod:`sharded_orm.backends.write_hooks.compilers`), and the
+connection object calls a :class:`TransactionListener` when a transaction ends. The observer is
+above this layer: the app provides it when it is ready.
 """
 
 from __future__ import annotations
@@ -14,72 +13,78 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """What a connection keeps in ``transaction_writes``; belongs to one transaction.
+    """Learns of the end of one transaction; a connection has it in ``transaction_writes``.
 
-    The connection calls it in its own thread, and drops it after :meth:`over` or
+    The connection calls the listener in its own thread, and drops it after :meth:`over` or
     :meth:`lost`.
     """
 
     @property
     def is_announced(self) -> bool:
-        """Whether :meth:`announce` has told anybody anything."""
+        """Whether :meth:`announce` has reached the cache."""
 
     def announce(self) -> None:
-        """Called immediately before COMMIT, and before what may commit by itself, in which case
-        the transaction may go on. What it raises stops either."""
+        """Called immediately before COMMIT, and before a statement that may commit implicitly.
+
+        After such a statement the transaction may continue. An error of this method prevents both.
+        """
 
     def over(self) -> None:
         """The transaction was committed or rolled back, or its session is gone for good.
 
-        Called before any hook of ``on_commit``. Raises nothing but what is thrown into the
-        thread (``KeyboardInterrupt``).
+        Called before any function of ``on_commit``. Raises nothing but exceptions that are thrown
+        into the thread, such as ``KeyboardInterrupt``.
         """
 
     def lost(self) -> None:
-        """The connection was lost in COMMIT, or after :meth:`announce`: what was announced may
-        take effect at any time, or never."""
+        """The connection was lost in COMMIT, or after :meth:`announce`.
+
+        The announced writes may take effect at any time, or never.
+        """
 
 
 class WriteObserver(Protocol):
-    """Who wants to know of writes."""
+    """Learns of the ORM's writes."""
 
-    def concern(self, model: Any) -> Any:
-        """What :meth:`write` needs to know of ``model``; None if its writes are of no interest.
+    def cached_model_of(self, model: Any) -> Any:
+        """Return what :meth:`write` needs to know of ``model``; None if it is not cached.
 
-        Asked for each write of every model: it is cheap.
+        Called for each write of every model, so it is cheap.
         """
 
-    def write(self, concern: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-        """Run the statement of ``compiler``, inside a transaction; its result.
+    def write(
+        self, cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool
+    ) -> Any:
+        """Run the statement of ``compiler`` inside a transaction, and return its result.
 
-        :param execute: runs it as ``compiler.query`` is then. Its result is the number of rows
-            that matched if ``counted``.
+        :param execute: runs the statement of ``compiler.query``, which may have been changed.
+        :param counted: the result is the number of rows that matched.
         """
 
-    def emptied(self, connection: Any) -> AbstractContextManager[object]:
-        """A block that empties tables of ``connection`` outside of any transaction."""
+    def table_flush(self, connection: Any) -> AbstractContextManager[object]:
+        """A context manager around statements that empty whole tables, outside of transactions."""
 
 
 _observer: WriteObserver | None = None
 
 
 def provide_observer(observer: WriteObserver) -> None:
-    """Tell who wants to know of writes. The app does so when it is ready."""
+    """Set the observer. The app calls this when it is ready."""
     global _observer
     _observer = observer
 
 
-def concern(model: Any) -> Any:
-    """See :meth:`WriteObserver.concern`."""
-    return None if _observer is None else _observer.concern(model)
+def cached_model_of(model: Any) -> Any:
+    """See :meth:`WriteObserver.cached_model_of`."""
+    return None if _observer is None else _observer.cached_model_of(model)
 
 
-def write(concern: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
+def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
     """See :meth:`WriteObserver.write`."""
     assert _observer is not None
-    return _observer.write(concern, compiler, execute, counted)
+    return _observer.write(cached_model, compiler, execute, counted)
 
 
-def emptied(connection: Any) -> AbstractContextManager[object]:
-    """See :meth:`WriteObserver.emptied`."""
-    return nullcontext() if _observer is None else _observer.emptied(connection)
+def table_flush(connection: Any) -> AbstractContextManager[object]:
+    """See :meth:`WriteObserver.table_flush`."""
+    return nullcontext() if _observer is None else _observer.table_flush(connection)

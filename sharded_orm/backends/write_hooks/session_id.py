@@ -1,4 +1,4 @@
-"""Which database session a transaction has: what a write marker in the cache names."""
+"""Identities of database sessions. A write marker in the cache names the session of its writer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 class SessionID(NamedTuple):
     """A session of a database server.
 
-    :param server: identity of the server, to compare by; empty if sessions have none.
-    :param account: its account on the server, to compare by.
+    :param server: hash of the server's identity; empty if sessions have none.
+    :param account: hash of the session's account on the server.
     :param connection: id of the session on that server, 0 for none.
     """
 
@@ -19,17 +19,17 @@ class SessionID(NamedTuple):
 
 
 class OpenSessions(NamedTuple):
-    """The sessions of a server."""
+    """Numbers of sessions of a server."""
 
-    #: Of this process, in use and idle, and the idle ones among them.
+    #: Sessions of this process, in use or idle, and the idle ones among them.
     process: int
     idle: int
-    #: Of all clients together.
+    #: Sessions of all clients.
     server: int
 
 
 class SessionIdentity(Protocol):
-    """The same, whoever made it."""
+    """A :class:`SessionID`, or an equivalent of another layer."""
 
     @property
     def server(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Ids from a pair of ticket servers (Flickr, F1-F5): odd from one, even from the other."""
+"""Ids from a pair of ticket servers (Flickr, F1-F5): odd ids from one, even ids from the other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from sharded_orm.ids.tickets.turns import Turns
 
 
 class TicketGenerator(IdGenerator):
-    """Round robin over the servers, step = number of servers, offset = place in the list.
+    """Takes ids from the servers in turn: step = number of servers, offset = position in the list.
 
     :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
-    :param turns: makes the turns among so many servers.
+    :param turns: called with the number of servers; decides which is asked first.
 
-    On connections of its own: the caller's transaction neither holds the sequence's row
-    nor takes ids back. When a server does not answer the next one serves; the first is
-    left alone for a while, then tried again by one caller.
+    The generator uses connections of its own: the caller's transaction neither locks the
+    sequence's row nor takes ids back. If a server does not answer, the next one serves; the first
+    is left alone for a while, then one caller tries it again.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class TicketGenerator(IdGenerator):
             for server, partner in zip(
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
-                server.partner, partner.ward = partner, server
-        # By whose turn it is: which servers, in order.
+                server.partner, partner.predecessor = partner, server
+        # First server -> all servers, in the order in which they are asked.
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
 
     def next(self, sequence: str) -> int:
-        """One id: one round trip, or one for each block of ``BLOCK_SIZE``. See :meth:`take`."""
+        """One id. Costs one round trip, or one for each block of ``BLOCK_SIZE``. See :meth:`take`."""
         if self._blocks is not None:
             return self._blocks.next(sequence)
         return self.take(sequence, 1)[0]
@@ -74,12 +74,12 @@ class TicketGenerator(IdGenerator):
         """``count`` ids, ascending, all of one server. One round trip.
 
         :param count: 1 to 1,000,000.
-        :raises InvalidTicketCount: it is not.
+        :raises InvalidTicketCount: ``count`` is no such number.
         :raises SynchronousOnlyOperation: called in an event loop; use ``sync_to_async``.
         :raises UnknownSequence: no server has the sequence.
-        :raises SequenceExhausted: there are not as many numbers left below 2**63.
-        :raises TicketServerMisconfigured: a server is not the one ``TICKETS`` says.
-        :raises TicketServersUnavailable: no server could serve; it names the causes.
+        :raises SequenceExhausted: fewer than ``count`` numbers are left below 2**63.
+        :raises TicketServerMisconfigured: a server is not the one that ``TICKETS`` names.
+        :raises TicketServersUnavailable: no server could serve; the message names the causes.
         """
         if type(count) is not int or not 1 <= count <= MAX_TICKETS:
             raise InvalidTicketCount(
@@ -90,9 +90,9 @@ class TicketGenerator(IdGenerator):
                 "SHARDED_ORM['TICKETS'] names no ticket server; list the aliases of the pair."
             )
         causes: dict[str, Exception] = {}
-        for server, ask in self._attempts(sequence):
+        for server, take in self._attempts(sequence):
             try:
-                return ask(sequence, count)
+                return take(sequence, count)
             except (*FAILURES, *OF_ONE_SEQUENCE) as exc:
                 causes[server.alias] = exc
         first = next(iter(causes.values()))
@@ -104,8 +104,8 @@ class TicketGenerator(IdGenerator):
     def _attempts(
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
-        """The servers that are well in turn; then, before giving up, the others."""
-        began = time.monotonic()
+        """The healthy servers in turn; then, before giving up, those that are left alone."""
+        started = time.monotonic()
         left_alone = []
         for server in self._rounds[self._turns.next(sequence)]:
             if server.claim(sequence):
@@ -113,9 +113,9 @@ class TicketGenerator(IdGenerator):
             else:
                 left_alone.append(server)
         for server in left_alone:
-            yield server, partial(server.probe, began=began)
+            yield server, partial(server.probe, started=started)
 
     def close(self) -> None:
-        """Close the idle connections; more requests open new ones."""
+        """Close the idle connections; later requests open new ones."""
         for server in self.servers:
             server.close()

@@ -24,23 +24,23 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """Both forms carry the id in the statement's own answer, as its insert id (F1).
+    """Both forms return the id as the insert id of the statement itself (F1).
 
     ``update`` counts in the row of the catalog, on InnoDB. ``replace`` is the published
-    form: a table for each sequence. Its statement takes its number before it locks the row, so two of
-    them deadlock on InnoDB, and one of them together with a batch would let the row go
-    back. Engines with table locks have neither problem: the published MyISAM or, on
-    MariaDB, Aria, which also survives a crash.
+    form: a table for each sequence. A REPLACE takes its number before it locks the row. So two of
+    them deadlock on InnoDB, and one of them together with a batch would move the row back.
+    Engines with table locks have neither problem: the published MyISAM or, on MariaDB, Aria,
+    which also survives a crash.
     """
 
     forms = ("update", "replace")
-    carries_marks = frozenset({"update"})
+    carries_predecessor_mark = frozenset({"update"})
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # Ours are finer; these end what the poll does not see: half an answer.
+        # The poll has a finer limit; these end an answer that stops half way.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
-        # Names of sequences are any text.
+        # The name of a sequence may be any text.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
 
     def _prepare(self) -> None:
@@ -48,52 +48,55 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # By the driver's own limits: this runs where a session is opened.
+        # These two statements have the driver's own time limits.
         cursor = self.connection.cursor()
-        wanted = (self.place.step, self.place.position)
+        expected = (self.slot.step, self.slot.position)
         cursor.execute(
-            "SET SESSION auto_increment_increment = %s, SESSION auto_increment_offset = %s", wanted
+            "SET SESSION auto_increment_increment = %s, SESSION auto_increment_offset = %s",
+            expected,
         )
         cursor.execute("SELECT @@auto_increment_increment, @@auto_increment_offset")
-        found = cursor.fetchone()
+        actual = tuple(cursor.fetchone())
         cursor.close()
-        if tuple(found) != wanted:
-            # Galera sets them on its own account; a proxy may give each statement to another session.
+        if actual != expected:
+            # Galera sets them itself; a proxy may give each statement to another session.
             raise TicketServerMisconfigured(
                 f"Ticket server {self.alias!r} did not take auto_increment_increment and _offset:"
-                f" they are {tuple(found)!r} instead of {wanted!r}. Connect to one server directly,"
+                f" they are {actual!r} instead of {expected!r}. Connect to one server directly,"
                 " without a proxy that shares sessions, and with wsrep_auto_increment_control off."
             )
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # mysql_close() sends COM_QUIT. The driver is not asked for the socket, which may be
-            # in use by a thread of the parent.
+            # mysql_close() sends COM_QUIT. The descriptor was read before the fork: a thread of the
+            # parent may have been using the driver's connection at the fork.
             send_nowhere(self._socket)
 
     # ##### Handing out #####
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
-        by = count * self.place.step
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
+        increase = count * self.slot.step
         if row.form == "replace":
-            numbers: tuple[int, ...] = () if count == 1 else (by, LAST_ID - by)
+            numbers: tuple[int, ...] = () if count == 1 else (increase, LAST_ID - increase)
             kind = _REPLACE if count == 1 else _BATCH
         else:
-            kind, numbers = _UPDATE, (by, mark, LAST_ID - by)
-        last = self._ask(self._statement(row, kind) % numbers, deadline)
+            kind, numbers = _UPDATE, (increase, predecessor_mark, LAST_ID - increase)
+        last = self._insert_id_of(self._statement(row, kind) % numbers, deadline)
         if last is None or last > LAST_ID:
             return ()
-        return range(last - by + self.place.step, last + 1, self.place.step)
+        return range(last - increase + self.slot.step, last + 1, self.slot.step)
 
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
-        """With ``%d`` for the numbers; made once for a row, to be quick."""
-        found = self._statements.get((row, kind))
-        if found is None:
+        """The statement with ``%d`` for its numbers; built once per row, for speed."""
+        statement = self._statements.get((row, kind))
+        if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # What the row must still be stands in the statement itself.
+            # The statement itself checks that the row is unchanged.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
-                f" AND step = {self.place.step:d} AND position = {self.place.position:d}"
+                f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
             )
             text = {
                 _UPDATE: f"UPDATE {self.table} SET value = LAST_INSERT_ID(value + %d),"
@@ -103,13 +106,13 @@ class MySQLSession(TicketSession):
                 _BATCH: f"UPDATE {counter} SET id = LAST_INSERT_ID(id + %d)"
                 f" WHERE id <= %d AND EXISTS (SELECT 1 FROM {self.table} WHERE {unchanged})",
             }[kind]
-            found = self._statements[(row, kind)] = text.encode()
-        return found
+            statement = self._statements[(row, kind)] = text.encode()
+        return statement
 
-    def _ask(self, statement: bytes, deadline: float) -> int | None:
-        """The insert id of one statement; None when it changed nothing."""
+    def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
+        """Run one statement. Its insert id; None if it changed nothing."""
         self._send_checked(statement, deadline)
-        # The number of rows found: Django connects with CLIENT.FOUND_ROWS.
+        # affected_rows() counts matching rows, since Django connects with CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:
@@ -165,11 +168,11 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # A write that changes nothing: where tables are locked as a whole, a read waits for
-        # ever (measured: 10 seconds) behind writers that never pause.
+        # This write changes nothing. A read would wait without end (measured: 10 seconds) behind
+        # writers that never pause, since the engine locks whole tables.
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # 0 when the row is gone: then this is all that is known.
+        # The insert id is 0 if the counter's row is gone; then only the catalog's value is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:
@@ -198,9 +201,9 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # A batch moves the row, so there is one from the beginning. One that is there was made
-        # by another process, or by one that was cut off: it may be below.
-        self._raise_counter(name, max(value, self.place.position), deadline)
+        # A batch updates the row, so it must exist. An existing row was made by another process,
+        # or by one that was interrupted: it may be too low.
+        self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
         if row.form != "replace":
@@ -220,7 +223,7 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # With a binary log InnoDB rolls back what that has not got.
+        # With a binary log, InnoDB rolls back the transactions that are missing in that log.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"
@@ -242,7 +245,7 @@ def _counter_name(name: str) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """As part of a statement into which numbers are formatted later."""
+    """``text`` for a statement into which numbers are formatted later."""
     return text.replace("%", "%%")
 
 

@@ -1,4 +1,4 @@
-"""A ticket server on PostgreSQL: a ``SEQUENCE`` for each sequence."""
+"""A ticket server on PostgreSQL: each sequence is a ``SEQUENCE`` of the database."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ except ImportError as exc:
 _MAX_IDENTIFIER = 63  # bytes
 _BINARY = pq.Format.BINARY
 _INTEGERS = {20, 21, 23, 26}  # the types int8, int2, int4, oid
-#: Two processes that run CREATE … IF NOT EXISTS at the same moment may both fail. A number
-#: that nobody else locks, probably; if somebody does, we wait.
+#: Advisory lock around CREATE … IF NOT EXISTS, which may fail if two processes run it at the same
+#: moment. If another application uses the same number, we only wait.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
 
 
 class PostgreSQLSession(TicketSession):
-    """``nextval`` and nothing else moves a sequence while it is in use.
+    """Only ``nextval`` moves a sequence while it is in use.
 
-    It cannot reserve n numbers at once: with ``setval(… nextval(…) + n)`` another session's
-    ``nextval`` between the two gives a number that is in the batch, too. So a batch calls
-    it n times, on the server; what others take in between leaves gaps.
+    ``nextval`` cannot reserve n numbers at once: with ``setval(… nextval(…) + n)``, another
+    session's ``nextval`` between the two would give a number of the batch. So a batch calls
+    ``nextval`` n times, on the server; numbers that others take meanwhile are gaps in the batch.
     """
 
     forms = ("sequence",)
     wrapper_path = "django.db.backends.postgresql.base.DatabaseWrapper"
+    prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # A pool would take the connection back; this one is ours.
+        # No pool of Django: it would take the connection back.
         return {"connect_timeout": seconds, "pool": False}
 
     def _prepare(self) -> None:
@@ -61,26 +62,28 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # By the driver's own limits: this runs where a session is opened.
+        # This statement has the driver's own time limit.
         self.connection.execute(
-            # The server ends what waits for a lock on behalf of a client that has given up.
+            # The server ends a statement that waits for a lock if its client has given up.
             "SET client_connection_check_interval = '1s';"
-            # Of any stricter level, two that keep a mark at once would be an error.
+            # At a stricter level, two sessions that store a mark at once would fail.
             "SET default_transaction_isolation = 'read committed'"
         )
 
     # ##### Handing out #####
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
         try:
             name = self._statement(row.name, count == 1, deadline)
             params = None if count == 1 else [b"%d" % count]
-            result = self._ask(
+            result = self._result_of(
                 lambda: self._pgconn.send_query_prepared(name, params, result_format=_BINARY),
                 deadline,
             )
         except OperationalError as exc:
-            # Another session has used up the sequence or dropped it since the last look.
+            # Another session has used up or dropped the sequence since the last check.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -96,20 +99,20 @@ class PostgreSQLSession(TicketSession):
         return ids
 
     def _statement(self, name: str, single: bool, deadline: float) -> bytes:
-        """The name of the prepared statement; the first time it costs a round trip."""
-        found = self._prepared.get((name, single))
-        if found is None:
-            found = b"take_%d" % len(self._prepared)
+        """The name of the prepared statement. Preparing it costs a round trip, once per session."""
+        statement = self._prepared.get((name, single))
+        if statement is None:
+            statement = b"take_%d" % len(self._prepared)
             text = self._single(name) if single else self._batch(name)
-            self._ask(lambda: self._pgconn.send_prepare(found, text.encode()), deadline)
-            self._prepared[(name, single)] = found
-        return found
+            self._result_of(lambda: self._pgconn.send_prepare(statement, text.encode()), deadline)
+            self._prepared[(name, single)] = statement
+        return statement
 
-    # nextval logs 32 numbers in advance. The session whose call did the logging waits for
-    # the disk when it commits; the sessions that get the next numbers meanwhile do not,
-    # and if the server dies before the disk is done, it gives their numbers again. So: is
-    # anything of the log not on disk yet, and not by us (who logs has a transaction id),
-    # write into the log, which makes our commit wait.
+    # nextval logs 32 numbers in advance. The session whose call did the logging waits for the disk
+    # when it commits; sessions that get the next numbers meanwhile do not. If the server dies
+    # before the log is on disk, it gives their numbers again. So, if a part of the log is not on
+    # disk yet and this session has not logged (it has no transaction id), it writes to the log,
+    # which makes its commit wait.
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -117,7 +120,7 @@ class PostgreSQLSession(TicketSession):
     )
 
     def _single(self, name: str) -> str:
-        # OFFSET 0: the subquery stays one, so the log is looked at after nextval.
+        # OFFSET 0 keeps the subquery separate, so that the log is checked after nextval.
         return (
             f"SELECT number, {self._ON_DISK} FROM"
             f" (SELECT nextval({self._regclass(name)}) AS number {self._from_valid(name, '1')}"
@@ -125,34 +128,34 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _batch(self, name: str) -> str:
-        # Eight bytes each, in the order in which they were taken.
+        # Eight bytes per number, in the order in which they were taken.
         return (
             f"SELECT string_agg(int8send(nextval({self._regclass(name)})), ''), {self._ON_DISK}"
             f" {self._from_valid(name, '$1::bigint')} CROSS JOIN generate_series(1, $1::bigint)"
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """One row while the sequence is what it should be, and has numbers; otherwise none."""
-        place = self.place
+        """A FROM with one row if the sequence is unaltered and has ``count`` numbers left, else none."""
+        slot = self.slot
         return (
             f"FROM (SELECT 1 FROM {self.table} AS kept, pg_sequence AS made,"
             f" {self._counter(name)} AS counter"
             f" WHERE kept.name = {self._literal(name)} AND kept.form = 'sequence'"
-            f" AND kept.step = {place.step:d} AND kept.position = {place.position:d}"
-            f" AND made.seqrelid = {self._regclass(name)} AND made.seqincrement = {place.step:d}"
+            f" AND kept.step = {slot.step:d} AND kept.position = {slot.position:d}"
+            f" AND made.seqrelid = {self._regclass(name)} AND made.seqincrement = {slot.step:d}"
             f" AND made.seqcache = 1 AND NOT made.seqcycle"
-            f" AND {self._last('counter.')} <= {LAST_ID:d} - {count} * {place.step:d}) AS valid"
+            f" AND {self._last('counter.')} <= {LAST_ID:d} - {count} * {slot.step:d}) AS valid"
         )
 
     def _last(self, of: str = "") -> str:
-        """The last number that was taken. A new sequence holds the first that will be."""
-        return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.place.step:d} END)"
+        """SQL of the last number that was taken: a new sequence holds the first one to be taken."""
+        return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.slot.step:d} END)"
 
-    # ##### Asking #####
+    # ##### Sending #####
 
-    def _ask(self, send: Callable[[], None], deadline: float) -> pq.abc.PGresult:
-        """Send, and return the last result; nothing here waits beyond the deadline."""
-        # Of one request, however many pieces its answer comes in.
+    def _result_of(self, send: Callable[[], None], deadline: float) -> pq.abc.PGresult:
+        """Send a request, and return its last result. Does not wait beyond the deadline."""
+        # One deadline for the request, however many pieces its answer has.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
@@ -164,7 +167,7 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            pgconn.consume_input()  # so that the server is not kept from reading
+            pgconn.consume_input()  # The server may read only after we have read.
         while True:
             while pgconn.is_busy():
                 self._wait(_WAITS_FOR_INPUT, deadline)
@@ -187,28 +190,31 @@ class PostgreSQLSession(TicketSession):
             raise OperationalError("no answer within the time limit")
 
     @staticmethod
-    def _is(exc: Exception, *kinds: type[Exception]) -> bool:
-        return isinstance(exc.__cause__, kinds)
+    def _is(exc: Exception, *classes: type[Exception]) -> bool:
+        return isinstance(exc.__cause__, classes)
 
     # ##### The catalog #####
 
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
-        """See the contract. Without parameters also several statements, as one transaction."""
+        """Run a statement, and return its rows.
+
+        Without parameters, ``sql`` may be several statements, which are one transaction.
+        """
         if params:
-            first, *rest = sql.split("%s")
-            text = first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+            first, *parts = sql.split("%s")
+            text = first + "".join(f"${number}{part}" for number, part in enumerate(parts, 1))
             values = [None if value is None else str(value).encode() for value in params]
-            result = self._ask(
+            result = self._result_of(
                 lambda: self._pgconn.send_query_params(text.encode(), values), deadline
             )
         else:
-            result = self._ask(lambda: self._pgconn.send_query(sql.encode()), deadline)
+            result = self._result_of(lambda: self._pgconn.send_query(sql.encode()), deadline)
         columns = range(result.nfields)
-        kinds = [int if result.ftype(column) in _INTEGERS else _decoded for column in columns]
+        converters = [int if result.ftype(column) in _INTEGERS else _decode for column in columns]
         return [
             tuple(
-                None if (value := result.get_value(number, column)) is None else kind(value)
-                for column, kind in zip(columns, kinds, strict=True)
+                None if (value := result.get_value(number, column)) is None else convert(value)
+                for column, convert in zip(columns, converters, strict=True)
             )
             for number in range(result.ntuples)
         ]
@@ -217,24 +223,28 @@ class PostgreSQLSession(TicketSession):
         return self._is(exc, errors.UndefinedTable)
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """See the contract. Two round trips: the row, and the sequence itself."""
+        """The row of one sequence; None if the server has none. Two round trips.
+
+        :raises TicketServerMisconfigured: the ``SEQUENCE`` was altered.
+        """
         row = super().read(name, deadline)
         if row is None or row.form not in self.forms:
             return row
-        made = self._made(name, deadline)
-        if made is None:
+        actual = self._definition(name, deadline)
+        if actual is None:
             return None
-        wanted = (row.step, 1, "f")
-        if made != wanted:
+        expected = (row.step, 1, "f")
+        if actual != expected:
             raise TicketServerMisconfigured(
                 f"The SEQUENCE of {name!r} on {self.alias!r} was altered: (INCREMENT, CACHE, CYCLE)"
-                f" is {made!r} instead of {wanted!r}, so it may repeat ids. Run ALTER SEQUENCE"
+                f" is {actual!r} instead of {expected!r}, so it may repeat ids. Run ALTER SEQUENCE"
                 f" {self._counter(name)} INCREMENT {row.step:d} CACHE 1 NO CYCLE, then"
                 " 'manage.py tickets verify'."
             )
         return row
 
-    def _made(self, name: str, deadline: float) -> tuple[Any, ...] | None:
+    def _definition(self, name: str, deadline: float) -> tuple[Any, ...] | None:
+        """(INCREMENT, CACHE, CYCLE) of the ``SEQUENCE``; None if it is gone."""
         rows = self.execute(
             "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence"
             " WHERE seqrelid = to_regclass(%s)",
@@ -266,18 +276,18 @@ class PostgreSQLSession(TicketSession):
                 f" {room} bytes at most. Name another one in TicketField(sequence=…)."
             )
         if super().read(name, deadline) is not None:
-            if self._made(name, deadline) is None:
+            if self._definition(name, deadline) is None:
                 raise InvalidSequence(
                     f"Sequence {name!r} on {self.alias!r} was begun before, but its SEQUENCE is gone:"
                     f" restore {self._counter(name)}, or delete its row of the catalog and begin it"
                     " again above all ids in use."
                 )
             return
-        # One that is there already was made by another process, or by one that was cut off:
-        # what it has counted stays, but it may be below.
+        # An existing SEQUENCE was made by another process, or by one that was interrupted: its
+        # numbers stay, but it may be too low.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
-            f" INCREMENT BY {self.place.step:d} START WITH {self.place.position:d}"
+            f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
             f" CACHE 1 NO CYCLE; {self._forward(name, value)}",
             deadline,
         )
@@ -289,9 +299,9 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # The first statement changes nothing. It is here for its lock, which keeps nextval
-        # of other sessions out until both are done: one between the comparison and setval
-        # could go beyond ``value``, and its number would come again.
+        # The first statement changes nothing; its lock keeps nextval of other sessions out until
+        # both are done. A nextval between the comparison and setval could pass ``value``, and its
+        # number would be repeated.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"
@@ -299,34 +309,34 @@ class PostgreSQLSession(TicketSession):
         )
 
     def durability(self, deadline: float) -> str | None:
-        found = self.execute(
+        rows = self.execute(
             "SELECT name FROM pg_settings WHERE setting = 'off'"
             " AND name IN ('fsync', 'full_page_writes', 'synchronous_commit') ORDER BY name",
             (),
             deadline,
         )
-        if not found:
+        if not rows:
             return None
-        names = " and ".join(str(name) for (name,) in found)
+        names = " and ".join(str(name) for (name,) in rows)
         return (
-            f"{names} {'is' if len(found) == 1 else 'are'} off: ids that were handed out before a"
+            f"{names} {'is' if len(rows) == 1 else 'are'} off: ids that were handed out before a"
             " crash can be handed out again; switch on"
         )
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # psycopg closes nothing of another process on its own account; should somebody
-            # ask it to, the goodbye goes nowhere.
+            # psycopg does not close a connection of another process by itself. If it is told to
+            # close it, the server does not see that.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####
 
     def _counter(self, name: str) -> str:
-        """The sequence, as an identifier."""
+        """The name of the ``SEQUENCE``, as a quoted identifier."""
         return self._escaping.escape_identifier(_counter_name(name).encode()).decode()
 
     def _regclass(self, name: str) -> str:
-        """The sequence, as an argument of functions."""
+        """The ``SEQUENCE`` as an argument of functions."""
         return f"{self._literal(self._counter(name))}::regclass"
 
     def _literal(self, text: str) -> str:
@@ -337,5 +347,5 @@ def _counter_name(name: str) -> str:
     return f"{CATALOG}_{name}"
 
 
-def _decoded(value: bytes) -> str:
+def _decode(value: bytes) -> str:
     return value.decode()

@@ -1,4 +1,4 @@
-"""One ticket server: its place, its health, and what is known to have left it."""
+"""One ticket server: its slot, its health, and the highest ids it is known to have given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharded_orm.exceptions import (
     UnknownSequence,
 )
 from sharded_orm.forks import identity
-from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool
+from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool, make_pool
 from sharded_orm.ids.tickets.session import (
     LAST_ID,
     CheckedSequence,
@@ -32,35 +32,36 @@ from sharded_orm.ids.tickets.session import (
 
 logger = logging.getLogger("sharded_orm.tickets")
 
-#: The server answered; what is wrong is one sequence.
+#: Errors of one sequence: the server itself answered.
 OF_ONE_SEQUENCE = (UnknownSequence, SequenceExhausted, TicketServerBehind)
-# An open connection does not tell that rows were restored under it.
+# A check counts for so long: rows may be restored from a backup under an open connection.
 _SECONDS_CHECKED = 10.0
 _SECONDS_BETWEEN_MARKS = 1.0
 
-# Pools that a fork copied into this process. To use, close or finalise their sessions
-# would speak into the parent's conversations; kept, so that nothing does.
+# Pools that a fork copied into this process. Using, closing or finalising their sessions would
+# write to the parent's connections, so they are kept.
 _of_parents: list[TicketSessionPool] = []
 
 
 @dataclass
 class _State:
-    """What belongs to one process and one database; replaced as a whole, never repaired."""
+    """The state for one process and one database; replaced as a whole, never repaired."""
 
     database: Any
     pool: TicketSessionPool
     breaker: CircuitBreaker
     process: tuple[int, int] = field(default_factory=identity)
-    #: The highest id of each sequence that is known to have left the server.
-    marks: dict[str, int] = field(default_factory=dict)
-    #: Guards the marks: they never go back.
+    #: Sequence -> the highest id that the server is known to have given.
+    high_water_marks: dict[str, int] = field(default_factory=dict)
+    #: Guards the high-water marks, which never go back.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Held by the one caller that asks a server which is left alone; the others share its luck.
+    #: Held by the one caller that asks while the server is left alone; others wait for its result.
     probing: threading.Lock = field(default_factory=threading.Lock)
-    #: Sequence -> when the partner's mark was last written here.
-    marks_kept: dict[str, float] = field(default_factory=dict)
+    #: Sequence -> when the predecessor's mark was last written on this server.
+    predecessor_mark_written: dict[str, float] = field(default_factory=dict)
+    #: Sequences whose mark could not be read, each logged once.
     unchecked: set[str] = field(default_factory=set)
-    #: Sequence -> how often it was refused as one that is behind.
+    #: Sequence -> how often the server was found to be behind in it.
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,28 +69,29 @@ class TicketServer:
     """Hands out the ids of its :class:`SequenceSlot`. Thread-safe and fork-safe.
 
     :param patience: seconds that the server has to answer.
-    :param backoff: seconds that it, or a sequence of it, is left alone after a failure.
-    :param needs_partner: whether a new session waits for the partner's mark (the policy
-        ``PARTNER_DOWN``).
+    :param backoff: seconds for which it, or one of its sequences, is left alone after a failure.
+    :param needs_partner: whether a new session needs the mark that the partner keeps
+        (``PARTNER_DOWN`` is ``"refuse"``).
 
-    Its marks are kept by its :attr:`partner`, the next server of the ring; it keeps those
-    of its :attr:`ward`. A server that falls below a mark is one that has forgotten ids, and
-    hands out nothing (:exc:`TicketServerBehind`).
+    The highest id that a server has given is its high-water mark. Its :attr:`partner`, the next
+    server in ``TICKETS``, keeps that mark; the server keeps the mark of its :attr:`predecessor`.
+    A server that stands below its mark has forgotten ids, and hands out nothing
+    (:exc:`TicketServerBehind`).
     """
 
     partner: TicketServer | None = None
-    ward: TicketServer | None = None
+    predecessor: TicketServer | None = None
 
     def __init__(
         self,
         alias: str,
-        place: SequenceSlot,
+        slot: SequenceSlot,
         patience: float,
         backoff: float,
         needs_partner: bool = False,
     ) -> None:
         self.alias = alias
-        self.place = place
+        self.slot = slot
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
@@ -102,8 +104,8 @@ class TicketServer:
     def take(self, name: str, count: int) -> Sequence[int]:
         """``count`` ids, ascending.
 
-        One round trip. Two more for the first id of a connection, and every ten seconds:
-        one asks the partner for the mark, one where the sequence stands.
+        Costs one round trip. The first id of a connection, and one id in every ten seconds, costs
+        two more: one asks the partner for the mark, one reads the sequence's position.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -115,37 +117,40 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            raise  # The partner's doing.
+            raise  # The partner failed, not this server.
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
         self._recovered(state, None, name)
         return ids
 
-    def probe(self, name: str, count: int, began: float) -> Sequence[int]:
-        """:meth:`take` while the server is left alone, because no other one serves.
+    def probe(self, name: str, count: int, started: float) -> Sequence[int]:
+        """:meth:`take` although the server is left alone, because no other server serves.
 
-        One caller at a time asks; who waited meanwhile shares a failure that is younger than
-        its own request.
+        One caller at a time asks. Callers that waited for it get its error, if that is younger
+        than their own request.
 
-        :param began: when the caller's request did.
+        :param started: when the caller's request started, by ``time.monotonic()``.
         """
         state = self._current()
-        if self._share_luck(state, name, began):
+        if self._has_recovered(state, name, started):
             return self.take(name, count)
         if not state.probing.acquire(timeout=self.patience):
             raise OperationalError("it is left alone, and does not answer another caller")
         try:
-            if not self._share_luck(state, name, began):
+            if not self._has_recovered(state, name, started):
                 return self.take(name, count)
         finally:
             state.probing.release()
         return self.take(name, count)
 
-    def _share_luck(self, state: _State, name: str, began: float) -> bool:
-        """Whether it is well by now. Raises what another caller has met since ``began``."""
+    def _has_recovered(self, state: _State, name: str, started: float) -> bool:
+        """Whether the server serves again.
+
+        :raises Exception: the error that another caller has got since ``started``.
+        """
         for key in (None, name):
-            if (cause := state.breaker.cause(key, since=began)) is not None:
+            if (cause := state.breaker.cause(key, since=started)) is not None:
                 raise _again(cause)
         return state.breaker.cause(None) is None and state.breaker.cause(name) is None
 
@@ -159,52 +164,55 @@ class TicketServer:
             or checked.refusals != state.refusals.get(name, 0)
         ):
             refusals = state.refusals.get(name, 0)
-            began = time.monotonic()
-            learned = self._learn_mark(state, name, anew=checked is None)
-            # The partner's silence does not shorten this server's time.
-            lent.deadline += time.monotonic() - began
+            started = time.monotonic()
+            learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
+            # Waiting for the partner does not shorten this server's time.
+            lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
             session.checked[name] = CheckedSequence(row, time.monotonic() + seconds, refusals)
         else:
             row = checked.row
         deadline = lent.deadline
-        # Read before the request is sent: answers that overtake each other are no alarm.
-        mark = state.marks.get(name, 0)
-        of_ward = self.ward.mark(name) if self.ward is not None else 0
-        ids = session.take(row, count, of_ward, deadline)
+        # Read before the request is sent, so that answers may overtake each other.
+        high_water_mark = state.high_water_marks.get(name, 0)
+        predecessor_mark = (
+            self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
+        )
+        ids = session.take(row, count, predecessor_mark, deadline)
         if not ids:
             session.checked.pop(name, None)
             raise self._nothing_left(session, name, count, deadline)
-        if not self.place.owns(ids[-1]):
+        if not self.slot.owns(ids[-1]):
             raise self._misplaced(row, f"its last id was {ids[-1]!r}")
-        if ids[0] <= mark:
+        if ids[0] <= high_water_mark:
             with state.lock:
                 state.refusals[name] = state.refusals.get(name, 0) + 1
-            raise self._behind(name, f"gave id {ids[0]!r}", mark)
-        self._raise_mark(state, name, ids[-1])
-        if of_ward and row.form not in session.carries_marks:
-            self._keep_mark_of_ward(state, session, name, of_ward, deadline)
+            raise self._behind(name, f"gave id {ids[0]!r}", high_water_mark)
+        self._raise_high_water_mark(state, name, ids[-1])
+        if predecessor_mark and row.form not in session.carries_predecessor_mark:
+            self._keep_predecessor_mark(state, session, name, predecessor_mark, deadline)
         return ids
 
     def _verify(
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
-        # The mark before the position, which may rise at any time and does not fall.
-        mark = state.marks.get(name, 0)
+        # The mark is read before the position, which may rise at any time and does not fall.
+        high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        if position < mark and mark:  # 0 is none, and a new sequence stands at -1.
-            # Not found out by taking ids, as each attempt would bring it nearer to the mark:
-            # between that and the last id that left it may be some that nobody here knows of.
-            raise self._behind(name, f"stands at {position!r}", mark)
+        # 0 is no mark, and a new sequence stands at -1.
+        if high_water_mark and position < high_water_mark:
+            # Taking ids to find this out would bring the position nearer to the mark. Above the
+            # mark may be ids that other processes got and this one does not know of.
+            raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
-    def _behind(self, name: str, found: str, mark: int) -> TicketServerBehind:
+    def _behind(self, name: str, evidence: str, high_water_mark: int) -> TicketServerBehind:
         return TicketServerBehind(
-            f"{self.alias!r} {found} in sequence {name!r}, but {mark!r} has left it before: it may"
-            " have come back from a backup. Run 'manage.py tickets verify', then 'manage.py tickets"
-            " advance'."
+            f"{self.alias!r} {evidence} in sequence {name!r}, but {high_water_mark!r} has left it before:"
+            " it may have come back from a backup. Run 'manage.py tickets verify', then 'manage.py"
+            " tickets advance'."
         )
 
     def _check(self, session: TicketSession, name: str, deadline: float) -> SequenceRow:
@@ -214,25 +222,28 @@ class TicketServer:
                 f"{self.alias!r} has no sequence {name!r}. Create it with"
                 f" 'manage.py tickets create {name}'."
             )
-        if row.place != self.place:
+        if row.slot != self.slot:
             raise self._misplaced(row, f"it was made as server {row.position!r} of {row.step!r}")
         return row
 
-    def _misplaced(self, row: SequenceRow, found: str) -> TicketServerMisconfigured:
-        place = self.place
+    def _misplaced(self, row: SequenceRow, evidence: str) -> TicketServerMisconfigured:
+        slot = self.slot
         return TicketServerMisconfigured(
-            f"SHARDED_ORM['TICKETS'] has {self.alias!r} as server {place.position!r} of"
-            f" {place.step!r}, but for its sequence {row.name!r} {found}: two servers may give the"
+            f"SHARDED_ORM['TICKETS'] has {self.alias!r} as server {slot.position!r} of"
+            f" {slot.step!r}, but for its sequence {row.name!r} {evidence}: two servers may give the"
             " same ids. Is one database listed twice, or did order or number of TICKETS change?"
         )
 
     def _nothing_left(
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
-        """Why nothing was handed out: no row, another server's, no counter, or used up."""
+        """The error for a sequence that gave no id.
+
+        Its row is missing or another server's, its counter is gone, or it is used up.
+        """
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        if position <= LAST_ID - count * self.place.step:
+        if position <= LAST_ID - count * self.slot.step:
             return UnknownSequence(
                 f"what sequence {name!r} on {self.alias!r} counts with is gone; run 'manage.py tickets"
                 f" advance {name}'"
@@ -244,31 +255,35 @@ class TicketServer:
 
     # ##### Marks #####
 
-    def mark(self, name: str) -> int:
-        """The highest id of ``name`` that is known to have left this server; 0 for none."""
-        return self._state.marks.get(name, 0)
+    def high_water_mark(self, name: str) -> int:
+        """The highest id of ``name`` that this server is known to have given; 0 if none is known."""
+        return self._state.high_water_marks.get(name, 0)
 
-    def _raise_mark(self, state: _State, name: str, mark: int) -> None:
+    def _raise_high_water_mark(self, state: _State, name: str, high_water_mark: int) -> None:
         with state.lock:
-            if mark > state.marks.get(name, 0):
-                state.marks[name] = mark
+            if high_water_mark > state.high_water_marks.get(name, 0):
+                state.high_water_marks[name] = high_water_mark
 
-    def _learn_mark(self, state: _State, name: str, *, anew: bool) -> bool:
-        """Ask the partner for the mark that other processes have left with it.
+    def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
+        """Read the high-water mark that the partner keeps, which other processes have raised.
 
-        Whether it told.
-
-        :param anew: nothing was taken on this connection yet.
+        :param new_connection: whether nothing was taken on this connection yet.
+        :returns: whether the mark could be read, or there is no partner.
+        :raises SequenceNotChecked: it could not, and the policy needs it for a new connection.
         """
         if self.partner is None:
             return True
         try:
-            # If this server is left alone itself, this is the one caller that tries it. Without
-            # the partner it could not, and the partner's one not without this server.
-            at_any_rate = self._needs_partner and anew and state.breaker.cause() is not None
-            mark = self.partner.mark_of_ward(name, at_any_rate=at_any_rate)
+            # If both servers are left alone, the caller that tries this one needs the partner,
+            # and the caller that tries the partner needs this one: so each may ask the other.
+            even_if_left_alone = (
+                self._needs_partner and new_connection and state.breaker.cause() is not None
+            )
+            high_water_mark = self.partner.predecessor_mark(
+                name, even_if_left_alone=even_if_left_alone
+            )
         except (*FAILURES, UnknownSequence) as exc:
-            if self._needs_partner and anew:
+            if self._needs_partner and new_connection:
                 raise SequenceNotChecked(
                     f"{self.partner.alias!r}, which keeps the mark of {self.alias!r}, could not tell"
                     f" it, and PARTNER_DOWN is 'refuse': {exc}"
@@ -282,17 +297,17 @@ class TicketServer:
                 )  # fmt: skip
             return False
         state.unchecked.discard(name)
-        self._raise_mark(state, name, mark)
+        self._raise_high_water_mark(state, name, high_water_mark)
         return True
 
-    def mark_of_ward(self, name: str, *, at_any_rate: bool = False) -> int:
-        """What is kept here for the server before this one. One round trip.
+    def predecessor_mark(self, name: str, *, even_if_left_alone: bool = False) -> int:
+        """The high-water mark of :attr:`predecessor`, which this server keeps. One round trip.
 
-        :param at_any_rate: ask also while this server is left alone; otherwise that raises
-            at once.
+        :param even_if_left_alone: ask even while this server is left alone.
+        :raises OperationalError: this server is left alone, or does not answer.
         """
         state = self._current()
-        if not state.breaker.claim(None) and not at_any_rate:
+        if not state.breaker.claim(None) and not even_if_left_alone:
             raise OperationalError(f"it is left alone: {state.breaker.cause()}")
         deadline = time.monotonic() + self.patience
         try:
@@ -301,33 +316,39 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # It may be that it can read and not write.
+        # Not recovered yet: it answers a read, but might not be able to write.
         state.breaker.half_open(None)
-        return row.partner_mark
+        return row.predecessor_mark
 
-    def _keep_mark_of_ward(
-        self, state: _State, session: TicketSession, name: str, mark: int, deadline: float
+    def _keep_predecessor_mark(
+        self,
+        state: _State,
+        session: TicketSession,
+        name: str,
+        predecessor_mark: int,
+        deadline: float,
     ) -> None:
-        # A statement of its own: not for every id.
+        # This is a statement of its own, so it is not sent for every id.
         now = time.monotonic()
-        if now - state.marks_kept.get(name, -_SECONDS_BETWEEN_MARKS) >= _SECONDS_BETWEEN_MARKS:
-            state.marks_kept[name] = now
-            session.keep_mark(name, mark, deadline)
+        written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
+        if now - written >= _SECONDS_BETWEEN_MARKS:
+            state.predecessor_mark_written[name] = now
+            session.keep_predecessor_mark(name, predecessor_mark, deadline)
 
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether to ask for ids of ``name`` now; if it was left alone, this caller tries it."""
-        # Without a lock that a thread of the parent may have held when this process was forked.
+        """Whether this caller may ask for ids of ``name`` now. See :meth:`CircuitBreaker.claim`."""
+        # The state of a parent is read without its lock, which may have been held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
-        """Why the server, or a sequence of it, is left alone; None while it is well."""
+        """The failure because of which the server, or a sequence of it, is left alone; None if it is not."""
         return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            state.pool.close()  # They are as dead, most likely.
+            state.pool.close()  # The idle sessions are most likely dead, too.
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
@@ -349,7 +370,7 @@ class TicketServer:
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """The state of this process and database: tests change the database under an alias."""
+        """The state of this process and of the database that the alias names now."""
         state = self._state
         database = connections.settings[self.alias]["NAME"]
         if state.database == database and state.process == identity():
@@ -359,25 +380,25 @@ class TicketServer:
     def _renewed(self, state: _State, database: Any) -> _State:
         if state.process != identity():
             _of_parents.append(state.pool)
-            # Another thread of the parent may have held it.
+            # A thread of the parent may have held the lock.
             self._lock = threading.Lock()
         with self._lock:
             if self._state is not state:
                 return self._state
             new = self._state = self._new_state(database)
             if state.database == database:
-                new.marks.update(state.marks)
+                new.high_water_marks.update(state.high_water_marks)
         if state.process == new.process:
             state.pool.close(for_good=True)
         return new
 
     def _new_state(self, database: Any) -> _State:
-        pool = TicketSessionPool(self.alias, self.place, self.patience)
+        pool = make_pool(self.alias, self.slot, self.patience)
         return _State(database, pool, CircuitBreaker(self._backoff))
 
 
 def _again(cause: Exception) -> Exception:
-    """The same error for another caller, with a traceback of its own."""
+    """A copy of an error for another caller, with a traceback of its own."""
     if isinstance(cause, TicketError):
         return type(cause)(*cause.args)
     return OperationalError(*cause.args)

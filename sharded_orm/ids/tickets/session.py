@@ -1,4 +1,4 @@
-"""One connection of the generator's own to a ticket server, and what it can ask there."""
+"""A session: one connection of the id generator to a ticket server, with its requests."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from django.utils.module_loading import import_string
 from sharded_orm.exceptions import InvalidSequence
 
 CATALOG = "sharded_orm_sequence"
-#: Ids are positive numbers of a signed BIGINT.
+#: Ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
+# "partner_mark" holds :attr:`SequenceRow.predecessor_mark`: the column is older than that name.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
 @dataclass(frozen=True)
 class SequenceSlot:
-    """Which of the servers one is: it gives ``position``, ``position + step``, … (F2).
+    """The numbers that one of the servers gives: ``position``, ``position + step``, … (F2).
 
-    Counted from 1, as MySQL's ``auto_increment_offset`` is.
+    ``step`` is the number of servers. Positions count from 1, as MySQL's
+    ``auto_increment_offset`` does.
     """
 
     position: int
@@ -47,7 +49,7 @@ class SequenceSlot:
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """A row of the catalog, as one server has it."""
+    """The row of one sequence in the catalog of one server."""
 
     name: str
     form: str
@@ -55,91 +57,95 @@ class SequenceRow:
     position: int
     #: The last id that was handed out.
     value: int
-    #: Of the server before this one in the ring: the highest id known to have left it.
-    partner_mark: int
+    #: The highest id that the predecessor, the server before this one, is known to have given.
+    predecessor_mark: int
 
     @property
-    def place(self) -> SequenceSlot:
+    def slot(self) -> SequenceSlot:
         return SequenceSlot(self.position, self.step)
 
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A row that was found to be right; to be looked at again when ``until`` has passed."""
+    """A row that was found to be right; it is checked again after ``until``."""
 
     row: SequenceRow
     until: float
-    #: How often the sequence had been refused by then: a refusal is news for all sessions.
+    #: How often the sequence had been refused by then: after a refusal, all sessions check again.
     refusals: int
 
 
 class TicketSession(ABC):
-    """A physical connection in autocommit that belongs to the generator alone.
+    """A connection in autocommit that only the generator uses.
 
-    Used by one thread at a time. Deadlines are of ``time.monotonic()``; what is not
-    answered by then raises :exc:`OperationalError`, as every error of the driver does,
-    and the session must be closed. To ask again is always safe: an answer that is lost
-    loses ids.
+    One thread uses it at a time. Deadlines are times of ``time.monotonic()``. A request that is
+    not answered by then raises :exc:`OperationalError`, as every error of the driver does,
+    and the session must be closed. Repeating a request is always safe: if an answer is lost, its
+    ids are lost.
     """
 
     #: Forms of sequences that the database can serve, the default first.
     forms: ClassVar[tuple[str, ...]]
-    #: Forms whose statement writes the partner's mark on the way, for nothing.
-    carries_marks: ClassVar[frozenset[str]] = frozenset()
-    #: Django's own backend. Whatever the alias uses (a leasing backend, say), its parameters serve.
+    #: Forms whose statement also writes the predecessor's mark, at no cost.
+    carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
+    #: Django's own backend, which connects with the alias's parameters, whatever its ENGINE is.
     wrapper_path: ClassVar[str]
+    #: Whether a database cannot be dropped while a session is open.
+    prevents_drop: ClassVar[bool] = False
 
     def __init__(
-        self, alias: str, settings: Mapping[str, Any], place: SequenceSlot, patience: float
+        self, alias: str, settings: Mapping[str, Any], slot: SequenceSlot, patience: float
     ):
-        """Connect. Takes as long as the driver likes: call it where that does no harm.
+        """Connect. The driver may take any time: call this in a thread that nobody waits for.
 
-        :param patience: seconds that the driver's own time limits are set to, rounded up.
+        :param patience: seconds for the driver's own time limits, which are rounded up.
         """
         self.alias = alias
-        self.place = place
+        self.slot = slot
         self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
-        # Django's own point for opening: signals, and whatever forbids it in tests.
+        # Django's own method, so that its signals are sent and test cases can forbid it.
         self._wrapper.ensure_connection()
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences that were checked on this connection. Kept by :class:`TicketServer`.
+        #: The sequences that were checked on this connection; :class:`TicketServer` maintains it.
         self.checked: dict[str, CheckedSequence] = {}
-        # The driver's own errors, which are not Django's, would pass by whoever asks the next server.
+        # The driver's own errors become Django's: the generator asks the next server after those.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
 
     def _make_wrapper(self, settings: Mapping[str, Any], seconds: int) -> BaseDatabaseWrapper:
-        kind: type[BaseDatabaseWrapper] = import_string(self.wrapper_path)
+        wrapper_class: type[BaseDatabaseWrapper] = import_string(self.wrapper_path)
         options = {**settings.get("OPTIONS", {}), **self._limits(seconds)}
-        return kind({**settings, "OPTIONS": options, "CONN_MAX_AGE": None}, self.alias)
+        return wrapper_class({**settings, "OPTIONS": options, "CONN_MAX_AGE": None}, self.alias)
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """``OPTIONS`` that keep the driver from waiting for ever."""
+        """``OPTIONS`` that limit how long the driver waits."""
 
     def _prepare(self) -> None:
-        """What a session sets and verifies when it has connected."""
+        """Set and verify the session's variables, right after connecting."""
         return
 
     # ##### Handing out #####
 
     @abstractmethod
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
         """``count`` new ids of the sequence, ascending; one round trip.
 
-        :param row: as :meth:`read` told it. If it no longer holds (dropped, moved, or
-            without enough numbers), the answer is empty and nothing has happened.
-        :param mark: of the partner, to be kept here if the form carries marks.
+        :param row: the row that :meth:`read` returned. If the sequence differs from it by now
+            (dropped, moved, too few numbers left), the answer is empty and nothing has changed.
+        :param predecessor_mark: the predecessor's mark, which is stored if the form carries it.
         """
 
     # ##### The catalog #####
 
     @abstractmethod
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
-        """Run one statement with ``%s`` parameters; its rows, if it has any."""
+        """Run one statement with ``%s`` parameters, and return its rows."""
 
     @abstractmethod
     def is_missing_table(self, exc: Exception) -> bool:
@@ -151,14 +157,14 @@ class TicketSession(ABC):
         return rows[0] if rows else None
 
     def read_all(self, deadline: float) -> list[SequenceRow]:
-        """All sequences by name; none when even the table is missing. One round trip."""
+        """All sequences, ordered by name; none if the table is missing. One round trip."""
         return self._read(" ORDER BY name", [], deadline)
 
-    def _read(self, rest: str, params: list[Any], deadline: float) -> list[SequenceRow]:
+    def _read(self, clause: str, params: list[Any], deadline: float) -> list[SequenceRow]:
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
-            rows = self.execute(f"SELECT {columns} FROM {self.table}{rest}", params, deadline)
-        except Exception as exc:  # Of which class, the driver decides.
+            rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
+        except Exception as exc:  # Each driver has classes of its own.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -167,40 +173,40 @@ class TicketSession(ABC):
             for row in rows
         ]
 
-    def keep_mark(self, name: str, mark: int, deadline: float) -> None:
-        """Keep the partner's mark here; it never goes back. One round trip."""
+    def keep_predecessor_mark(self, name: str, predecessor_mark: int, deadline: float) -> None:
+        """Store the predecessor's mark on this server; it never goes back. One round trip."""
         quoted = self._wrapper.ops.quote_name("partner_mark")
         self.execute(
             f"UPDATE {self.table} SET {quoted} = %s WHERE name = %s AND {quoted} < %s",
-            [mark, name, mark],
+            [predecessor_mark, name, predecessor_mark],
             deadline,
         )
 
     # ##### Administration #####
 
     def position(self, row: SequenceRow, deadline: float) -> int:
-        """The last id that the sequence has handed out (or may have), read from what counts."""
+        """The last id that the sequence has, or may have, handed out."""
         return row.value
 
     @abstractmethod
     def create_catalog(self, deadline: float) -> None:
-        """Make the table if it is missing."""
+        """Create the catalog table if it is missing."""
 
     def create(self, name: str, form: str, value: int, deadline: float) -> SequenceRow:
-        """Begin a sequence after ``value``, or return the one that is there.
+        """Create a sequence that goes on after ``value``; return its row, or the existing one.
 
-        Safe to run at the same time, and again when it was cut off.
+        Safe to run in many processes at the same time, and again after an interruption.
         """
-        value = self.place.at_or_below(value)
+        value = self.slot.at_or_below(value)
         self._create_counter(name, form, value, deadline)
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
-        marks = ", ".join(["%s"] * len(_COLUMNS))
+        placeholders = ", ".join(["%s"] * len(_COLUMNS))
         ignore = OnConflict.IGNORE  # Another process may be faster.
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
-            f" VALUES ({marks}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
-            [name, form, self.place.step, self.place.position, value, 0],
+            f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
+            [name, form, self.slot.step, self.slot.position, value, 0],
             deadline,
         )
         row = self.read(name, deadline)
@@ -208,19 +214,19 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """What the form counts with beside the row of the catalog."""
+        """Create the counter, if the form has one beside the row of the catalog."""
         return
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
-        """Let the sequence go on above ``value``; it never goes back. Its position now."""
-        value = self.place.at_or_below(value + self.place.step - 1)
+        """Move the sequence to ``value`` or above, never back, and return its position."""
+        value = self.slot.at_or_below(value + self.slot.step - 1)
         if value > LAST_ID:
             raise InvalidSequence(
                 f"Sequence {row.name!r} cannot be moved to {value!r}: ids end at {LAST_ID!r}."
             )
         self._advance(row, value, deadline)
-        now = self.read(row.name, deadline)
-        return self.position(now if now is not None else row, deadline)
+        moved = self.read(row.name, deadline)
+        return self.position(moved if moved is not None else row, deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
         quoted = self._wrapper.ops.quote_name("value")
@@ -232,23 +238,23 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """What lets this server forget ids that it has handed out; None when nothing does."""
+        """Why this server may forget ids that it has handed out, in a sentence; None if it cannot."""
 
     def abandon(self) -> None:
-        """In a child: whatever closes the driver's copy, the parent's connection goes on.
+        """In a forked child, let no close of the driver's copy reach the parent's connection.
 
-        Python closes what it finds open when a process ends, and drivers say goodbye.
+        Python closes open connections when a process ends, and drivers then tell the server.
         """
         return
 
     def close(self) -> None:
-        """Close the connection, whatever state it is in. Never raises, never waits long."""
+        """Close the connection in any state. Never raises, never waits long."""
         connection, self.connection = self.connection, None
         try:
             if connection is not None:
                 connection.close()
         except Exception:
-            pass  # Whatever the driver says of it, the connection is given up.
+            pass  # The connection is given up in any case.
 
 
 _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
@@ -256,7 +262,7 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # Too many open files, or a driver that has lost it: Python then says goodbye for it.
+        # If that fails (too many open files, say), closing it ends the parent's session, too.
         with suppress(Exception):
             session.abandon()
     _open.clear()
@@ -266,9 +272,9 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 def seconds_left(deadline: float) -> float:
-    """Until ``deadline``, and never nothing: if it has passed, this process was late.
+    """Seconds until ``deadline``, but never less than 10 ms.
 
-    A server that is well answers within that moment, too.
+    If the deadline has passed, this process was late; a healthy server answers within 10 ms.
     """
     return max(deadline - time.monotonic(), _A_MOMENT)
 
@@ -281,12 +287,15 @@ _SESSIONS = {
 
 
 def session_class(vendor: str) -> type[TicketSession]:
-    """The kind of session for a database of ``vendor``, as Django calls it."""
+    """The class of session for databases of ``vendor``, one of Django's names.
+
+    :raises InvalidSequence: such a database cannot be a ticket server.
+    """
     try:
-        found: type[TicketSession] = import_string(_SESSIONS[vendor])
+        session_type: type[TicketSession] = import_string(_SESSIONS[vendor])
     except KeyError:
         raise InvalidSequence(
             f"A ticket server cannot be a database of vendor {vendor!r}; use one of"
             f" {sorted(_SESSIONS)!r}."
         ) from None
-    return found
+    return session_type

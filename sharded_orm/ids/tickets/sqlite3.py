@@ -16,22 +16,22 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Held while a file is opened or closed, so that no process forks in the middle of it.
+# Held while a file is opened or closed, so that no process forks meanwhile.
 _opening = threading.Lock()
-# One writer of a file at a time in any case; and threads that share an in-memory database
-# (tests) are refused at once instead of waiting for each other.
+# File -> the lock of its writers. SQLite has one writer per file, and refuses threads that share
+# an in-memory database at once, instead of letting them wait.
 _turns: dict[str, threading.Lock] = {}
 
 
 class SQLiteSession(TicketSession):
     """The ``UPDATE`` form with ``RETURNING`` (SQLite 3.35 or newer).
 
-    SQLite locks whole files, so a ticket server has one of its own: in the file of other
+    SQLite locks whole files, so a ticket server needs a file of its own: in a file with other
     tables it would wait for their transactions.
     """
 
     forms = ("update",)
-    carries_marks = frozenset({"update"})
+    carries_predecessor_mark = frozenset({"update"})
     wrapper_path = "django.db.backends.sqlite3.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # Waiting is up to execute().
+        # execute() does the waiting.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())
@@ -51,19 +51,28 @@ class SQLiteSession(TicketSession):
         with _opening:
             super().close()
 
-    def take(self, row: SequenceRow, count: int, mark: int, deadline: float) -> Sequence[int]:
-        by = count * self.place.step
-        found = self.execute(
+    def take(
+        self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
+    ) -> Sequence[int]:
+        increase = count * self.slot.step
+        rows = self.execute(
             f"UPDATE {self.table} SET value = value + %s, partner_mark = MAX(partner_mark, %s)"
             " WHERE name = %s AND form = 'update' AND step = %s AND position = %s AND value <= %s"
             " RETURNING value",
-            (by, mark, row.name, self.place.step, self.place.position, LAST_ID - by),
+            (
+                increase,
+                predecessor_mark,
+                row.name,
+                self.slot.step,
+                self.slot.position,
+                LAST_ID - increase,
+            ),
             deadline,
         )
-        if not found:
+        if not rows:
             return ()
-        last = int(found[0][0])
-        return range(last - by + self.place.step, last + 1, self.place.step)
+        last = int(rows[0][0])
+        return range(last - increase + self.slot.step, last + 1, self.slot.step)
 
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         if not self._turn.acquire(timeout=seconds_left(deadline)):
@@ -76,14 +85,14 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # The connection's own, not Django's cursor, which would not know this thread.
+                # The driver's own method: Django's cursor refuses other threads than the first.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
-            # SQLite's own waiting (busy_timeout) asks more and more rarely, up to each 100 ms:
-            # among four processes that never pause, one got no turn for over 5 seconds.
+            # SQLite's own waiting (busy_timeout) tries ever more rarely, down to once in 100 ms:
+            # of four processes that never pause, one got no turn for over 5 seconds.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
@@ -111,16 +120,16 @@ class SQLiteSession(TicketSession):
 
 
 def _is_busy(exc: Exception) -> bool:
-    # Extended codes have the kind in the low byte.
-    # Locked: by another connection to the same memory, in tests.
+    # The low byte of an extended code is the basic code. LOCKED means locked by another connection
+    # to the same in-memory database.
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# A child inherits SQLite's notes of who holds which lock in the process, and the locks of
-# the library itself. If another thread were running a statement, or opening a file, the
-# child would find it locked for ever. (A signal handler that forks in the middle of one
-# would wait for itself: hence the limit.)
+# A child inherits SQLite's records of the locks that the process holds, and the locks of the SQLite
+# library. If another thread ran a statement or opened a file at the fork, the child would find
+# it locked for ever. So a fork waits for these locks. (A signal handler that forks during a
+# statement would wait for itself: hence the limit of a second.)
 _held: list[threading.Lock] = []
 
 

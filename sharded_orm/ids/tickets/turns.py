@@ -1,4 +1,4 @@
-"""Which server is asked next: round robin, for each sequence by itself (Flickr, F3)."""
+"""Which server is asked next: round robin, separately for each sequence (Flickr, F3)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from sharded_orm.forks import identity
 
-# Not seeded: a child would draw what its parent draws.
+# A SystemRandom has no seed: a forked child would otherwise draw the same numbers.
 _random = random.SystemRandom()
 
 
 @dataclass
 class _Counters:
-    """The turns of one process, by sequence."""
+    """The counters of one process, by sequence."""
 
     process: tuple[int, int] = field(default_factory=identity)
     by_sequence: dict[str, Iterator[int]] = field(default_factory=dict)
@@ -24,12 +24,12 @@ class _Counters:
 class Turns:
     """Turns among ``count`` servers. Thread-safe and fork-safe, without a lock.
 
-    Sequences do not share a turn: a site that saves two kinds of rows in turn would have
-    each kind served by one server only.
+    Sequences do not share a counter: if a site saved rows of two models alternately, each model
+    would be served by one server only.
 
-    :param first: the server that a process begins with in a sequence. At random by default:
-        most ids may be taken by processes that take few, and a forked child must not go on
-        with its parent's turn.
+    :param first: returns the server with which a process begins in a sequence. Random by default:
+        most ids may be taken by processes that take few, and a forked child must not continue
+        its parent's turn.
     """
 
     def __init__(self, count: int, first: Callable[[int], int] = _random.randrange) -> None:
@@ -38,13 +38,13 @@ class Turns:
         self._counters = _Counters()
 
     def next(self, sequence: str) -> int:
-        """The number of the server whose turn it is, from 0 on."""
+        """The number of the server whose turn it is, counted from 0."""
         counters = self._counters
         if counters.process != identity():
             counters = self._counters = _Counters()
         turn = counters.by_sequence.get(sequence)
         if turn is None:
-            # Of two threads that are the first at once, both go on with the same one.
-            new = itertools.count(self._first(self._count))
-            turn = counters.by_sequence.setdefault(sequence, new)
+            # If two threads come here at once, both use the same counter.
+            counter = itertools.count(self._first(self._count))
+            turn = counters.by_sequence.setdefault(sequence, counter)
         return next(turn) % self._count

@@ -1,4 +1,4 @@
-"""``manage.py cache_invalidate``: forget what is cached, after SQL by hand."""
+"""``manage.py cache_invalidate``: invalidate cached rows after SQL by hand."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sharded_orm.operations.cache import cached_models, cached_models_on, invali
 
 
 class Command(BaseCommand):
-    help = "Makes void what is cached, after SQL that the library did not see."
+    help = "Invalidates cached rows, after SQL that the library did not see."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "what",
             nargs="*",
             metavar="MODEL|NAME=VALUE",
-            help="Models as app_label.Model; for one model also its shard key, isolate key and pk, such"
-            " as user_id=1. A text key with a '=' in its value is fine.",
+            help="Models as app_label.Model. For a single model also its shard key, isolate key and pk,"
+            " such as user_id=1. The value of a text key may contain '='.",
         )
         parser.add_argument("--all", action="store_true", help="All cached models.")
         parser.add_argument("--using", metavar="ALIAS", help="Only the rows of this shard.")
@@ -38,12 +38,12 @@ class Command(BaseCommand):
             require_cache()
             using = options["using"]
             every = options["all"] and using is not None
-            for found in cached_models_on(using) if every else cached_models(labels):
-                invalidate(found, where, using)
+            for cached in cached_models_on(using) if every else cached_models(labels):
+                invalidate(cached, where, using)
                 if options["verbosity"]:
                     pairs_given = " ".join(part for part in options["what"] if "=" in part)
-                    told = pairs_given or "everything"
-                    self.stdout.write(f"{found.model._meta.label}: {told} is void.")
+                    rows = pairs_given or "everything"
+                    self.stdout.write(f"{cached.model._meta.label}: {rows} is void.")
         except (
             LookupError, TypeError, ValueError, ValidationError, ImproperlyConfigured, Error,
         ) as exc:  # fmt: skip

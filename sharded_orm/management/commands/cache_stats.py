@@ -1,4 +1,4 @@
-"""``manage.py cache_stats``: what the cache did, and how its servers are."""
+"""``manage.py cache_stats``: counters of the cache, and the state of its servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sharded_orm.operations.cache import (
     status,
 )
 
-# Of the counters, those that tell of trouble; shown as lines of their own where they are not 0.
+# Counters of problems; each has a line of its own if it is not 0.
 _TROUBLE = {
     "fills_lost": "not stored because of a write in between, or of another reader",
     "broken": "entries that could not be read",
@@ -33,14 +33,14 @@ _TROUBLE = {
 
 class Command(BaseCommand):
     help = (
-        "Shows what was counted for each cached model by all processes, and the cache servers;"
-        " status 1 when one is down. Processes send their counts every ten seconds."
+        "Shows the counters of all processes for each cached model, and the cache servers; exit"
+        " status 1 if a server is down. Processes send their counts every ten seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
         parser.add_argument(
-            "--reset", action="store_true", help="Show nothing; let all counters begin at 0 again."
+            "--reset", action="store_true", help="Set all counters to 0, and show nothing."
         )
 
     def handle(self, **options: Any) -> None:
@@ -49,21 +49,23 @@ class Command(BaseCommand):
                 reset_statistics()
                 self.stdout.write("All counters begin at 0 again.")
                 return
-            told = status()
+            statistics = status()
         except ServerDown as exc:
             raise CommandError(f"A cache server does not answer: {exc}") from exc
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc)) from exc
         if options["json"]:
-            models = [{**asdict(one), "hit_ratio": one.hit_ratio} for one in told.models]
-            servers = [asdict(one) for one in told.servers]
+            models = [
+                {**asdict(entry), "hit_ratio": entry.hit_ratio} for entry in statistics.models
+            ]
+            servers = [asdict(entry) for entry in statistics.servers]
             self.stdout.write(json.dumps({"models": models, "servers": servers}, indent=2))
         else:
-            self._models(told.models)
+            self._models(statistics.models)
             self.stdout.write("")
-            self._servers(told.servers)
-        if told.problems:
-            raise CommandError("\n".join(told.problems))
+            self._servers(statistics.servers)
+        if statistics.problems:
+            raise CommandError("\n".join(statistics.problems))
 
     def _models(self, models: Sequence[ModelStatistics]) -> None:
         if not models:
@@ -72,33 +74,33 @@ class Command(BaseCommand):
         write_table(
             self,
             ("model", ">hits", ">in request", ">misses", ">hit ratio", ">bypassed", ">stored"),
-            [(one.label, *_cells(one)) for one in models],
+            [(entry.label, *_cells(entry)) for entry in models],
         )
-        for one in models:
+        for entry in models:
             for field, meaning in _TROUBLE.items():
-                if one.counts is not None and (count := one.counts[field]):
-                    self.stdout.write(f"{one.label}: {count:,} {meaning}")
+                if entry.counts is not None and (count := entry.counts[field]):
+                    self.stdout.write(f"{entry.label}: {count:,} {meaning}")
 
     def _servers(self, servers: Sequence[CacheServerStatus]) -> None:
         write_table(
             self,
             ("server", "holds", "version", ">items", ">bytes", ">evictions", ">ms", ""),
             [
-                (one.name, " and ".join(one.holds), one.version or "", _number(one.items),
-                 _number(one.bytes), _number(one.evictions),
-                 "" if one.round_trip_ms is None else f"{one.round_trip_ms:.2f}",
-                 "" if one.error is None else "DOWN")
-                for one in servers
+                (entry.name, " and ".join(entry.holds), entry.version or "", _number(entry.items),
+                 _number(entry.bytes), _number(entry.evictions),
+                 "" if entry.round_trip_ms is None else f"{entry.round_trip_ms:.2f}",
+                 "" if entry.error is None else "DOWN")
+                for entry in servers
             ],
             {"DOWN"},
         )  # fmt: skip
 
 
-def _cells(one: ModelStatistics) -> tuple[str, ...]:
-    counts: Mapping[str, int] | None = one.counts
+def _cells(entry: ModelStatistics) -> tuple[str, ...]:
+    counts: Mapping[str, int] | None = entry.counts
     if counts is None:
         return ("?",) * 6
-    ratio = one.hit_ratio
+    ratio = entry.hit_ratio
     return (
         f"{counts['object_hits'] + counts['list_hits']:,}",
         f"{counts['l1_hits']:,}",

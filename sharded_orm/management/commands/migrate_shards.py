@@ -1,4 +1,4 @@
-"""``manage.py migrate_shards``: migrate shards, as many as there are."""
+"""``manage.py migrate_shards``: migrate any number of shards."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from django.db import Error
 
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.progress import ShardProgress, failure_line
-from sharded_orm.management.selection import add_selection, selected
+from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.migrate import MigrateOptions, migration_run
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
-# Options of Django's migrate, and why they are none here.
+# Options of Django's migrate that this command refuses, and why.
 _REFUSED = {
     "database": "shards are chosen by --group, --shards and --node; for one of DATABASES, or one"
     " shard as Django does it, there is 'migrate --database'",
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--create",
             action="store_true",
-            help="Make schemas and files of shards that do not exist yet.",
+            help="Create schemas and files of shards that do not exist yet.",
         )
         parser.add_argument(
             "--fake", action="store_true", help="Record migrations without running them."
@@ -62,12 +62,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--fake-initial",
             action="store_true",
-            help="Record initial migrations whose tables exist already.",
+            help="Only record initial migrations whose tables exist already.",
         )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive",
-            help="As for migrate; this command never asks.",
+            help="As in migrate; this command never asks.",
         )  # fmt: skip
 
         waves = parser.add_argument_group("waves")
@@ -77,7 +77,7 @@ class Command(BaseCommand):
             type=int,
             metavar="N",
             default=default.canary,
-            help="Migrate N shards first; nothing else if one fails. Default: %(default)s",
+            help="Migrate N shards first, and no others if one of them fails. Default: %(default)s",
         )
         waves.add_argument(
             "--parallel",
@@ -87,32 +87,32 @@ class Command(BaseCommand):
             help="Shards of one node at a time. Default: %(default)s",
         )
         waves.add_argument(
-            "--wave-size", type=int, metavar="N", help="Shards of a wave. Default: all."
+            "--wave-size", type=int, metavar="N", help="Number of shards in a wave. Default: all."
         )
         waves.add_argument(
             "--pause",
             type=float,
             metavar="SECONDS",
             default=default.pause,
-            help="From one wave to the next. Default: %(default)s",
+            help="The time between two waves. Default: %(default)s",
         )
         waves.add_argument(
             "--max-failures",
             type=int,
             metavar="N",
-            help="Begin no more shards when more than N have failed. Default: any number.",
+            help="Begin no more shards after more than N failures. Default: no limit.",
         )
 
-        modes = parser.add_argument_group("in place of migrating").add_mutually_exclusive_group()
+        modes = parser.add_argument_group("instead of migrating").add_mutually_exclusive_group()
         modes.add_argument("--plan", action="store_true", help="Show what would be done.")
         modes.add_argument(
             "--check",
             action="store_true",
             dest="check_unapplied",
-            help="Status 1 when a shard is not migrated; nothing is changed.",
+            help="Exit with status 1 if a shard is not migrated. Changes nothing.",
         )
         modes.add_argument(
-            "--status", action="store_true", help="Show the shards by state, and what failed."
+            "--status", action="store_true", help="Show the shards by state, and the failures."
         )
         modes.add_argument(
             "--retry-failed", action="store_true", help="Migrate only shards that have failed."
@@ -120,7 +120,7 @@ class Command(BaseCommand):
         modes.add_argument(
             "--settle",
             metavar="ALIAS=done|undone",
-            help="Of a shard whose interrupted operation is unclear: whether it took effect.",
+            help="Say whether the unclear, interrupted operation of a shard took effect.",
         )
         refused = parser.add_argument_group("not here")
         for name, reason in _REFUSED.items():
@@ -139,7 +139,7 @@ class Command(BaseCommand):
             if options["settle"]:
                 self._settle(options["settle"], as_json=options["json"])
             elif options["plan"] or options["check_unapplied"] or options["status"]:
-                self._look(options)
+                self._show_state(options)
             else:
                 self._migrate(options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
@@ -148,7 +148,7 @@ class Command(BaseCommand):
     # ##### Migrating #####
 
     def _migrate(self, options: dict[str, Any]) -> None:
-        demand = migration_run.MigrationRequest(
+        request = migration_run.MigrationRequest(
             _options(options),
             Waves(
                 options["canary"],
@@ -165,14 +165,14 @@ class Command(BaseCommand):
         held: dict[str, str] = {}  # group -> who
         not_begun: list[str] = []
         with _signals() as stopping:
-            for each in selected(options):
+            for selection in selection_of(options):
                 if stopping():
-                    not_begun.append(each.group.name)
+                    not_begun.append(selection.group.name)
                     continue
                 try:
-                    reports.append(migration_run.migrate(each, demand, progress, stopping))
+                    reports.append(migration_run.migrate(selection, request, progress, stopping))
                 except OperationHeld as exc:
-                    held[each.group.name] = str(exc)
+                    held[selection.group.name] = str(exc)
                     self.stderr.write(str(exc))
         ok = all(report.ok for report in reports) and not held and not not_begun
         if options["json"]:
@@ -184,11 +184,11 @@ class Command(BaseCommand):
                 "held": held,
             })  # fmt: skip
         else:
-            self._tell(reports, options)
+            self._print_reports(reports, options)
         if not ok:
-            raise CommandError(_trouble(reports, held, not_begun), returncode=stopping.status)
+            raise CommandError(_failure_text(reports, held, not_begun), returncode=stopping.status)
 
-    def _tell(
+    def _print_reports(
         self, reports: Sequence[migration_run.MigrationReport], options: Mapping[str, Any]
     ) -> None:
         for report in reports:
@@ -211,18 +211,21 @@ class Command(BaseCommand):
 
     # ##### Looking #####
 
-    def _look(self, options: dict[str, Any]) -> None:
-        wanted = _options(options)
-        found = [(each, migration_run.status(each, wanted)) for each in selected(options)]
-        statuses = [status for _, status in found]
+    def _show_state(self, options: dict[str, Any]) -> None:
+        migrate_options = _options(options)
+        selections = [
+            (selection, migration_run.status(selection, migrate_options))
+            for selection in selection_of(options)
+        ]
+        statuses = [status for _, status in selections]
         if options["json"]:
             self._json({
                 "ok": all(status.ok for status in statuses),
                 "groups": {status.group: _status_json(status) for status in statuses},
             })  # fmt: skip
         elif options["plan"]:
-            for each, status in found:
-                self._plan(each, status, wanted)
+            for selection, status in selections:
+                self._plan(selection, status, migrate_options)
         else:
             self._status(statuses, full=options["status"])
         if options["check_unapplied"] and not all(status.ok for status in statuses):
@@ -235,7 +238,10 @@ class Command(BaseCommand):
             )
 
     def _plan(
-        self, each: Selected, status: migration_run.MigrationStatus, wanted: MigrateOptions
+        self,
+        selection: Selected,
+        status: migration_run.MigrationStatus,
+        migrate_options: MigrateOptions,
     ) -> None:
         self.stdout.write(
             self.style.MIGRATE_HEADING(
@@ -308,17 +314,17 @@ def _options(options: Mapping[str, Any]) -> MigrateOptions:
     )
 
 
-def _trouble(
+def _failure_text(
     reports: Sequence[migration_run.MigrationReport],
     held: Mapping[str, str],
     not_begun: Sequence[str],
 ) -> str:
-    """The last line of a command that failed."""
+    """The last line of the output if the command failed."""
     total = sum(report.selected for report in reports)
-    bad = sum(len(report.failures) + len(report.missing) for report in reports)
+    failed = sum(len(report.failures) + len(report.missing) for report in reports)
     parts = []
-    if bad:
-        parts.append(f"Not migrated: {bad} of {total} shards.")
+    if failed:
+        parts.append(f"Not migrated: {failed} of {total} shards.")
     for report in reports:
         if report.stopped:
             parts.append(
@@ -379,7 +385,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """Remembers the signal, for the exit status."""
+    """Remembers the signal for the exit status."""
 
     status = 1
 
@@ -387,7 +393,7 @@ class _SignalStopping(Stopping):
         self.status = 128 + signum
         self.stop(f"stopped by {signal.Signals(signum).name}")
         signal.signal(signum, signal.SIG_DFL)
-        # Not through a stream of Python's, which may be in the middle of another line.
+        # Not by a stream of Python, which the signal may have interrupted.
         os.write(
             2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
         )
@@ -395,7 +401,7 @@ class _SignalStopping(Stopping):
 
 @contextmanager
 def _signals() -> Iterator[_SignalStopping]:
-    """SIGINT and SIGTERM stop the work in order; only the main thread can ask for that."""
+    """Let SIGINT and SIGTERM stop the work in order; only the main thread can install handlers."""
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():
         yield stopping

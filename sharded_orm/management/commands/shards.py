@@ -1,7 +1,7 @@
-"""``manage.py shards``: look at, make, use and grow the logical shards.
+"""``manage.py shards``: show, create, use and grow the logical shards.
 
-Each family of actions is a module of ``sharded_orm.management.shards`` with a tuple
-``ACTIONS``; this command only joins them.
+Each module of ``sharded_orm.management.shards`` has related actions in a tuple ``ACTIONS``. The
+command joins them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sharded_orm.management.shards import grow, promote, run, status, where
 
 class Command(CommandOfActions):
     help = "Shows, checks, creates and uses the logical shards."
-    # The state of models is no matter of shards, and their warnings would hide what is told here.
+    # The checks of models do not matter here, and their warnings would hide this command's output.
     requires_system_checks = []
     actions = (
         *status.ACTIONS,

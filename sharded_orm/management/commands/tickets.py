@@ -16,14 +16,14 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TicketError
-from sharded_orm.management.actions import add_action, failed
+from sharded_orm.management.actions import add_action, problems_error
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets
 from sharded_orm.operations.tickets.creation import MARGIN
 
 _WIDTH = 100
-_BAD = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}
-# Of a sequence's name in a table; a longer one has a line of its own.
+_ERROR_CELLS = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}
+# Characters of a sequence's name in a table; a longer name has a line of its own.
 _NAME_WIDTH = 24
 
 
@@ -36,38 +36,39 @@ class Command(BaseCommand):
         add = partial(add_action, commands)
         create = add(
             "create",
-            "Begin the sequences that are missing, above every id that exists. What is there stays.",
+            "Create missing sequences, above every existing id. Existing sequences stay.",
         )
-        _names(create, "By default all that models draw from.")
+        _names(create, "By default all sequences that models draw from.")
         create.add_argument(
             "--start",
             type=int,
             metavar="N",
-            help="Of a new sequence, the first id may be this one.",
+            help="The smallest possible first id of a new sequence.",
         )
         create.add_argument(
             "--form",
             choices=["update", "replace", "sequence"],
-            help="How it counts. By default as on the other servers, else the database's usual one.",
+            help="How the sequence counts. By default as on the other servers, else the database's"
+            " usual form.",
         )
         _check(create, "Do not look for existing ids; needs --start.")
 
-        status = add("status", "Show servers and sequences; status 1 when something is wrong.")
+        status = add("status", "Show servers and sequences; exit status 1 if something is wrong.")
         status.add_argument("--json", action="store_true", help="Print one JSON object.")
 
-        following = add("next", "Take ids and print them, one a line.")
-        following.add_argument("name", metavar="NAME", help="The sequence.")
-        following.add_argument(
+        next_ids = add("next", "Take ids and print them, one per line.")
+        next_ids.add_argument("name", metavar="NAME", help="The sequence.")
+        next_ids.add_argument(
             "--count", type=int, default=1, metavar="N", help="How many. Default: %(default)s"
         )
 
         advance = add(
             "advance",
-            "Move servers above every id that is known to have left them, and a margin. They never"
-            " go back.",
+            "Move servers by a margin above every id that they are known to have handed out. They"
+            " never go back.",
         )
         _names(advance, "By default all.")
-        advance.add_argument("--server", metavar="ALIAS", help="Only this one.")
+        advance.add_argument("--server", metavar="ALIAS", help="Move only this server.")
         target = advance.add_mutually_exclusive_group()
         target.add_argument(
             "--margin",
@@ -76,13 +77,13 @@ class Command(BaseCommand):
             metavar="N",
             help="How far above, for ids that are in no row. Default: %(default)s",
         )
-        target.add_argument("--to", type=int, metavar="N", help="In place of that: up to N.")
+        target.add_argument("--to", type=int, metavar="N", help="Move to N, without a margin.")
         _check(advance, "Do not look for existing ids; needs --to.")
-        advance.add_argument("--dry-run", action="store_true", help="Only tell what would be done.")
+        advance.add_argument("--dry-run", action="store_true", help="Only show what would be done.")
 
         verify = add(
             "verify",
-            "Compare the servers with the largest ids of all shards; status 1 when one is behind.",
+            "Compare the servers with the largest ids on all shards; exit status 1 if one is behind.",
         )
         _names(verify, "By default all.")
 
@@ -95,43 +96,44 @@ class Command(BaseCommand):
     # ##### The actions #####
 
     def create(self, options: dict[str, Any]) -> None:
-        found = tickets.create(
+        sequences = tickets.create(
             options["names"],
             start=options["start"],
             form=options["form"],
             check=options["check"],
         )
-        if not found:
+        if not sequences:
             self.stdout.write("No model draws from a sequence; name one to create it.")
             return
         self._table(
             ("sequence", "server", "form", ">next id", ""),
             [
-                (one.name, one.alias, one.form, f"{one.next_id:,}", "made" if one.made else "was there")
-                for one in found
+                (sequence.name, sequence.alias, sequence.form, f"{sequence.next_id:,}",
+                 "made" if sequence.made else "was there")
+                for sequence in sequences
             ],
         )  # fmt: skip
 
     def status(self, options: dict[str, Any]) -> None:
-        told = tickets.status()
+        status = tickets.status()
         if options["json"]:
-            self.stdout.write(json.dumps(asdict(told), indent=2))
+            self.stdout.write(json.dumps(asdict(status), indent=2))
         else:
-            self._show(told)
-        if told.problems:
-            raise failed(told.problems)
+            self._show(status)
+        if status.problems:
+            raise problems_error(status.problems)
 
     def next(self, options: dict[str, Any]) -> None:
         ids = runtime.tickets().take(options["name"], options["count"])
         self.stdout.write("\n".join(map(str, ids)))
 
     def advance(self, options: dict[str, Any]) -> None:
-        known = runtime.config().tickets
-        if options["server"] not in (None, *known):
+        servers = runtime.config().tickets
+        if options["server"] not in (None, *servers):
             raise CommandError(
-                f"There is no ticket server {options['server']!r}; choose from {list(known)!r}."
+                f"There is no ticket server {options['server']!r}; choose from {list(servers)!r}."
             )
-        moved = tickets.advance(
+        results = tickets.advance(
             options["names"],
             margin=options["margin"],
             to=options["to"],
@@ -143,79 +145,80 @@ class Command(BaseCommand):
         self._table(
             ("sequence", "server", ">was at", ">would be at" if options["dry_run"] else ">is at", ""),
             [
-                (one.name, one.alias, _position(one.before), _position(one.after), _outcome(one))
-                for one in moved
+                (result.name, result.alias, _position(result.before), _position(result.after),
+                 _outcome(result))
+                for result in results
             ],
         )  # fmt: skip
-        if problems := [one.problem for one in moved if one.problem]:
-            raise failed(problems)
+        if problems := [result.problem for result in results if result.problem]:
+            raise problems_error(problems)
 
     def verify(self, options: dict[str, Any]) -> None:
-        found = tickets.verify(options["names"], progress=self._progress(options))
+        results = tickets.verify(options["names"], progress=self._progress(options))
         self._table(
             ("sequence", "server", ">position", ">partner's mark", ">id above", ""),
             [
-                (one.name, one.alias, _position(one.position), _number(one.mark),
-                 _number(one.offending, ""), _verdict(one))
-                for one in found
+                (result.name, result.alias, _position(result.position), _number(result.mark),
+                 _number(result.offending, ""), _verdict(result))
+                for result in results
             ],
         )  # fmt: skip
-        if problems := [one.problem for one in found if one.problem]:
-            raise failed(problems)
+        if problems := [result.problem for result in results if result.problem]:
+            raise problems_error(problems)
 
     # ##### Printing #####
 
-    def _show(self, told: tickets.TicketStatus) -> None:
+    def _show(self, status: tickets.TicketStatus) -> None:
         self._table(
             ("server", ">offset", ">step", ""),
             [
-                (one.alias, str(one.offset), str(one.step),
-                 "answers" if one.error is None else "DOES NOT ANSWER")
-                for one in told.servers
+                (server.alias, str(server.offset), str(server.step),
+                 "answers" if server.error is None else "DOES NOT ANSWER")
+                for server in status.servers
             ],
         )  # fmt: skip
         rows = sorted(
-            (one.name, server.offset, server.alias, one)
-            for server in told.servers
-            for one in server.sequences
+            (sequence.name, server.offset, server.alias, sequence)
+            for server in status.servers
+            for sequence in server.sequences
         )
         if rows:
             self.stdout.write("")
             self._table(
                 ("sequence", "server", "form", ">position", ">partner's mark", ">used", ">drift", ""),
                 [
-                    (name, alias, one.form, _position(one.position), _number(one.mark),
-                     f"{one.used:.2%}", _number(told.drift.get(name), ""),
-                     "WRONG" if one.problem else "")
-                    for name, _, alias, one in rows
+                    (name, alias, sequence.form, _position(sequence.position), _number(sequence.mark),
+                     f"{sequence.used:.2%}", _number(status.drift.get(name), ""),
+                     "WRONG" if sequence.problem else "")
+                    for name, _, alias, sequence in rows
                 ],
             )  # fmt: skip
         weak: dict[str, list[str]] = {}
-        for server in told.servers:
+        for server in status.servers:
             if server.durability is not None:
                 weak.setdefault(server.durability, []).append(server.alias)
         notes = [f"{', '.join(aliases)}: {sentence}." for sentence, aliases in weak.items()]
-        if told.unused:
-            notes.append(f"No installed model draws from {', '.join(told.unused)}.")
+        if status.unused:
+            notes.append(f"No installed model draws from {', '.join(status.unused)}.")
         for note in notes:
             text = textwrap.fill(note, _WIDTH, break_long_words=False, break_on_hyphens=False)
             self.stdout.write("")
             self.stdout.write(self.style.WARNING(text))
 
-    def _table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """What is said of one sequence stands together, its name once."""
+    def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table in which consecutive rows of one sequence show its name only once."""
         lines, last = [], ""
-        for name, *rest in rows:
-            shown = "" if name == last and heads[0] == "sequence" else name
+        for name, *cells in rows:
+            shown = "" if name == last and headings[0] == "sequence" else name
             last = name
             if len(shown) > _NAME_WIDTH:
                 lines.append([shown])
                 shown = ""
-            lines.append([shown, *rest])
-        write_table(self, heads, lines, _BAD)
+            lines.append([shown, *cells])
+        write_table(self, headings, lines, _ERROR_CELLS)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
-        """On a terminal, which sequence is looked at: a line that the table writes over."""
+        """On a terminal, a line about the current sequence, which the table overwrites."""
         if not options["verbosity"] or not getattr(self.stdout, "isatty", lambda: False)():
             return None
 
@@ -240,17 +243,17 @@ def _number(number: int | None, otherwise: str = "?") -> str:
 
 
 def _position(number: int | None) -> str:
-    # Of a sequence that has given no id, the row holds what comes before its first.
+    # The row of a sequence that has handed out no id has a number below its first id.
     return _number(None if number is None else max(number, 0))
 
 
-def _verdict(one: tickets.Verified) -> str:
-    if not one.checked:
+def _verdict(result: tickets.Verified) -> str:
+    if not result.checked:
         return "NOT CHECKED"
-    return "WRONG" if one.problem else "ok"
+    return "WRONG" if result.problem else "ok"
 
 
-def _outcome(one: tickets.Advanced) -> str:
-    if one.problem:
+def _outcome(result: tickets.Advanced) -> str:
+    if result.problem:
         return "NOT MOVED"
-    return "" if one.after != one.before else "stays"
+    return "" if result.after != result.before else "stays"

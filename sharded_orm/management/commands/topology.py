@@ -1,4 +1,4 @@
-"""``manage.py topology``: what nodes, groups and ranges there are, and changing that."""
+"""``manage.py topology``: show and change nodes, groups and ranges."""
 
 from __future__ import annotations
 
@@ -18,64 +18,66 @@ from django.core.management.base import CommandParser
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TopologyError, TopologyUnavailable
-from sharded_orm.management.actions import Action, CommandOfActions, failed
+from sharded_orm.management.actions import Action, CommandOfActions, problems_error
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import topology
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# Seconds between two looks at what this process uses.
-_LOOK_EVERY = 0.1
+# Seconds between two checks which topology this process uses.
+_POLL_INTERVAL = 0.1
 
 
 class Show(Action):
     name = "show"
-    help = "Show what is in use here, and what the source holds; status 1 when they differ."
+    help = "Show the topology in use here, and that of the source; exit status 1 if they differ."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         source = runtime.source()
-        standing, document = runtime.standing(), runtime.document()
-        held, trouble = _held()
+        status, document = runtime.topology_status(), runtime.document()
+        held, error = _load_held()
         processes = None
-        if trouble is None:
+        if error is None:
             processes = source.processes()
-        problems = list(standing.refused) or ([trouble] if trouble else [])
+        problems = list(status.refused) or ([error] if error else [])
         if options["json"]:
-            told = {
+            content = {
                 "source": source.describe(),
-                "version": standing.version,
-                "origin": standing.origin,
-                "since": standing.since.isoformat(),
+                "version": status.version,
+                "origin": status.origin,
+                "since": status.since.isoformat(),
                 "source_version": None if held is None else held.version,
                 "problems": problems,
                 "document": document.without_credentials().content(),
-                "processes": None if processes is None else [_told(one) for one in processes],
+                "processes": None
+                if processes is None
+                else [_as_json(process) for process in processes],
             }
-            command.stdout.write(json.dumps(told, indent=2))
+            command.stdout.write(json.dumps(content, indent=2))
         else:
             self._write(command, source.describe(), held, processes)
         if problems:
-            raise failed(problems)
+            raise problems_error(problems)
 
     def _write(
         self,
         command: BaseCommand,
-        where: str,
+        source_name: str,
         held: Document | None,
         processes: list[Process] | None,
     ) -> None:
-        standing, current = runtime.standing(), runtime.config().topology
-        command.stdout.write(f"source    {where}")
+        status, current = runtime.topology_status(), runtime.config().topology
+        command.stdout.write(f"source    {source_name}")
         if runtime.source().live:
             command.stdout.write(
-                f"in use    version {standing.version}, from the {standing.origin}, since"
-                f" {_when(standing.since)}"
+                f"in use    version {status.version}, from the {status.origin}, since"
+                f" {_local_time(status.since)}"
             )
-            if held is not None and held.version != standing.version:
+            if held is not None and held.version != status.version:
                 command.stdout.write(f"there     version {held.version}")
         command.stdout.write("")
         _write_groups(command, current)
@@ -89,7 +91,7 @@ class Show(Action):
                         p.host,
                         str(p.pid),
                         str(p.version),
-                        _when(p.since),
+                        _local_time(p.since),
                         "this command" if p.own else "",
                     )
                     for p in processes
@@ -99,10 +101,13 @@ class Show(Action):
 
 class Validate(Action):
     name = "validate"
-    help = "Check a topology, also against what is in use; status 1 when it would be refused."
+    help = (
+        "Check a topology, also as a successor of the one in use; exit status 1 if it would be"
+        " refused."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser, "By default what the source holds.", optional=True)
+        _add_file(parser, "By default, the topology of the source.", optional=True)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         if options["file"] is None:
@@ -119,38 +124,38 @@ class Validate(Action):
 
 class Diff(Action):
     name = "diff"
-    help = "Show what a topology would change; status 1 when it would change something."
+    help = "Show what a topology would change; exit status 1 if it would change something."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser)
-        _json(parser)
+        _add_file(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        before, _ = _held()
-        found = (before or Document(0, {}, {})).differences(_read(options["file"]))
+        before, _ = _load_held()
+        differences = (before or Document(0, {}, {})).differences(_read(options["file"]))
         if options["json"]:
-            command.stdout.write(json.dumps(found, indent=2))
+            command.stdout.write(json.dumps(differences, indent=2))
         else:
-            command.stdout.write("\n".join(found) or "No difference.")
-        if found:
+            command.stdout.write("\n".join(differences) or "No difference.")
+        if differences:
             sys.exit(1)
 
 
 class Push(Action):
     name = "push"
     help = (
-        "Publish a topology to every process. Its version is the one that it was made from (see"
-        " pull); it becomes the next one."
+        "Publish a topology to every process. The version in it is that from which it was made (see"
+        " pull); it is published as the next version."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser)
-        _publishing(parser)
+        _add_file(parser)
+        _add_publication_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         pushed = topology.push(_read(options["file"]), options["comment"])
         if pushed.published:
-            _published(command, pushed.document, options)
+            _report_published(command, pushed.document, options)
             return
         command.stdout.write(
             f"Nothing to publish: version {pushed.document.version}, in use here, is the same."
@@ -164,10 +169,10 @@ class Push(Action):
 
 class Pull(Action):
     name = "pull"
-    help = "Write what the source holds as JSON: to a file, or to standard output."
+    help = "Write the topology of the source as JSON, to a file or to standard output."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _file(parser, "By default standard output.", optional=True)
+        _add_file(parser, "By default, standard output.", optional=True)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         text = topology.current().to_json()
@@ -175,7 +180,7 @@ class Pull(Action):
             command.stdout.write(text, ending="")
             return
         try:
-            # It may have credentials in it, where those are allowed.
+            # The topology may contain credentials, if the settings allow them.
             with open(os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # fmt: skip
                 file.write(text)
         except OSError as exc:
@@ -184,75 +189,79 @@ class Pull(Action):
 
 class History(Action):
     name = "history"
-    help = "Show who published which version, newest first."
+    help = "Show who published which version, the newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--limit", type=_limit, default=20, metavar="N", help="Default: 20.")
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        found = runtime.source().history(options["limit"])
+        revisions = runtime.source().history(options["limit"])
         if options["json"]:
-            command.stdout.write(json.dumps([_told(one) for one in found], indent=2))
-        elif not found:
+            command.stdout.write(
+                json.dumps([_as_json(revision) for revision in revisions], indent=2)
+            )
+        elif not revisions:
             command.stdout.write(f"{runtime.source().describe()} keeps no history.")
         else:
             write_table(
                 command,
                 (">version", "published", "by", "comment"),
-                [(str(r.version), _when(r.published_at), r.by, r.comment) for r in found],
+                [(str(r.version), _local_time(r.published_at), r.by, r.comment) for r in revisions],
             )
 
 
 class Watch(Action):
     name = "watch"
-    help = "Print every change as this process begins to use it, until it is interrupted."
+    help = "Print every change when this process begins to use it, until interrupted."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _json(parser)
+        _add_json(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         if not runtime.source().live:
             raise CommandError(f"{runtime.source().describe()} does not change while it runs.")
-        seen, before = None, runtime.document()
+        last, before = None, runtime.document()
         try:
             while True:
-                standing, document = runtime.standing(), runtime.document()
-                if standing != seen:
-                    told = {
-                        "version": standing.version,
-                        "origin": standing.origin,
-                        "since": standing.since.isoformat(),
-                        "refused": list(standing.refused),
+                status, document = runtime.topology_status(), runtime.document()
+                if status != last:
+                    content = {
+                        "version": status.version,
+                        "origin": status.origin,
+                        "since": status.since.isoformat(),
+                        "refused": list(status.refused),
                         "changes": before.differences(document),
                     }
-                    command.stdout.write(json.dumps(told) if options["json"] else _line(told))
+                    command.stdout.write(
+                        json.dumps(content) if options["json"] else _change_text(content)
+                    )
                     command.stdout.flush()
-                    seen, before = standing, document
-                time.sleep(_LOOK_EVERY)
+                    last, before = status, document
+                time.sleep(_POLL_INTERVAL)
         except KeyboardInterrupt:
             return
 
 
 class Rollback(Action):
     name = "rollback"
-    help = "Publish an earlier version once more, as the next version."
+    help = "Publish an earlier version again, as the next version."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("version", type=int, metavar="VERSION", help="See history.")
-        _publishing(parser)
+        _add_publication_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         try:
             published = topology.rollback(options["version"], options["comment"])
         except LookupError as exc:
             raise CommandError(str(exc)) from exc
-        _published(command, published, options)
+        _report_published(command, published, options)
 
 
 class Command(CommandOfActions):
     help = "Shows and changes the topology: nodes, groups, and which shards are on which node."
-    # The checks of the project ask for a topology, which may be what is to be mended.
+    # The checks of the project need a topology, but the topology may be what needs mending.
     requires_system_checks = []
     actions = (Show, Validate, Diff, Push, Pull, History, Watch, Rollback)
 
@@ -260,11 +269,11 @@ class Command(CommandOfActions):
 # ##### Options #####
 
 
-def _json(parser: CommandParser) -> None:
+def _add_json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print JSON.")
 
 
-def _file(parser: CommandParser, text: str = "", *, optional: bool = False) -> None:
+def _add_file(parser: CommandParser, text: str = "", *, optional: bool = False) -> None:
     parser.add_argument(
         "file",
         type=Path,
@@ -274,14 +283,14 @@ def _file(parser: CommandParser, text: str = "", *, optional: bool = False) -> N
     )
 
 
-def _publishing(parser: CommandParser) -> None:
-    parser.add_argument("--comment", default="", metavar="TEXT", help="For the history.")
+def _add_publication_options(parser: CommandParser) -> None:
+    parser.add_argument("--comment", default="", metavar="TEXT", help="A text for the history.")
     parser.add_argument(
         "--wait",
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="Wait so long for all processes that are connected; 0 not at all. Default: 10.",
+        help="How long to wait for all connected processes; 0 for no wait. Default: 10.",
     )
 
 
@@ -296,7 +305,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # Of "nan" no end ever comes.
+    # "nan" would wait forever.
     if not 0 <= seconds < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
     return seconds
@@ -312,7 +321,7 @@ def _read(path: Path) -> Document:
 # ##### Answers #####
 
 
-def _published(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
+def _report_published(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
     command.stdout.write(
         command.style.SUCCESS(f"Version {document.version} is published and in use here.")
     )
@@ -320,21 +329,21 @@ def _published(command: BaseCommand, document: Document, options: dict[str, Any]
 
 
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
-    """For the other processes, as long as the option says."""
+    """Wait for the other processes, as long as the option says."""
     if not options["wait"]:
         return
     reach = topology.wait_until_used(document.version, options["wait"])
     if reach is None:
         return
-    command.stdout.write(_using(len(reach.using), behind=len(reach.behind)))
+    command.stdout.write(_usage_text(len(reach.using), behind=len(reach.behind)))
     if reach.behind:
-        raise failed(
-            f"{one.host}, process {one.pid}, still uses version {one.version}."
-            for one in reach.behind
+        raise problems_error(
+            f"{process.host}, process {process.pid}, still uses version {process.version}."
+            for process in reach.behind
         )
 
 
-def _using(count: int, *, behind: int) -> str:
+def _usage_text(count: int, *, behind: int) -> str:
     if behind:
         return f"{count} of {count + behind} other processes that are connected use it."
     if not count:
@@ -344,8 +353,8 @@ def _using(count: int, *, behind: int) -> str:
     return f"{count} other processes are connected, and use it."
 
 
-def _held() -> tuple[Document | None, str | None]:
-    """What the source holds, or why that cannot be told."""
+def _load_held() -> tuple[Document | None, str | None]:
+    """The document that the source holds, or why it cannot be read."""
     try:
         return topology.current(), None
     except TopologyError as exc:
@@ -360,8 +369,8 @@ def _in_use() -> Document | None:
 
 
 def _in_use_version() -> int:
-    found = _in_use()
-    return 0 if found is None else found.version
+    document = _in_use()
+    return 0 if document is None else document.version
 
 
 def _write_groups(command: BaseCommand, current: Topology) -> None:
@@ -400,19 +409,19 @@ def _address(node: Mapping[str, Any]) -> str:
     return f"{node.get('HOST') or 'localhost'}{f':{port}' if port else ''}"
 
 
-def _line(told: dict[str, Any]) -> str:
-    lines = [f"{told['since']}  version {told['version']}, from the {told['origin']}"]
-    lines += [f"  {change}" for change in told["changes"]]
-    lines += [f"  REFUSED: {problem}" for problem in told["refused"]]
+def _change_text(change: dict[str, Any]) -> str:
+    lines = [f"{change['since']}  version {change['version']}, from the {change['origin']}"]
+    lines += [f"  {line}" for line in change["changes"]]
+    lines += [f"  REFUSED: {problem}" for problem in change["refused"]]
     return "\n".join(lines)
 
 
-def _when(time: datetime | None) -> str:
+def _local_time(time: datetime | None) -> str:
     return "?" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _told(one: Any) -> dict[str, Any]:
+def _as_json(record: Any) -> dict[str, Any]:
     return {
         key: value.isoformat() if isinstance(value, datetime) else value
-        for key, value in asdict(one).items()
+        for key, value in asdict(record).items()
     }

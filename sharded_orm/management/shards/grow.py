@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
-from sharded_orm.management.actions import Action, failed, teller
+from sharded_orm.management.actions import Action, line_writer, problems_error
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.operations import growth
 from sharded_orm.topology.model import MAX_WEIGHT, is_weight
@@ -19,28 +19,28 @@ from sharded_orm.topology.model import MAX_WEIGHT, is_weight
 class Grow(Action):
     name = "grow"
     help = (
-        "Give a group more shards: make and migrate them, name their range, open it. Run it again"
-        " to go on after it was broken off."
+        "Give a group more shards: create and migrate them, publish their range, open it. After an"
+        " interruption, run the command again to go on."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _group(parser)
-        parser.add_argument("--count", type=int, metavar="N", help="How many shards.")
-        parser.add_argument("--primary", metavar="NODE", help="The node they are made on.")
+        _add_group(parser)
+        parser.add_argument("--count", type=int, metavar="N", help="The number of new shards.")
+        parser.add_argument("--primary", metavar="NODE", help="The node to create them on.")
         parser.add_argument("--replica", metavar="NODE", help="The node that replicates them.")
         parser.add_argument(
             "--weight",
             type=_weight,
             default=1,
             metavar="W",
-            help="How often each is given a new key. Default: %(default)s",
+            help="How often each gets a new key. Default: %(default)s",
         )
         parser.add_argument(
             "--bounds",
             nargs="+",
             default=[],
             metavar="KEY",
-            help="Of a range group with BOUNDS: the lowest key of each new shard.",
+            help="For a range group with BOUNDS: the lowest key of each new shard.",
         )
         parser.add_argument(
             "--closed", action="store_true", help="Do not open the range for new keys."
@@ -48,7 +48,8 @@ class Grow(Action):
         parser.add_argument(
             "--abort",
             action="store_true",
-            help="Forget what was broken off before the range was named; what was made stays.",
+            help="Give up a growth that was interrupted before its range was published. Shards that"
+            " were created stay.",
         )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
@@ -69,7 +70,7 @@ class Grow(Action):
             bounds=growth.parse_bounds(options["group"], options["bounds"]),
             open_it=not options["closed"],
             progress=ShardProgress(command, options["verbosity"]),
-            tell=teller(command, options),
+            tell=line_writer(command, options),
         )
         if options["json"]:
             command.stdout.write(json.dumps(report.to_json(), indent=2))
@@ -78,14 +79,14 @@ class Grow(Action):
             command.stdout.write(f"Range {report.range} on {report.range.primary} is {state}.")
         if report.problems:
             failures = report.migrated.failures if report.migrated is not None else []
-            raise failed([*map(failure_line, failures), *report.problems])
+            raise problems_error([*map(failure_line, failures), *report.problems])
 
 
 class _Setting(Action):
-    """Changes one thing of one range."""
+    """Changes one setting of one range."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        _group(parser)
+        _add_group(parser)
         parser.add_argument("range", type=_range, metavar="RANGE", help="Such as 512-1023.")
 
 
@@ -95,23 +96,23 @@ class Open(_Setting):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         first, last = options["range"]
-        made = growth.set_open(options["group"], first, last, True)
-        _tell(command, options, f"is open (version {made.version})")
+        document = growth.set_open(options["group"], first, last, True)
+        _report_range(command, options, f"is open (version {document.version})")
 
 
 class Close(_Setting):
     name = "close"
-    help = "Give a range no more new keys; those that it has stay."
+    help = "Give a range no more new keys; its existing keys stay."
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         first, last = options["range"]
-        made = growth.set_open(options["group"], first, last, False)
-        _tell(command, options, f"is closed (version {made.version})")
+        document = growth.set_open(options["group"], first, last, False)
+        _report_range(command, options, f"is closed (version {document.version})")
 
 
 class Weight(_Setting):
     name = "weight"
-    help = "Set how often each shard of a range is given a new key."
+    help = "Set how often each shard of a range gets a new key."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -119,16 +120,18 @@ class Weight(_Setting):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         first, last = options["range"]
-        made = growth.set_weight(options["group"], first, last, options["weight"])
-        _tell(command, options, f"has weight {options['weight']:g} (version {made.version})")
+        document = growth.set_weight(options["group"], first, last, options["weight"])
+        _report_range(
+            command, options, f"has weight {options['weight']:g} (version {document.version})"
+        )
 
 
-def _tell(command: BaseCommand, options: dict[str, Any], state: str) -> None:
+def _report_range(command: BaseCommand, options: dict[str, Any], state: str) -> None:
     first, last = options["range"]
     command.stdout.write(f"Range {options['group']} {first}-{last} {state}.")
 
 
-def _group(parser: CommandParser) -> None:
+def _add_group(parser: CommandParser) -> None:
     parser.add_argument("group", metavar="GROUP", help="The group's name.")
 
 

@@ -17,35 +17,36 @@ from sharded_orm.exceptions import (
     PromotionRefused,
     TopologyError,
 )
-from sharded_orm.management.actions import Action, teller
+from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.operations import promotion
 
 
 class Promote(Action):
     name = "promote"
     help = (
-        "Replace a primary by its replica, for all its ranges, without losing a write. Run it again"
-        " to go on after it was broken off."
+        "Replace a primary by its replica, for all its ranges, without losing a write. After an"
+        " interruption, run the command again to go on."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "node", metavar="NODE", help="The primary that is to be replaced by its replica."
+            "node", metavar="NODE", help="The primary that its replica shall replace."
         )
         parser.add_argument(
-            "--to", metavar="NODE", help="What the replica must be; to be on the safe side."
+            "--to", metavar="NODE", help="Refuse if the replica is another node than this."
         )
         parser.add_argument(
             "--timeout",
             type=float,
             default=promotion.PromotionOptions().timeout,
             metavar="SECONDS",
-            help="What the replica has to catch up; writers may wait as long. Default: %(default)g",
+            help="The time in which the replica must catch up; writers may wait as long. Default:"
+            " %(default)g",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="The primary is dead: what the replica has not received is lost.",
+            help="The primary is dead: writes that the replica has not received are lost.",
         )
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive",
@@ -53,55 +54,63 @@ class Promote(Action):
         )  # fmt: skip
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
-            "--check", action="store_true", help="Only tell whether it could be done now."
+            "--check", action="store_true", help="Only check whether it could be done now."
         )
         mode.add_argument(
-            "--abort", action="store_true", help="Undo a promotion that was broken off."
+            "--abort", action="store_true", help="Undo a promotion that was interrupted."
         )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        how = promotion.PromotionOptions(force=options["force"], timeout=options["timeout"])
-        tell = teller(command, options)
+        promotion_options = promotion.PromotionOptions(
+            force=options["force"], timeout=options["timeout"]
+        )
+        tell = line_writer(command, options)
 
         def confirm(plan: promotion.PromotionPlan, loss: promotion.Loss) -> bool:
             command.stderr.write(command.style.WARNING(f"{loss}\n{_WARNING.format(plan=plan)}"))
-            return not options["interactive"] or _answers(plan.node)
+            return not options["interactive"] or _confirms(plan.node)
 
         try:
             if options["check"]:
-                report = promotion.check(options["node"], to=options["to"], options=how)
+                report = promotion.check(
+                    options["node"], to=options["to"], options=promotion_options
+                )
             elif options["abort"]:
-                undone = promotion.abort(options["node"], tell=tell)
-                if undone is None:
+                aborted = promotion.abort(options["node"], tell=tell)
+                if aborted is None:
                     raise CommandError(
                         f"No promotion that replaces {options['node']!r} was broken off."
                     )
-                report = undone
+                report = aborted
             else:
                 report = promotion.promote(
-                    options["node"], to=options["to"], options=how, confirm=confirm, tell=tell
+                    options["node"],
+                    to=options["to"],
+                    options=promotion_options,
+                    confirm=confirm,
+                    tell=tell,
                 )
         except PromotionRefused as exc:
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # Before this process has touched anything; later they are PromotionFailed.
+            # This process has touched nothing yet; later errors are PromotionFailed.
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:
             settled = isinstance(exc, PromotionFailed) and exc.settled
-            told = {"outcome": "failed", "settled": settled, "problems": [str(exc)]}
-            _write_json(command, options, told)
+            report_json = {"outcome": "failed", "settled": settled, "problems": [str(exc)]}
+            _write_json(command, options, report_json)
             raise
         _write_json(command, options, report.to_json())
         if not options["json"]:
             _show(command, report)
 
 
-def _write_json(command: BaseCommand, options: dict[str, Any], told: dict[str, Any]) -> None:
+def _write_json(command: BaseCommand, options: dict[str, Any], report_json: dict[str, Any]) -> None:
     if options["json"]:
-        command.stdout.write(json.dumps(told, indent=2))
+        command.stdout.write(json.dumps(report_json, indent=2))
 
 
 _WARNING = (
@@ -110,7 +119,7 @@ _WARNING = (
 )
 
 
-def _answers(node: str) -> bool:
+def _confirms(node: str) -> bool:
     try:
         return input(f"Type the name of the node that is given up ({node}) to go on: ") == node
     except EOFError as exc:

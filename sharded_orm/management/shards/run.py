@@ -13,43 +13,43 @@ from django.db import connections
 from sharded_orm import runtime
 from sharded_orm.management.actions import Action
 from sharded_orm.management.progress import ShardProgress
-from sharded_orm.management.selection import add_selection, selected
+from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.operations.shards import command_runner
 from sharded_orm.operations.shards.creation import create
-from sharded_orm.operations.shards.status import named
+from sharded_orm.operations.shards.status import aliases_text
 from sharded_orm.topology.model import Shard
 
 
 class Create(Action):
     name = "create"
-    help = "Make the schemas of shards that do not exist yet, empty. What is there stays."
+    help = "Create the schemas of shards that do not exist yet, empty. Existing ones stay."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_selection(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        shards = [shard for part in selected(options) for shard in part.shards]
+        shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        lock = threading.Lock()  # Several nodes tell of their shards at once.
+        lock = threading.Lock()  # Several nodes report their shards at once.
 
-        def tell(shard: Shard, made: bool) -> None:
+        def report(shard: Shard, is_new: bool) -> None:
             with lock:
-                progress.done(shard.alias, "made" if made else "was there")
+                progress.done(shard.alias, "made" if is_new else "was there")
 
         progress.begin("shards", len(shards))
         try:
-            found = create(shards, progress=tell)
+            result = create(shards, progress=report)
         finally:
             progress.end()
-        command.stdout.write(f"{len(found.made)} made, {found.existing} were there.")
-        if found.made:
+        command.stdout.write(f"{len(result.made)} made, {result.existing} were there.")
+        if result.made:
             command.stdout.write("Those are empty: run 'manage.py migrate_shards'.")
-        for name, why in found.failures.items():
+        for name, why in result.failures.items():
             command.stderr.write(command.style.ERROR(f"{name}: {why}"))
-        if found.failures:
+        if result.failures:
             raise CommandError(
-                f"{len(shards) - len(found.made) - found.existing} of {len(shards)} shards could not"
+                f"{len(shards) - len(result.made) - result.existing} of {len(shards)} shards could not"
                 " be made. Run the command again when the cause is mended; the others are done."
             )
 
@@ -61,15 +61,17 @@ class SQL(Action):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("shard", metavar="SHARD", help="Its alias, such as photos_00042.")
         parser.add_argument(
-            "parameters", nargs="*", metavar="-- ARGUMENT", help="Passed on to the shell."
+            "parameters", nargs="*", metavar="-- ARGUMENT", help="Arguments for the shell."
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         alias = options["shard"]
         if runtime.topology().resolve(alias) is None:
-            known = [group.shard(0).alias for group in runtime.topology().groups.values()]
-            raise CommandError(f"There is no shard {alias!r}; they are called {known!r} and so on.")
-        # The shell of SQLite would make a file that is missing.
+            examples = [group.shard(0).alias for group in runtime.topology().groups.values()]
+            raise CommandError(
+                f"There is no shard {alias!r}; they are called {examples!r} and so on."
+            )
+        # The shell of SQLite would create a missing file.
         connections[alias].ensure_connection()
         connections[alias].close()
         call_command("dbshell", "--", *options["parameters"], database=alias)
@@ -83,8 +85,8 @@ class RunAction(Action):
         parser.add_argument(
             "command_line",
             metavar="COMMAND",
-            help="With its arguments, in quotes. It is given '--database ALIAS', unless it contains"
-            " {alias}.",
+            help="The command with its arguments, in quotes. It gets '--database ALIAS', unless it"
+            " contains {alias}.",
         )
         add_selection(parser)
         parser.add_argument(
@@ -92,11 +94,11 @@ class RunAction(Action):
             type=_processes,
             default=1,
             metavar="N",
-            help="Work in N processes. By default one shard after the other, in this one.",
+            help="Work in N processes. By default, one shard after the other in this process.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        shards = [shard for part in selected(options) for shard in part.shards]
+        shards = [shard for part in selection_of(options) for shard in part.shards]
         parsed = command_runner.parse(options["command_line"])
         failures: dict[str, str] = {}
         for outcome in command_runner.run(parsed, shards, parallel=options["parallel"]):
@@ -106,7 +108,7 @@ class RunAction(Action):
         if failures:
             failing = [shard for shard in shards if shard.alias in failures]
             raise CommandError(
-                f"{len(failures)} of {len(shards)} shards failed: {named(failing)}. The others are"
+                f"{len(failures)} of {len(shards)} shards failed: {aliases_text(failing)}. The others are"
                 " done."
             )
         command.stdout.write(command.style.SUCCESS(f"{len(shards)} shards are done."))

@@ -11,8 +11,8 @@ from django.core.management import BaseCommand
 from django.core.management.base import CommandParser
 from django.template.defaultfilters import filesizeformat
 
-from sharded_orm.management.actions import Action, failed
-from sharded_orm.management.selection import add_selection, selected
+from sharded_orm.management.actions import Action, problems_error
+from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
 from sharded_orm.operations.shards.status import PATIENCE, FleetStatus, GroupOnNode, status
@@ -23,18 +23,22 @@ _DOWN, _WRONG = "DOES NOT ANSWER", "WRONG"
 
 class StatusAction(Action):
     name = "status"
-    help = "Show for each node and group what answers, exists and is migrated, and how large it is."
+    help = (
+        "Show for each node and group which shards answer, exist and are migrated, and their size."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         _add_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        found = status(_chosen(options), timeout=options["timeout"], sizes=options["sizes"])
+        fleet = status(
+            _selected_shards(options), timeout=options["timeout"], sizes=options["sizes"]
+        )
         if options["json"]:
-            _write_json(command, _fleet(found, each=options["each"]))
+            _write_json(command, _fleet_json(fleet, each=options["each"]))
             return
-        _show(command, found, each=options["each"])
-        for problem in found.problems:
+        _show(command, fleet, each=options["each"])
+        for problem in fleet.problems:
             command.stdout.write("")
             command.stdout.write(command.style.WARNING(problem))
 
@@ -42,8 +46,8 @@ class StatusAction(Action):
 class Check(Action):
     name = "check"
     help = (
-        "The same, and look for schemas that differ from their siblings and for rows that are on"
-        " another shard than their key says; status 1 when anything is wrong."
+        "As status, and also look for schemas that differ from those of other shards and for rows on a"
+        " shard other than that of their key. Exit status 1 if anything is wrong."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -54,27 +58,27 @@ class Check(Action):
             type=_count,
             default=SAMPLE,
             metavar="N",
-            help="Rows to look at of each table of each shard, from a random place on; 0 for none."
+            help="Rows to check in each table of each shard, from a random row on; 0 for none."
             " Default: %(default)s",
         )
-        rows.add_argument("--all", action="store_true", help="Look at all rows.")
+        rows.add_argument("--all", action="store_true", help="Check all rows.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        found = check(
-            _chosen(options),
+        health = check(
+            _selected_shards(options),
             timeout=options["timeout"],
             sample=None if options["all"] else options["sample"],
             sizes=options["sizes"],
         )
         if options["json"]:
-            _write_json(command, _checked(found, each=options["each"]))
+            _write_json(command, _health_json(health, each=options["each"]))
         else:
-            _show(command, found.status, each=options["each"])
+            _show(command, health.status, each=options["each"])
             if options["all"] or options["sample"]:
                 command.stdout.write("")
-                command.stdout.write(f"{found.rows:,} rows looked at.")
-        if found.problems:
-            raise failed(found.problems)
+                command.stdout.write(f"{health.rows:,} rows looked at.")
+        if health.problems:
+            raise problems_error(health.problems)
 
 
 ACTIONS: tuple[type[Action], ...] = (StatusAction, Check)
@@ -88,19 +92,19 @@ def _add_options(parser: CommandParser) -> None:
         type=_seconds,
         default=PATIENCE,
         metavar="SECONDS",
-        help="For the first answer of a node. Default: %(default)g",
+        help="The time for the first answer of a node. Default: %(default)g",
     )
     parser.add_argument(
-        "--no-sizes", action="store_false", dest="sizes", help="Do not ask how large shards are."
+        "--no-sizes", action="store_false", dest="sizes", help="Do not read the sizes of shards."
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 
-def _chosen(options: Mapping[str, Any]) -> list[Shard] | None:
-    """None for all, which includes what is where no shard should be."""
+def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
+    """The selected shards; None for all, which also finds schemas where no shard should be."""
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None
-    return [shard for part in selected(options) for shard in part.shards]
+    return [shard for part in selection_of(options) for shard in part.shards]
 
 
 def _seconds(text: str) -> float:
@@ -122,16 +126,17 @@ def _count(text: str) -> int:
 # ##### Tables #####
 
 
-def _show(command: BaseCommand, found: FleetStatus, *, each: bool) -> None:
+def _show(command: BaseCommand, fleet: FleetStatus, *, each: bool) -> None:
     heads = (
         "node", "group", ">shards", ">missing", ">behind", ">unexpected", ">size", ">rows", "",
     )  # fmt: skip
-    write_table(command, heads, list(_lines(found)), {_DOWN, _WRONG})
+    write_table(command, heads, list(_lines(fleet)), {_DOWN, _WRONG})
     rows = [
-        [one.shard.alias, one.shard.node, one.state, str(one.behind or ""),
-         _size(one.size.bytes if one.size else None), _number(one.size.rows if one.size else None),
-         _WRONG if one.state in ("missing", "error") else ""]
-        for one in (found.shards if each else ())
+        [entry.shard.alias, entry.shard.node, entry.state, str(entry.behind or ""),
+         _size(entry.size.bytes if entry.size else None),
+         _number(entry.size.rows if entry.size else None),
+         _WRONG if entry.state in ("missing", "error") else ""]
+        for entry in (fleet.shards if each else ())
     ]  # fmt: skip
     if rows:
         command.stdout.write("")
@@ -140,24 +145,25 @@ def _show(command: BaseCommand, found: FleetStatus, *, each: bool) -> None:
         )
 
 
-def _lines(found: FleetStatus) -> Iterator[list[str]]:
-    for node in found.nodes:
+def _lines(fleet: FleetStatus) -> Iterator[list[str]]:
+    for node in fleet.nodes:
         if node.error is not None:
             for group, count in node.expected.items() or [("", 0)]:
                 yield [node.name, group, str(count or ""), *[""] * 5, _DOWN]
         elif not node.groups:
             yield [node.name, *[""] * 7, "answers"]
-        for told in node.groups:
-            missing, behind = len(told.of_state("missing")), len(told.of_state("behind"))
-            wrong = missing or told.of_state("error") or told.unexpected
+        for on_node in node.groups:
+            missing, behind = len(on_node.of_state("missing")), len(on_node.of_state("behind"))
+            wrong = missing or on_node.of_state("error") or on_node.unexpected
             yield [
-                node.name, told.group, str(len(told.shards)), _some(missing), _some(behind),
-                _some(len(told.unexpected)), _size(told.bytes), _number(told.rows),
+                node.name, on_node.group, str(len(on_node.shards)),
+                _nonzero(missing), _nonzero(behind),
+                _nonzero(len(on_node.unexpected)), _size(on_node.bytes), _number(on_node.rows),
                 _WRONG if wrong else "behind" if behind else "ok",
             ]  # fmt: skip
 
 
-def _some(count: int) -> str:
+def _nonzero(count: int) -> str:
     return str(count or "")
 
 
@@ -177,85 +183,87 @@ def _write_json(command: BaseCommand, value: Any) -> None:
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 
-def _fleet(found: FleetStatus, *, each: bool) -> dict[str, Any]:
+def _fleet_json(fleet: FleetStatus, *, each: bool) -> dict[str, Any]:
     return {
         "nodes": [
             {
                 "name": node.name,
                 "error": node.error,
                 "expected": dict(node.expected),
-                "groups": [_group(group, each=each) for group in node.groups],
+                "groups": [_group_json(group, each=each) for group in node.groups],
             }
-            for node in found.nodes
+            for node in fleet.nodes
         ],
-        "problems": found.problems,
+        "problems": fleet.problems,
     }
 
 
-def _group(found: GroupOnNode, *, each: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "group": found.group,
-        "shards": len(found.shards),
-        "missing": _aliases(found, "missing"),
-        "behind": _aliases(found, "behind"),
-        "errors": {one.shard.alias: one.error for one in found.shards if one.error is not None},
-        "unexpected": list(found.unexpected),
-        "bytes": found.bytes,
-        "rows": found.rows,
+def _group_json(on_node: GroupOnNode, *, each: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "group": on_node.group,
+        "shards": len(on_node.shards),
+        "missing": _aliases(on_node, "missing"),
+        "behind": _aliases(on_node, "behind"),
+        "errors": {
+            entry.shard.alias: entry.error for entry in on_node.shards if entry.error is not None
+        },
+        "unexpected": list(on_node.unexpected),
+        "bytes": on_node.bytes,
+        "rows": on_node.rows,
     }
     if each:
-        told["each"] = [
+        content["each"] = [
             {
-                "alias": one.shard.alias,
-                "state": one.state,
-                "behind": one.behind,
-                "bytes": one.size.bytes if one.size else None,
-                "rows": one.size.rows if one.size else None,
+                "alias": entry.shard.alias,
+                "state": entry.state,
+                "behind": entry.behind,
+                "bytes": entry.size.bytes if entry.size else None,
+                "rows": entry.size.rows if entry.size else None,
             }
-            for one in found.shards
+            for entry in on_node.shards
         ]
-    return told
+    return content
 
 
-def _aliases(found: GroupOnNode, state: str) -> list[str]:
-    return [shard.alias for shard in found.of_state(state)]
+def _aliases(on_node: GroupOnNode, state: str) -> list[str]:
+    return [shard.alias for shard in on_node.of_state(state)]
 
 
-def _checked(found: HealthReport, *, each: bool) -> dict[str, Any]:
+def _health_json(health: HealthReport, *, each: bool) -> dict[str, Any]:
     return {
-        **_fleet(found.status, each=each),
+        **_fleet_json(health.status, each=each),
         "inexact_keys": [
             {
-                "model": one.key.model._meta.label,
-                "field": one.key.field.name,
-                "problem": one.what,
-                "shards": [shard.alias for shard in one.shards],
+                "model": entry.key.model._meta.label,
+                "field": entry.key.field.name,
+                "problem": entry.what,
+                "shards": [shard.alias for shard in entry.shards],
             }
-            for one in found.inexact
+            for entry in health.inexact
         ],
         "drift": [
             {
-                "shard": one.shard.alias,
-                "sibling": one.sibling.alias,
-                "siblings": one.siblings,
-                "differences": list(one.differences),
+                "shard": entry.shard.alias,
+                "sibling": entry.sibling.alias,
+                "siblings": entry.siblings,
+                "differences": list(entry.differences),
             }
-            for one in found.drifts
+            for entry in health.drifts
         ],
         "misplaced": [
             {
-                "shard": one.shard.alias,
-                "model": one.model,
-                "field": one.key_name,
-                "keys": one.keys,
-                "rows": one.rows,
+                "shard": entry.shard.alias,
+                "model": entry.model,
+                "field": entry.key_name,
+                "keys": entry.keys,
+                "rows": entry.rows,
                 "examples": [
                     {"key": example.key, "home": example.home, "why": example.why}
-                    for example in one.examples
+                    for example in entry.examples
                 ],
             }
-            for one in found.misplaced
+            for entry in health.misplaced
         ],
-        "rows_looked_at": found.rows,
-        "problems": found.problems,
+        "rows_looked_at": health.rows,
+        "problems": health.problems,
     }

@@ -1,4 +1,4 @@
-"""``shards where``: where a key lives, and why."""
+"""``shards where``: the shard of a key, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharded_orm.operations.shards.where import KeyLocation, where
 
 class Where(Action):
     name = "where"
-    help = "Explain where the rows of a shard key are. Asks no shard, and places nothing."
+    help = "Explain on which shard the rows of a key are. Asks no shard, and places nothing."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("model", metavar="MODEL", help="Photo, or photos.Photo.")
@@ -26,31 +26,31 @@ class Where(Action):
         name, equals, value = options["key"].partition("=")
         if not equals:
             raise CommandError(f"{name!r} is no KEY=VALUE, such as user_id=1.")
-        place = where(options["model"], name, value)
+        location = where(options["model"], name, value)
         if options["json"]:
-            command.stdout.write(json.dumps(asdict(place), indent=2, default=str))
+            command.stdout.write(json.dumps(asdict(location), indent=2, default=str))
             return
-        heading = f"{place.model} {place.field}={place.key!r}"
+        heading = f"{location.model} {location.field}={location.key!r}"
         command.stdout.write(command.style.MIGRATE_HEADING(heading))
-        for name, text in _told(place):
+        for name, text in _facts(location):
             command.stdout.write(f"{name:<8} {text}")
 
 
 ACTIONS: tuple[type[Action], ...] = (Where,)
 
 
-def _told(place: KeyLocation) -> list[tuple[str, str]]:
-    told = [("group", f"{place.group}, by {place.strategy}"), ("why", place.why)]
-    if place.range is None:
-        told.append(("shard", "none"))
+def _facts(location: KeyLocation) -> list[tuple[str, str]]:
+    facts = [("group", f"{location.group}, by {location.strategy}"), ("why", location.why)]
+    if location.range is None:
+        facts.append(("shard", "none"))
     else:
-        first, last = place.range
-        opened = "open" if place.open else "closed"
-        told += [
-            ("shard", f"{place.shard}, {place.alias}"),
-            ("node", f"{place.node}"),
-            ("replica", place.replica or "none"),
-            ("schema", f"{place.schema}"),
+        first, last = location.range
+        opened = "open" if location.open else "closed"
+        facts += [
+            ("shard", f"{location.shard}, {location.alias}"),
+            ("node", f"{location.node}"),
+            ("replica", location.replica or "none"),
+            ("schema", f"{location.schema}"),
             ("range", f"{first} to {last}, {opened} for new keys"),
         ]
-    return told
+    return facts

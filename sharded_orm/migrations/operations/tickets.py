@@ -1,4 +1,4 @@
-"""Sequences of ticket servers, begun by migrations."""
+"""Creating sequences of ticket servers in migrations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sharded_orm.operations.tickets.creation import is_test_database
 
 
 class CreateSequence(Operation):
-    """Begin a sequence on each ticket server when that alias is migrated (F4).
+    """Create a sequence on each ticket server when that alias is migrated (F4).
 
-    ``migrate --database tickets_1`` begins it there, and so on; other databases are left
-    alone. It begins as ``manage.py tickets create`` begins it: above every id that exists,
-    and above what the other servers have handed out, which must answer. A sequence that
-    is there stays as it is.
+    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone.
+    Like ``manage.py tickets create``, the operation begins the sequence above every existing id and
+    above every id that the other servers have handed out; so these must answer. An existing
+    sequence stays as it is.
 
-    Backwards it does nothing: ids that were handed out are never taken back.
+    Backwards, the operation does nothing: ids that were handed out are never taken back.
 
-    :param start: the first id may be this one.
+    :param start: the smallest possible first id.
     :param form: ``update``, ``replace`` or ``sequence``; by default the server's own.
     """
 
-    # What migrations name, wherever this module is.
+    # The path that migrations import, wherever this module is.
     __module__ = "sharded_orm.migrations.operations"
 
     reversible = True
@@ -40,8 +40,8 @@ class CreateSequence(Operation):
         self.form = form
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        given = {"name": self.name, "start": self.start, "form": self.form}
-        return type(self).__name__, [], {k: v for k, v in given.items() if v is not None}
+        arguments = {"name": self.name, "start": self.start, "form": self.form}
+        return type(self).__name__, [], {k: v for k, v in arguments.items() if v is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """No model changes."""
@@ -55,7 +55,7 @@ class CreateSequence(Operation):
                 continue
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
-                # The other databases of the run are not made yet, and there are no rows.
+                # A test run has not created its other databases yet, and there are no rows.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)
@@ -63,7 +63,7 @@ class CreateSequence(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Nothing: rows may have the ids that were handed out."""
+        """Do nothing: rows may have the ids that were handed out."""
 
     def describe(self) -> str:
         return f"Begin ticket sequence {self.name}"
@@ -74,9 +74,9 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """The sequence is made on another connection, which a transaction may lock out."""
-    mode = getattr(connection, "transaction_mode", None)
-    if connection.vendor != "sqlite" or mode in (None, "DEFERRED"):
+    """:raises NotSupportedError: the transaction locks out the sequence's own connection."""
+    mode = getattr(connection, "transaction_mode", None)  # of SQLite's connections only
+    if mode in (None, "DEFERRED"):
         return
     if connection.in_atomic_block:
         raise NotSupportedError(

@@ -1,4 +1,4 @@
-"""Which groups of shards a user may look into: ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]``."""
+"""Permissions to view groups of shards: ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from django.db import DEFAULT_DB_ALIAS, router
 from sharded_orm import runtime
 
 APP_LABEL = "sharded_orm"
-# The permissions hang on the model that stands for all shards.
+# The permissions belong to the model that represents all shards.
 MODEL = "shardmap"
 
 
 def codename(group: str) -> str:
-    """Of the permission for ``group``, without its app."""
+    """The codename of the permission for ``group``, without the app label."""
     return f"access_{group}"
 
 
 def may_access(user: Any, group: str) -> bool:
-    """Whether ``user`` may look into ``group``, as far as its permissions go.
+    """Whether the permissions of ``user`` allow viewing ``group``.
 
-    True for everybody unless ``GROUP_PERMISSIONS`` is set; superusers have every permission. One
-    query for each ``user`` object, which keeps its permissions; Django's admin makes the same one.
+    True for every user unless ``GROUP_PERMISSIONS`` is set. Superusers have every permission. One
+    query per ``user`` object, which caches its permissions; Django's admin sends the same one.
     """
     if not runtime.config().admin.group_permissions:
         return True
@@ -33,10 +33,10 @@ def may_access(user: Any, group: str) -> bool:
 def after_migrate(
     sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: make the permissions of groups that have none yet.
+    """Receiver of ``post_migrate``: create the missing permissions of groups.
 
-    As ``django.contrib.auth.management.create_permissions``, which knows only those of models. It
-    may come before or after this one. Permissions of groups that are gone stay, as Django's do.
+    ``django.contrib.auth.management.create_permissions`` creates those of models only; the order
+    of the two receivers does not matter. Permissions of removed groups stay, as Django's do.
     """
     if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
         return
@@ -44,17 +44,19 @@ def after_migrate(
         content_types = apps.get_model("contenttypes", "ContentType").objects
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
-        return  # Not migrated yet; each migrate sends the signal for all apps.
-    names = {
+        return  # These apps are not migrated yet; each migrate sends the signal for all apps.
+    names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups
     }
     if not router.allow_migrate_model(using, permissions.model):
         return
-    of_model, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
-    mine = permissions.using(using).filter(content_type=of_model)
-    there = set(mine.filter(codename__in=names).values_list("codename", flat=True))
+    content_type, _ = content_types.using(using).get_or_create(app_label=APP_LABEL, model=MODEL)
+    group_permissions = permissions.using(using).filter(content_type=content_type)
+    existing = set(
+        group_permissions.filter(codename__in=names_by_codename).values_list("codename", flat=True)
+    )
     permissions.using(using).bulk_create(
-        permissions.model(content_type=of_model, codename=code, name=name)
-        for code, name in names.items()
-        if code not in there
+        permissions.model(content_type=content_type, codename=code, name=name)
+        for code, name in names_by_codename.items()
+        if code not in existing
     )

@@ -1,7 +1,7 @@
-"""Columns whose ids PostgreSQL makes itself (I3).
+"""Defaults of columns whose timestamped ids PostgreSQL generates (I3).
 
-Their function and default are no part of a migration, which is the same for all databases:
-they are set after each ``migrate``, like the counters of packed ids.
+A migration is the same for all databases, so it cannot hold the function and default of these
+columns. They are set after each ``migrate``, like the counters of packed ids.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from typing import Any
 from django.apps import AppConfig
 from django.db import connections, transaction
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.ids.timestamps_postgresql import (
     create_function,
     create_sequence,
     function_name,
     set_default,
 )
-from sharded_orm.models.fields.embedding import shard_of
+from sharded_orm.models.fields.generated_id import shard_of
 from sharded_orm.models.fields.timestamped import TimestampedIDField
 
 
 def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
-    """Receiver of ``post_migrate``: give timestamped ids their function and default.
+    """Receiver of ``post_migrate``: set the function and default of timestamped ids.
 
-    Does nothing but on PostgreSQL. Costs nothing for an app without such ids; else one query,
-    and per table a function that is made again. A default is only set where it is another
-    one: that waits for all transactions on the table.
+    Does nothing on other databases than PostgreSQL, nor for an app without such ids. Otherwise
+    sends one query, and replaces one function per table. A default is set only if it differs,
+    because that waits for all transactions on the table.
     """
     connection = connections[using]
-    if connection.vendor != "postgresql":
+    if not features_of(connection).makes_timestamped_ids:
         return
     fields = _fields(sender)
     if not fields:
         return
     shard = shard_of(using)
-    number = shard.number if shard is not None else 0  # A template's rows stay in it.
+    # Rows of a template schema, from which test shards are cloned, need no shard number.
+    number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, column_name, column_default, table_schema"
@@ -55,7 +57,7 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 
 
 def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
-    """Table and column -> field, of the timestamped ids of an app."""
+    """The timestamped id fields of an app, by table and column."""
     return {
         (model._meta.db_table, str(field.column)): field
         for model in app.get_models()

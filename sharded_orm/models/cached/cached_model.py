@@ -19,6 +19,8 @@ from django.db import connections, models, router
 from django.db.utils import load_backend
 
 from sharded_orm import runtime
+from sharded_orm.backends.collations import Collations
+from sharded_orm.backends.features import features_of
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
@@ -267,7 +269,7 @@ def _read(model: Any) -> CachedModel | None:
     if model._is_sharded and (options is None or options.key is None):
         return None
     meta = model._meta
-    rules = equality_rules(model)
+    collations = collations_of(model)
     isolate = None
     if (name := isolate_name(model)) is not None:
         field = field_of(model, name)
@@ -276,16 +278,16 @@ def _read(model: Any) -> CachedModel | None:
                 f"{meta.label}.ShardMeta.isolate_key names {name!r}, which is no field with a"
                 " column of the model."
             )
-        isolate = token_field(field, rules)
+        isolate = token_field(field, collations)
     pk = meta.pk
     parts = pk.fields if isinstance(pk, models.CompositePrimaryKey) else (pk,)
     return CachedModel(
         model,
         CachedType(cache.type_name(meta.label), options is not None, fingerprint(model)),
         options,
-        token_field(options.key, rules) if options is not None else None,
+        token_field(options.key, collations) if options is not None else None,
         isolate,
-        tuple(token_field(part, rules) for part in parts),
+        tuple(token_field(part, collations) for part in parts),
     )
 
 
@@ -330,47 +332,25 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
 # ##### Values that are equal for a database #####
 
 
-@dataclass(frozen=True)
-class EqualityRules:
-    """How the databases with rows of a model compare text. They are all of one vendor."""
-
-    vendor: str
-
-    def of_text(self, collation: str | None) -> tuple[bool, bool]:
-        """Whether equality is exact for text of ``collation``, and whether it ignores trailing
-        spaces."""
-        if self.vendor == "sqlite":
-            return collation is None or collation.upper() == "BINARY", False
-        name = (collation or "").lower()
-        if self.vendor == "mysql":
-            # The default of the table is unknown here, and seldom exact.
-            if name == "binary":
-                return True, False
-            return name.endswith("_bin"), not ("nopad" in name or "_0900_" in name)
-        if self.vendor == "postgresql":
-            return collation is None or name in ("c", "posix", "ucs_basic"), False
-        return False, False
-
-
-def equality_rules(model: Any) -> EqualityRules:
-    """The rules of the databases that hold ``model``. Connects to none."""
+def collations_of(model: Any) -> Collations:
+    """The collations of the databases that hold ``model``. Connects to none."""
     options = shard_options(model)
     if options is not None:
         group = runtime.group(options.group)
         engine = runtime.topology().nodes[group.ranges[0].primary]["ENGINE"]
     else:
         engine = connections.settings[router.db_for_write(model)]["ENGINE"]
-    return EqualityRules(load_backend(engine).DatabaseWrapper.vendor)
+    return features_of(load_backend(engine).DatabaseWrapper).collations
 
 
-def token_field(field: Any, rules: EqualityRules) -> TokenField:
+def token_field(field: Any, collations: Collations) -> TokenField:
     """``field``, with the rules of equality for its values."""
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):
         collation = getattr(target, "db_collation", None)
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
-        return TokenField(field, target, *rules.of_text(collation))
+        return TokenField(field, target, *collations.equality(collation))
     # Decimals, floats and datetimes with a zone can be written in several ways and be equal for
     # the database.
     exact = isinstance(

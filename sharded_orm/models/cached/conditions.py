@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models.expressions import Col
 from django.db.models.sql.where import NothingNode
 
-from sharded_orm.models.sharding.expressions import demanded
+from sharded_orm.models.sharding.expressions import required_conditions
 from sharded_orm.routing.where import compared_columns, is_equality, plain_values
 
 
@@ -27,7 +27,7 @@ def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[An
     base = next(iter(query.alias_map), None)
     if base is None:
         return pinned
-    for condition in demanded(query.where):
+    for condition in required_conditions(query.where):
         if isinstance(condition, NothingNode):
             return {column: [] for column in columns if column is not None}
         if not is_equality(condition):

@@ -20,6 +20,7 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql import Query
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.process_cache import Decoded
 from sharded_orm.cache.values import Row
@@ -36,9 +37,10 @@ class ConnectionState:
     def __init__(self, connection: ShardConnectionMixin) -> None:
         self._connection: Any = connection
         self._factories: dict[Any, InstanceFactory] = {}
-        self._is_mysql = connection.vendor == "mysql"
         options = connection.settings_dict.get("OPTIONS") or {}
-        level = options.get("isolation_level", "read committed") if self._is_mysql else None
+        level = None
+        if features_of(connection).default_isolation_level is not None:
+            level = options.get("isolation_level", "read committed")
         # In lower case; None for the server's default on MySQL, and for SQLite, which is strict.
         self._isolation = level.lower() if isinstance(level, str) else None
 

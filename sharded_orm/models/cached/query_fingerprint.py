@@ -131,12 +131,12 @@ class _Conditions:
         self._base = base
         self._equal = equal
 
-    def read(self, node: WhereNode, demanded: bool) -> tuple[Any, ...] | None:
+    def read(self, node: WhereNode, required: bool) -> tuple[Any, ...] | None:
         """The tree as tuples.
 
-        :param demanded: whether every row of the result meets the conditions in ``node``.
+        :param required: whether every row of the result meets the conditions in ``node``.
         """
-        demanded = demanded and not node.negated and node.connector == AND
+        required = required and not node.negated and node.connector == AND
         parts: list[Any] = []
         unknown = False
         child: Any
@@ -144,9 +144,9 @@ class _Conditions:
             kind = type(child)
             part: Any
             if kind is WhereNode:
-                part = self.read(child, demanded)
+                part = self.read(child, required)
             elif kind in _KNOWN or _is_known(kind):
-                part = self._lookup(kind, child, demanded)
+                part = self._lookup(kind, child, required)
             else:
                 part = None
             if part is None:
@@ -156,7 +156,7 @@ class _Conditions:
                 parts.append(part)
         return None if unknown else (node.connector, node.negated, parts)
 
-    def _lookup(self, kind: Any, lookup: Any, demanded: bool) -> Any:
+    def _lookup(self, kind: Any, lookup: Any, required: bool) -> Any:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if type(column) is OnShard and value is True:
@@ -170,7 +170,7 @@ class _Conditions:
                 return None
         elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
-        elif demanded and value is not None and issubclass(kind, Exact):
+        elif required and value is not None and issubclass(kind, Exact):
             self._equal.setdefault(column.target.column, []).append(value)
         return (kind.__name__, column.target.column, value)
 

@@ -40,7 +40,7 @@ class CacheObserver:
     It is the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver` of the app.
     """
 
-    concern = staticmethod(cached_model)
+    cached_model_of = staticmethod(cached_model)
 
     def write(
         self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
@@ -59,7 +59,7 @@ class CacheObserver:
         return execute()
 
     @contextmanager
-    def emptied(self, connection: Any) -> Iterator[None]:
+    def table_flush(self, connection: Any) -> Iterator[None]:
         """Mark all rows of cached models on ``connection`` while a flush deletes them."""
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

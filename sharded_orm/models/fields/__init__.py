@@ -1,4 +1,4 @@
-"""Fields for ids that generators make, and for keys of text."""
+"""Fields for generated ids, and for shard keys of text."""
 
 from __future__ import annotations
 

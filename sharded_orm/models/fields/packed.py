@@ -1,4 +1,4 @@
-"""Ids of shard, type and a local number that the shard's own table counts."""
+"""64-bit ids of shard, type, and a local number that the shard's own table counts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import PackedIDMismatch
 from sharded_orm.ids.layout import PACKED, PackedLayout
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 from sharded_orm.topology.model import Shard
 
 
 class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
-    """A primary key that tells the row's shard: shard, type, local id (Pinterest, P1, P5).
+    """A primary key of shard, type and local id, which names the row's shard (Pinterest, P1, P5).
 
-    :param type_id: the number of this model among those of its group; it never changes.
+    :param type_id: the number of this model among the models of its group; it never changes.
     :param layout: other widths than 16, 10 and 36 bits.
 
-    The group's strategy is ``"embedded"`` with the same widths. The local id is counted
-    by the table itself, which begins at the first id of its shard and type; ``migrate``
-    sets it so (see ``models/counters.py``). The insert checks what was counted inside
-    its transaction: :exc:`PackedIDMismatch` if it is an id of another shard or type, and
-    no row stays. An explicit id is kept if it is of the row's shard and of this type.
+    The group's strategy is ``"embedded"`` with the same widths. The table counts the local id,
+    from the first id of its shard and type on; ``migrate`` sets the counter (see
+    ``models/after_migrate/auto_increment.py``). The insert checks the new ids inside its
+    transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and no row
+    is stored. An explicit id is kept if it is of the row's shard and of this type.
 
     Cost of a new row: one INSERT, with BEGIN and COMMIT around it outside of a
     transaction; with an explicit id the INSERT alone.
@@ -48,11 +48,11 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         kwargs["type_id"] = self.type_id
         if self.layout != PACKED:
             kwargs["layout"] = self.layout
-        # What migrations name, wherever this module is.
+        # The path that migrations name, whatever module this is.
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """The ids that the table counts on ``shard``, from local id 1."""
+        """The ids that the table counts on ``shard``, from local id 1 on."""
         return self.layout.counted(shard.number, self.type_id)
 
     def insert_rows(
@@ -66,28 +66,27 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            return insert(returning)  # A template, or a table from before the shards.
-        given = [v for row in instances if (v := getattr(row, self.attname)) is not None]
-        for value in given:
+            return insert(returning)  # A template, or a database from before the sharding.
+        explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
+        for value in explicit:
             self._check_given(value, shard)
-        if len(given) == len(instances):
+        if len(explicit) == len(instances):
             return insert(returning)
-        own = self.counted_on(shard)
-        # Leaving the block by an error takes the rows back.
+        counted = self.counted_on(shard)
+        # An error in the block rolls the rows back. With autocommit off, the caller may commit
+        # the transaction in spite of the error, so only a savepoint does.
         connection = connections[alias]
-        # With autocommit off the transaction is the caller's, who may commit it in spite of
-        # the error: then a savepoint takes the rows back.
-        is_manual = not connection.in_atomic_block and not connection.get_autocommit()
-        with transaction.atomic(using=alias, savepoint=is_manual):
+        needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
+        with transaction.atomic(using=alias, savepoint=needs_savepoint):
             rows = insert(returning)
             if rows and self in returning:
-                place = list(returning).index(self)
+                position = list(returning).index(self)
                 for row in rows:
-                    if row[place] not in own:
-                        raise self._mismatch(row[place], shard)
-            # The answer holds no ids: to INSERT IGNORE, or to many rows on MySQL.
-            elif (stranger := self._stranger(alias, own)) is not None:
-                raise self._mismatch(stranger, shard, told=False)
+                    if row[position] not in counted:
+                        raise self._mismatch(row[position], shard)
+            # INSERT IGNORE, and an INSERT of many rows on MySQL, return no ids.
+            elif (foreign_id := self._foreign_id(alias, counted)) is not None:
+                raise self._mismatch(foreign_id, shard, returned=False)
         return rows
 
     def _check_given(self, value: Any, shard: Shard) -> None:
@@ -99,28 +98,30 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                 " shard and type."
             )
 
-    def _stranger(self, alias: str, own: range) -> int | None:
-        """An id in the table that it cannot have counted, if there is one. One query."""
-        below, above = {f"{self.name}__lt": own.start}, {f"{self.name}__gte": own.stop}
-        # Not by a manager of the model's, which may hide rows.
-        found: Any = models.QuerySet(self.model).using(alias)
-        found = found.filter(models.Q(**below) | models.Q(**above))
-        value: int | None = found.values_list(self.name, flat=True).first()
+    def _foreign_id(self, alias: str, counted: range) -> int | None:
+        """An id in the table of another shard or type, if there is one. One query."""
+        below, above = {f"{self.name}__lt": counted.start}, {f"{self.name}__gte": counted.stop}
+        # A manager of the model may hide rows.
+        rows: Any = models.QuerySet(self.model).using(alias)
+        rows = rows.filter(models.Q(**below) | models.Q(**above))
+        value: int | None = rows.values_list(self.name, flat=True).first()
         return value
 
-    def _mismatch(self, value: int, shard: Shard, *, told: bool = True) -> PackedIDMismatch:
-        own = self.counted_on(shard)
-        what = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # What is found in the table may have been there before.
-        what += f" counted {value!r}{'' if told else ', or held it before'}, but its ids of"
-        what += f" type {self.type_id!r} are {own.start!r} to {own[-1]!r}. No row was stored."
-        if value >= own.stop:
+    def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
+        counted = self.counted_on(shard)
+        problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
+        # An id that was found in the table may be older than this insert.
+        problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
+        problem += (
+            f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."
+        )
+        if value >= counted.stop:
             return PackedIDMismatch(
-                f"{what} The local ids are used up: close the shard for new rows. Or a row with an id"
+                f"{problem} The local ids are used up: close the shard for new rows. Or a row with an id"
                 " of another table has moved the counter: remove it, and set the table's"
                 " AUTO_INCREMENT to its highest own id + 1."
             )
         return PackedIDMismatch(
-            f"{what} The table was made or emptied without its first id: 'manage.py migrate_shards"
+            f"{problem} The table was made or emptied without its first id: 'manage.py migrate_shards"
             f" --group {shard.group} --shards {shard.number}' sets it."
         )

@@ -7,34 +7,34 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from sharded_orm.backends.features import features_of
+
 
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
-    """The collation that compares every character, spaces at the end among them; None: the default.
+    """The collation that compares all characters, even trailing spaces; None for the default.
 
-    MySQL has it from 8.0.17 on. The default is exact on SQLite, and on PostgreSQL, where a database
-    cannot have another one.
+    MySQL has it from 8.0.17 on. The default collation is exact on SQLite, and always on
+    PostgreSQL.
     """
-    if connection.vendor != "mysql":
-        return None
-    is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]  # of MySQL's only
-    return "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    return features_of(connection).collations.exact_collation(connection)
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time
-    """A ``CharField`` that tells ``Ada``, ``ada`` and ``Ada `` apart on every database.
+    """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
-    For shard keys: ``db_collation`` does the same by a name that one database has only.
+    For shard keys. ``db_collation`` has the same effect, but needs a name that only one kind of
+    database knows.
     """
 
     description = "Text (up to %(max_length)s), compared exactly"
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
-        # What migrations name, wherever this module is.
+        # The path that migrations name, whatever module this is.
         return name, "sharded_orm.models.fields.ExactCharField", args, kwargs
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
-        # Overrides CharField.db_parameters, which is asked by whatever makes or changes a column,
-        # also one of a foreign key to this one.
+        # Overrides CharField.db_parameters, which Django reads to create or alter a column, also
+        # that of a foreign key to this field.
         parameters: dict[str, Any] = dict(super().db_parameters(connection))
         return {**parameters, "collation": parameters["collation"] or exact_collation(connection)}

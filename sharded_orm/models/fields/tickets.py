@@ -1,4 +1,4 @@
-"""Ids that a ticket server hands out."""
+"""Ids from ticket servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sharded_orm.conf import MAX_TICKETS
 
 
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
-    """A 64-bit id that a ticket server hands out before the insert (Flickr, F1-F5; Y8).
+    """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
-    :param sequence: name of the sequence; by default the table's name.
+    :param sequence: the name of the sequence; by default the table's name.
 
-    An id that is given explicitly is kept. ``bulk_create`` draws all its ids with one
-    request. A rollback loses ids and never reuses them.
+    An explicit id is kept. ``bulk_create()`` draws all its ids with one request. A rollback loses
+    ids and never reuses them.
     """
 
     description = "64-bit id from a ticket server"
@@ -30,7 +30,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         name, _, args, kwargs = super().deconstruct()
         if self.sequence is not None:
             kwargs["sequence"] = self.sequence
-        # What migrations name, wherever this module is.
+        # The path that migrations name, whatever module this is.
         return name, "sharded_orm.models.fields.TicketField", args, kwargs
 
     @property
@@ -38,7 +38,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return self.sequence or self.model._meta.db_table
 
     def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # Nobody types an id; like AutoField, it is not part of a form.
+        # Like AutoField, it is not part of a form.
         return None
 
     def get_pk_value_on_save(self, instance: models.Model) -> int:
@@ -52,15 +52,15 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance that has none; one request for a million of them."""
+        """Give an id to each instance without one; one request per million instances."""
         new = [i for i in instances if getattr(i, self.attname) is None]
         for start in range(0, len(new), MAX_TICKETS):
-            some = new[start : start + MAX_TICKETS]
-            ids = runtime.tickets().take(self.sequence_name, len(some))
-            for instance, value in zip(some, ids, strict=True):
+            batch = new[start : start + MAX_TICKETS]
+            ids = runtime.tickets().take(self.sequence_name, len(batch))
+            for instance, value in zip(batch, ids, strict=True):
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Like AutoField: empty until the row is saved.
+        # Like AutoField, the id may be empty until the row is saved.
         if value is not None:
             super().validate(value, model_instance)

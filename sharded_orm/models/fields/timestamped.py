@@ -1,4 +1,4 @@
-"""Ids of milliseconds, shard and sequence, which order by time."""
+"""64-bit ids of milliseconds, shard and sequence number, which order by time."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from itertools import zip_longest
 from typing import Any
 
 from django.db import IntegrityError, NotSupportedError, connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import DatabaseDefault
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 
-# Each try is in another millisecond, where two processes meet by chance only; that they do
-# so this often in a row means that something else is wrong.
+# Attempts of one insert. Each is in another millisecond, where two processes rarely draw the
+# same id; if this many collide in a row, something else is wrong.
 TRIES = 10
 
 
 class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
-    """An id that orders by time and tells the row's shard (Instagram, I2).
+    """An id that orders by time and names the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it never changes.
-    :param layout: other widths than 41, 13 and 10 bits; holds the epoch, too.
+    :param layout: other widths than 41, 13 and 10 bits; the layout includes the epoch.
 
-    On MySQL, MariaDB and SQLite the process makes the id when the row is inserted; on
+    On MySQL, MariaDB and SQLite the process generates the id when it inserts the row; on
     PostgreSQL the column's default does. In a group whose strategy is ``"embedded"`` with the
-    same SHIFT and BITS the id routes; in any other group it is unique over all shards. An
-    explicit id is kept; where it routes it must be of the row's shard
+    same SHIFT and BITS, the id routes queries; in any other group it is unique over all shards.
+    An explicit id is kept. Where ids route, it must be of the row's shard
     (:exc:`CrossShardRelation`).
 
-    Cost of a new row: the INSERT alone. When another process has made the same id, one
-    query tells so and the INSERT is repeated with an id of the next millisecond.
-    ``bulk_create`` that ignores or updates conflicts by this id is refused there.
+    Cost of a new row: the INSERT alone. If another process has generated the same id, one query
+    finds that out, and the INSERT is repeated with an id of the next millisecond. Except on
+    PostgreSQL, ``bulk_create()`` that ignores or updates conflicts by this id is refused.
     """
 
     layout: TimestampedLayout
@@ -72,7 +74,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             kwargs["epoch"] = self.epoch
         else:
             kwargs["layout"] = self.layout
-        # What migrations name, wherever this module is.
+        # The path that migrations name, whatever module this is.
         return name, "sharded_orm.models.fields.TimestampedIDField", args, kwargs
 
     def insert_rows(
@@ -89,9 +91,9 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         if not new:
             return insert(returning)
         connection = connections[alias]
-        if connection.vendor == "postgresql":
+        if features_of(connection).makes_timestamped_ids:
             return self._insert_default(instances, new, returning, insert)
-        if self._takes_for_conflict(connection.vendor, on_conflict, unique_fields):
+        if self._takes_for_conflict(connection, on_conflict, unique_fields):
             option = "ignore" if on_conflict == OnConflict.IGNORE else "update"
             raise NotSupportedError(
                 f"bulk_create({option}_conflicts=True) on {alias!r} could take another process's row"
@@ -102,29 +104,33 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             self._fill(new, alias)
             rows = self._insert_filled(new, alias, returning, insert)
         except BaseException:
-            # As after any insert that fails: the next try draws again.
+            # After a failed insert the rows have no ids; the next save() draws new ones.
             for row in new:
                 setattr(row, self.attname, None)
             raise
         if on_conflict is not None:
-            # Which rows were stored, and which were there, is not told: an id that was not
-            # stored must not be that of a later save().
+            # The database does not report which rows were stored. A later save() must not use an
+            # id that was not.
             for row in new:
                 setattr(row, self.attname, None)
-        # As many answers as rows: QuerySet.bulk_create counts them.
+        # QuerySet.bulk_create() expects one result per row.
         return rows or [()] * len(instances)
 
     def _takes_for_conflict(
-        self, vendor: str, on_conflict: OnConflict | None, unique_fields: Sequence[Any] | None
+        self,
+        connection: BaseDatabaseWrapper,
+        on_conflict: OnConflict | None,
+        unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether an equal id of another process would count as a conflict."""
-        if on_conflict == OnConflict.UPDATE and vendor != "mysql":
+        """Whether ``bulk_create()`` would take an equal id of another process for a conflict."""
+        has_target = connection.features.supports_update_conflicts_with_target
+        if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # IGNORE, and ON DUPLICATE KEY UPDATE of MySQL, are about every unique key.
+        # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to every unique key.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Where the id routes, one that was given must be of the row's shard."""
+        """Raise if an explicit id is of another shard, in a group that routes by ids."""
         shard = shard_of(alias)
         if shard is None or runtime.strategy(shard.group).embedded != self.embedded_shard:
             return
@@ -141,7 +147,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
-        number = shard.number if shard is not None else 0  # A template's rows stay in it.
+        # Rows of a template schema, from which test shards are cloned, need no shard number.
+        number = shard.number if shard is not None else 0
         table = f"{alias}.{self.model._meta.db_table}"
         if again:
             self.clock.leave(number, table)
@@ -154,7 +161,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     ) -> list[Any]:
         for _ in range(TRIES):
             try:
-                # Needs no savepoint: on these databases the statement alone is undone.
+                # Needs no savepoint: these databases roll back the failed statement alone.
                 return insert(returning)
             except IntegrityError:
                 taken = self._taken(new, alias) if self.unique else []
@@ -164,22 +171,22 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         return insert(returning)
 
     def _taken(self, rows: list[Any], alias: str) -> list[Any]:
-        """Those of ``rows`` whose id another row has."""
+        """The rows whose ids are in the table already."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
-        # Not by a manager of the model's, which may hide rows.
-        found: Any = models.QuerySet(self.model).using(alias)
+        # A manager of the model may hide rows.
+        stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
-            # A snapshot from before the other row would not show it.
-            found = found.select_for_update()
+            # The transaction's snapshot may be older than the other row.
+            stored = stored.select_for_update()
         condition = {f"{self.name}__in": list(by_id)}
-        ids = found.filter(**condition).values_list(self.name, flat=True)
+        ids = stored.filter(**condition).values_list(self.name, flat=True)
         return [by_id[value] for value in ids]
 
     def _insert_default(
         self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
     ) -> list[Any]:
-        """Leave the ids to the column's default, and read them from the answer."""
+        """Let the column's default generate the ids, and read them from the result."""
         default = DatabaseDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
@@ -187,8 +194,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         try:
             rows = insert([*returning, self])
         finally:
-            # One answer per row, also for those with ids of their own; none at all if rows
-            # were ignored on a conflict.
+            # One result per row, those with explicit ids included; none at all if the insert
+            # ignores conflicts.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

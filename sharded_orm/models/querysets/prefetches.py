@@ -1,4 +1,4 @@
-"""Instances and prefetches of a list, by the database that they are about."""
+"""Instances, and prefetch lookups, grouped by the database of their rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from django.db.models.fields.related_descriptors import ForwardManyToOneDescript
 from sharded_orm.models.sharding.options import colocated_alias, group_of, shard_options
 
 
-def by_alias(instances: Sequence[Any]) -> list[list[Any]]:
+def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
+    """``instances`` in one list for each database."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
-        groups.setdefault(home(instance), []).append(instance)
+        groups.setdefault(alias_of(instance), []).append(instance)
     return list(groups.values())
 
 
-def home(instance: Any) -> str | None:
-    """Where ``instance`` is; where its key leads, if it was not read but made."""
+def alias_of(instance: Any) -> str | None:
+    """The alias of the database that has ``instance``; for a new row, that of its key's shard."""
     options = shard_options(type(instance))
     if options is None:
         return instance._state.db  # type: ignore[no-any-return]  # not in the stubs
@@ -28,15 +29,15 @@ def home(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The prefetches that begin with a foreign key out of the group, and the others."""
-    outside: list[Any] = []
-    beside: list[Any] = []
+    """The lookups that begin with a foreign key to another group, and all others."""
+    other_group: list[Any] = []
+    same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # By descriptor, as Django finds it; the name of a field may be another one's.
+        # Looked up as Django does: by descriptor, not by the name of a field.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
-        leaves = isinstance(descriptor, ForwardManyToOneDescriptor) and (
+        leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
-        (outside if leaves else beside).append(lookup)
-    return outside, beside
+        (other_group if leaves_group else same_group).append(lookup)
+    return other_group, same_group

@@ -1,4 +1,4 @@
-"""Reads of sharded models: on one shard Django's own, over several merged."""
+"""Reads of sharded models: Django's own code on one shard, merged results over several."""
 
 from __future__ import annotations
 
@@ -12,76 +12,83 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.querysets.prefetches import by_alias, split_lookups
+from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.querysets.routed import RoutedQuerySet
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 
-# Rows read at a time unless the caller says so, as QuerySet.iterator() documents.
+# Default number of rows read at a time, as of QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 
 class ReadingQuerySet(RoutedQuerySet):
-    """The methods that read."""
+    """The methods of a sharded queryset that read."""
 
-    def _rows(self, several: list[Target]) -> Iterator[Any]:
-        return scatter.fetch(self, several, **self._merging())
+    def _rows(self, targets: list[Target]) -> Iterator[Any]:
+        return scatter.fetch(self, targets, **self._merge_options())
 
-    def _merging(self, *, groups: bool = True) -> dict[str, Any]:
-        """How the engine merges: what may fail, and what one shard holds alone."""
-        failed: dict[str, BaseException] = {}
-        self.failed_shards = failed
-        how: dict[str, Any] = {
+    def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
+        """Options of the scatter engine: how shards may fail, and which columns stay on a shard.
+
+        :param groups: whether the call takes ``local_columns``.
+        """
+        failures: dict[str, BaseException] = {}
+        self.failed_shards = failures
+        options: dict[str, Any] = {
             "partial": self._partial,
-            "on_failure": lambda error: failed.update(error.failures),
+            "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # A key of text may be equal to another key in the database's collation only.
-        exact = key is not None and not isinstance(target_field(key), CharField | TextField)
+        # The database's collation may take two keys of text for equal.
+        is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
-            how["local_columns"] = frozenset({key.column} if exact and key is not None else ())
-        return how
+            options["local_columns"] = frozenset(
+                {key.column} if is_exact and key is not None else ()
+            )
+        return options
 
     def _fetch_all(self) -> None:
         if self._result_cache is not None:
             super()._fetch_all()
             return
-        where = self._destination()
-        if isinstance(where, str):
-            self._run_on(where, super()._fetch_all)
+        destination = self._destination()
+        if isinstance(destination, str):
+            self._run_on(destination, super()._fetch_all)
             return
-        self._result_cache = list(self._rows(where))
+        self._result_cache = list(self._rows(destination))
         super()._fetch_all()
 
     def _prepared(self) -> Any:
         if self.query.is_empty():
             return None
-        where = self._destination()
-        return self._run_on(where, super()._prepared) if isinstance(where, str) else None
+        destination = self._destination()
+        return (
+            self._run_on(destination, super()._prepared) if isinstance(destination, str) else None
+        )
 
     def _prefetch_related_objects(self) -> None:
-        # Django routes a prefetch by its first instance; rows of several shards are
-        # prefetched shard by shard, except what they refer to in the global database.
-        outside, beside = split_lookups(self.model, self._prefetch_related_lookups)
+        # Django routes a prefetch by its first instance. So rows of several shards are
+        # prefetched shard by shard, except for their foreign keys to other groups.
+        other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         rows: list[Model] = self._result_cache or []
-        if outside:
-            prefetch_related_objects(rows, *outside)
-        for instances in by_alias(rows) if beside else ():
-            prefetch_related_objects(instances, *beside)
+        if other_group:
+            prefetch_related_objects(rows, *other_group)
+        for instances in split_by_alias(rows) if same_group else ():
+            prefetch_related_objects(instances, *same_group)
         self._prefetch_done = True
 
     def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
-        several = self._targets()
-        if several is None:
+        targets = self._targets()
+        if targets is None:
             return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
-        return self._scattered_iterator(several, chunk_size)
+        return self._scattered_iterator(targets, chunk_size)
 
-    def _scattered_iterator(self, several: list[Target], chunk_size: int | None) -> Iterator[Any]:
-        # Streamed: an iterator is for results that do not fit in memory.
+    def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
+        # Streams, because an iterator is for results that do not fit in memory.
         rows = scatter.fetch(
-            self, several, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merging()
+            self, targets, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merge_options()
         )
         if not self._prefetch_related_lookups:
             yield from rows
@@ -94,38 +101,38 @@ class ReadingQuerySet(RoutedQuerySet):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        # Routing may ask the directory, which an event loop must not wait for.
-        settled = await sync_to_async(self._settled)()
+        # Routing may query the directory, which would block the event loop.
+        settled = await sync_to_async(self._on_one_shard)()
         if settled is not None:
             async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
                 yield row
             return
         rows = await sync_to_async(self.iterator)(chunk_size)
-        take = sync_to_async(_take)
+        take = sync_to_async(_next_rows)
         while chunk := await take(rows, chunk_size):
             for row in chunk:
                 yield row
 
-    def _settled(self) -> Self | None:
-        """This queryset on its one shard by name; None if it is about several."""
+    def _on_one_shard(self) -> Self | None:
+        """This queryset on its one shard; None if it is about several shards."""
         if self._targets() is not None:
             return None
         clone = self._chain()
-        clone._db, clone._named = self.db, True
+        clone._db, clone._is_using_called = self.db, True
         return clone
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        if not args and (found := self._get_by_key(kwargs)) is not None:
-            return found
+        if not args and (matching := self._get_by_key(kwargs)) is not None:
+            return matching
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
-        # What Django's method does, on one copy of the query instead of two: this is
-        # the commonest of all queries.
-        found = self.filter(*args, **kwargs)
-        found.query.clear_ordering(force=True)
-        found.query.set_limits(high=MAX_GET_RESULTS)
-        rows = list(found)
+        # As Django's method, but with one copy of the query instead of two, because this is the
+        # commonest of all queries.
+        matching = self.filter(*args, **kwargs)
+        matching.query.clear_ordering(force=True)
+        matching.query.set_limits(high=MAX_GET_RESULTS)
+        rows = list(matching)
         if len(rows) == 1:
             return rows[0]
         if rows:
@@ -135,16 +142,16 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
-        # Django asks for the alias before it filters; the ids may tell the shards.
-        if id_list is None or self._pinned() or self.query.is_sliced:
+        # Django asks for the alias before it filters by the ids, which may name the shards.
+        if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
-        found = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
-        return super(ReadingQuerySet, found).in_bulk(field_name=field_name)
+        matching = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
+        return super(ReadingQuerySet, matching).in_bulk(field_name=field_name)
 
     def contains(self, obj: Any) -> bool:
-        # Overrides QuerySet.contains, which compares primary keys: rows of other shards may
-        # have the same. The row tells its shard.
+        # Overrides QuerySet.contains, which compares primary keys only: rows of several shards
+        # may have the same.
         home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
         if home is None or self._fields is not None or self.query.combinator:
             return super().contains(obj)
@@ -152,61 +159,64 @@ class ReadingQuerySet(RoutedQuerySet):
             return super().contains(obj) and any(
                 row == obj and row._state.db == home for row in self._result_cache
             )
-        if self._pinned():
+        if self._is_pinned():
             return self._db == home and super().contains(obj)
         return super(ReadingQuerySet, self.filter(OnShard(home))).contains(obj)
 
     def count(self) -> int:
         if self._result_cache is not None:
             return super().count()
-        where = self._destination(ordered=self.query.is_sliced)
-        if isinstance(where, str):
-            return int(self._run_on(where, super().count))
-        return scatter.count(self, where, **self._merging())
+        destination = self._destination(ordered=self.query.is_sliced)
+        if isinstance(destination, str):
+            return int(self._run_on(destination, super().count))
+        return scatter.count(self, destination, **self._merge_options())
 
     def exists(self) -> bool:
         if self._result_cache is not None:
             return super().exists()
-        where = self._destination(ordered=self.query.is_sliced)
-        if isinstance(where, str):
-            return bool(self._run_on(where, super().exists))
-        return scatter.exists(self, where, **self._merging())
+        destination = self._destination(ordered=self.query.is_sliced)
+        if isinstance(destination, str):
+            return bool(self._run_on(destination, super().exists))
+        return scatter.exists(self, destination, **self._merge_options())
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         aggregates = named_aggregates(args, kwargs)
-        where = self._destination(ordered=self.query.is_sliced)
-        if not self._is_named():
-            check_aggregates(self._colocation(where), self.query, aggregates)
-        if isinstance(where, str):
-            found: dict[str, Any] = self._run_on(where, super().aggregate, **aggregates)
-            return found
-        return scatter.aggregate(self, where, aggregates, **self._merging(groups=False))
+        destination = self._destination(ordered=self.query.is_sliced)
+        if not self._is_pinned_by_using():
+            check_aggregates(self._colocation(destination), self.query, aggregates)
+        if isinstance(destination, str):
+            values: dict[str, Any] = self._run_on(destination, super().aggregate, **aggregates)
+            return values
+        return scatter.aggregate(self, destination, aggregates, **self._merge_options(groups=False))
 
     def explain(self, *, format: str | None = None, **options: Any) -> str:
-        several = self._targets()
-        if several is None:
+        targets = self._targets()
+        if targets is None:
             return super().explain(format=format, **options)
-        # One plan per shard, each under its alias: shards may differ in their rows.
+        # One plan per shard, because the plan depends on a shard's rows.
         return "\n\n".join(
-            f"-- {target.shard.alias}\n{self._on(target).explain(format=format, **options)}"
-            for target in several
+            f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
+            for target in targets
         )
 
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
     ) -> Any:
-        """Raw SQL on one shard: of ``using``, of the filters so far, or :exc:`ShardKeyRequired`."""
-        if using is None and not self._pinned():
-            found = self._route()
-            if len(found.shards) != 1:
+        """Run raw SQL on one shard: the shard of ``using``, or of the filters so far.
+
+        :raises ShardKeyRequired: neither names one shard.
+        """
+        if using is None and not self._is_pinned():
+            route = self._route()
+            if len(route.shards) != 1:
                 raise ShardKeyRequired(
                     f"raw() on {self.model.__name__} runs on one shard, and this query is about"
-                    f" {len(found.shards)}: filter by one key before it, or name the shard with"
-                    f" raw(…, using='{found.group}_00000')."
+                    f" {len(route.shards)}: filter by one key before it, or name the shard with"
+                    f" raw(…, using='{route.group}_00000')."
                 )
-            using = found.aliases[0]
+            using = route.aliases[0]
         return super().raw(raw_query, params, translations, using or self._db)
 
 
-def _take(rows: Iterator[Any], size: int) -> list[Any]:
+def _next_rows(rows: Iterator[Any], size: int) -> list[Any]:
     return list(islice(rows, size))

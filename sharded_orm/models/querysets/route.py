@@ -1,9 +1,13 @@
-"""From a queryset to its shards: the one place that decides where a query goes."""
+"""The shards of a query: the one place that decides where a query goes.
+
+A *bound* is a set of shards outside of which no row can match. A query without a bound may only
+scatter: go to all shards of its group.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,16 +32,16 @@ from sharded_orm.models.sharding.options import (
 )
 from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
-from sharded_orm.topology.model import Shard
+from sharded_orm.topology.model import Shard, ShardGroup
 
-# Where an unbounded query may go: set while Django validates one instance, whose
-# uniqueness can only be asked of its own shard.
+# The alias for queries that name no shard. Set while Django validates an instance: whether
+# its values are unique can only be asked of the instance's own shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
 @contextmanager
 def scoped(alias: str) -> Iterator[None]:
-    """Queries that name no shard go to ``alias`` within the block, in this context only."""
+    """Send queries that name no shard to ``alias``, within the block and this context."""
     token = _scope.set(alias)
     try:
         yield
@@ -47,29 +51,31 @@ def scoped(alias: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a query goes, and why.
+    """The shards that a query goes to, and the reason.
 
-    ``shards`` are numbers of ``group``, in order; ``nodes`` the primaries that hold
-    them. ``str(route)`` is a sentence for people.
+    ``shards`` are the ascending shard numbers in ``group``; ``aliases`` their Django aliases;
+    ``nodes`` the primaries that hold them. ``str(route)`` is a sentence for people.
     """
 
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias that was named with ``using()``, if it is no shard of the group: where a
-    #: table stood before its model was sharded, say.
+    #: The alias of ``using()`` if that is no shard of the group, such as the database where the
+    #: table was before its model was sharded.
     outside: str | None = None
 
     @property
     def aliases(self) -> tuple[str, ...]:
         if self.outside is not None:
             return (self.outside,)
-        return tuple(runtime.shard(self.group, number).alias for number in self.shards)
+        return tuple(shard.alias for shard in self._shards())
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        nodes = (runtime.shard(self.group, number).node for number in self.shards)
-        return tuple(dict.fromkeys(nodes))
+        return tuple(dict.fromkeys(shard.node for shard in self._shards()))
+
+    def _shards(self) -> list[Shard]:
+        return _shards(runtime.group(self.group), self.shards) if self.shards else []
 
     def __str__(self) -> str:
         if self.outside is not None:
@@ -84,6 +90,10 @@ class Route:
         )
 
 
+def _shards(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
+    return [runtime.shard_in(group, number) for number in numbers]
+
+
 def route(
     options: ShardOptions,
     query: Query,
@@ -91,33 +101,36 @@ def route(
     *,
     scatter: bool,
     ordered: bool = True,
+    group: ShardGroup | None = None,
 ) -> Route:
-    """The shards that ``query`` is about.
+    """Return the shards that ``query`` is about.
 
-    No query for strategies that compute; at most one directory look-up per condition
-    on the key otherwise.
+    Sends nothing for strategies that compute; for the directory strategy at most one
+    directory query per condition on the key.
 
-    :param ordered: whether the order of the rows will be compiled: a count has none.
-    :raises ShardKeyRequired: nothing bounds the query and it does not scatter.
-    :raises CrossShardRelation: it reads rows that are not on its shards.
-    :raises UnknownExpression: nobody can tell which rows it reads.
+    :param scatter: whether the query may go to all shards.
+    :param ordered: whether the order of the rows will be compiled; a count has no order.
+    :param group: the group of ``options``, if the caller has it.
+    :raises ShardKeyRequired: nothing bounds the query, and it does not scatter.
+    :raises CrossShardRelation: the query reads rows that are not on its shards.
+    :raises UnknownExpression: the rows that an expression reads are not known.
     """
-    bound = _combined(options, query) if query.combinator else _bound(options, query)
+    bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
-        bound = _hinted(options, hints)
+        bound = _bound_of_hints(options, hints)
     if bound is None and not scatter:
-        bound = _scoped(options)
+        bound = _bound_of_scope(options)
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
     if bound is not None:
         return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
     if scatter:
-        numbers = tuple(range(runtime.group(options.group).count))
-        return Route(options.group, numbers, "the query scatters")
+        group = group or runtime.group(options.group)
+        return Route(group.name, tuple(range(group.count)), "the query scatters")
     raise shard_key_required(options, "this query does not say which shards it is about")
 
 
-def _scoped(options: ShardOptions) -> Bound | None:
+def _bound_of_scope(options: ShardOptions) -> Bound | None:
     alias = _scope.get()
     shard = runtime.topology().resolve(alias) if alias is not None else None
     if shard is None or shard.group != options.group:
@@ -126,11 +139,11 @@ def _scoped(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """What a statement on ``shards`` may read; None for all shards of the group."""
+    """The check of what a statement on ``shards`` reads; None for all shards of the group."""
 
     def bound_of(query: Query) -> Bound | None:
         alias = getattr(query, "_db", None)
-        number = _resolve_in(options.group)(alias) if alias is not None else None
+        number = _number_in(options.group)(alias) if alias is not None else None
         if number is not None:
             return Bound(frozenset({number}), f"using({alias!r}) names it")
         return _bound(options, query)
@@ -139,30 +152,30 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """What a statement on the shard ``alias`` may read."""
+    """The check of what a statement on the shard ``alias`` reads."""
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# Keys of these types are compared as they are: nothing to resolve, nothing unhashable.
+# Types of keys that are hashable and hold no expression.
 _PLAIN_KEYS = frozenset({int, str, UUID})
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
-    """The shard of a query that says no more than ``key = value AND …``; else None.
+    """The shard of a query of the form ``key = value AND …``; None for any other query.
 
-    What :func:`route` would find, for the commonest queries in a fifth of its time. None means:
-    ask :func:`route`.
+    A shortcut for the commonest queries: the same answer as :func:`route` in a fifth of its
+    time. If it returns None, ask :func:`route`.
     """
     value = plain_key(options, query, ordered=ordered)
     return None if value is None else runtime.locate(options.group, value)
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """The value that tells the shard of a query that cannot read rows of another one; else None.
+    """The one value that names the shard of a simple query; None if the query is not simple.
 
-    Of one table, with plain comparisons, equality of the key or of an id that carries its shard
-    once among them. Sends nothing.
+    A simple query reads one table with plain comparisons. Exactly one of them is an equality of
+    the shard key, or of an id that carries its shard. Sends nothing.
     """
     where = query.where
     if (
@@ -184,14 +197,14 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # It can only take rows away, if it looks at nothing but this row; a list of keys
-            # might take the shard away.
+            # Another condition only excludes rows if it reads this row alone. A list of keys
+            # might exclude the whole shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
                 continue
             return None
-        if field is key or (field.column in columns and options.tells(field)):
+        if field is key or (field.column in columns and options.names_shard(field)):
             if value is not None:
                 return None
             value = lookup.rhs
@@ -203,7 +216,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def _joins(query: Query) -> bool:
-    # A join that Django has trimmed (album_id=) stays in the map, unreferenced.
+    # A join that Django has trimmed (album_id=) stays in alias_map, unreferenced.
     return len(query.alias_map) > 1 and any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -216,7 +229,7 @@ def _bound(options: ShardOptions, query: Query) -> Bound | None:
 def _reader(options: ShardOptions, query: Query) -> WhereReader:
     group = options.group
     embedded = runtime.strategy(group).embedded
-    return WhereReader(query, group, where_key, _locate, _resolve_in(group), embedded)
+    return WhereReader(query, group, where_key, _locate, _number_in(group), embedded)
 
 
 def _locate(group: str, keys: list[Any]) -> dict[Any, int]:
@@ -227,7 +240,7 @@ def _locate(group: str, keys: list[Any]) -> dict[Any, int]:
     return {key: n for key, n in strategy.locate_many(keys).items() if n is not None}
 
 
-def _resolve_in(group: str) -> Any:
+def _number_in(group: str) -> Any:
     def resolve(alias: str) -> int | None:
         shard = runtime.topology().resolve(alias)
         return shard.number if shard is not None and shard.group == group else None
@@ -235,11 +248,11 @@ def _resolve_in(group: str) -> Any:
     return resolve
 
 
-def _combined(options: ShardOptions, query: Query) -> Bound | None:
-    """union(), intersection(), difference(): all parts on one and the same shard."""
+def _bound_of_combination(options: ShardOptions, query: Query) -> Bound | None:
+    """The bound of a union(), intersection() or difference(), whose parts share one shard."""
     bounds = []
     for part in query.combined_queries:
-        bound = _combined(options, part) if part.combinator else _bound(options, part)
+        bound = _bound_of_combination(options, part) if part.combinator else _bound(options, part)
         if bound is None:
             return None
         bounds.append(bound)
@@ -252,28 +265,32 @@ def _combined(options: ShardOptions, query: Query) -> Bound | None:
     return Bound(shards, " and ".join(b.reason for b in bounds))
 
 
-def _hinted(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
+def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | None:
     instance = hints.get("instance")
     alias = None if instance is None else colocated_alias(options, instance)
-    number = None if alias is None else _resolve_in(options.group)(alias)
+    number = None if alias is None else _number_in(options.group)(alias)
     if number is None:
         return None
     return Bound(frozenset({number}), f"the related {instance.__class__.__name__} is on {alias!r}")
 
 
-def targets(options: ShardOptions, query: Query, found: Route) -> list[Target]:
-    """The route as the scatter engine takes it: each shard with the query it is asked.
+def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
+    """Each shard of ``route`` with the query to send to it.
 
-    A shard is asked for its own keys only where the query names them by ``__in``.
+    Where the query lists keys with ``__in``, each shard is asked for its own keys only.
+
+    :param group: the group of ``options``.
     """
-    shards = [runtime.shard(options.group, number) for number in found.shards]
-    if len(shards) < 2 or not _splits(_reader(options, query), query.where):
+    shards = _shards(group, route.shards)
+    if len(shards) < 2:
         return [Target(shard, query) for shard in shards]
-    return [Target(shard, _own_keys(options, query, shard.number)) for shard in shards]
-
-
-def _splits(reader: WhereReader, where: WhereNode) -> bool:
-    return any(True for _ in _key_lists(reader, where)) or any(True for _ in _on_shards(where))
+    reader = _reader(options, query)
+    key_lists = [lookup.rhs for _, _, lookup in _key_lists(reader, query.where)]
+    if not key_lists and not any(True for _ in _on_shards(query.where)):
+        return [Target(shard, query) for shard in shards]
+    keys = dict.fromkeys(key for keys in key_lists for key in keys if key is not None)
+    numbers = _locate(options.group, list(keys)) if keys else {}
+    return [Target(shard, _narrowed_query(reader, query, shard, numbers)) for shard in shards]
 
 
 def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:
@@ -296,17 +313,23 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
             yield where, position, child
 
 
-def _own_keys(options: ShardOptions, query: Query, number: int) -> Query:
-    own = query.clone()
-    reader = _reader(options, own)
-    for where, position, lookup in list(_key_lists(reader, own.where)):
-        values = [value for value in lookup.rhs if value is not None]
-        numbers = _locate(options.group, values)
-        narrowed = copy.copy(lookup)
-        narrowed.rhs = [value for value in values if numbers.get(value) == number]
-        where.children[position] = narrowed
-    alias = runtime.shard(options.group, number).alias
-    for where, position, condition in list(_on_shards(own.where)):
-        if condition.alias != alias:
+def _narrowed_query(
+    reader: WhereReader, query: Query, shard: Shard, numbers: dict[Any, int]
+) -> Query:
+    """``query`` with only the keys, and the conditions on instances, of ``shard``.
+
+    :param numbers: shard numbers by key; a key without a shard is left out.
+    """
+    narrowed = query.clone()
+    for where, position, lookup in list(_key_lists(reader, narrowed.where)):
+        own_lookup = copy.copy(lookup)
+        own_lookup.rhs = [
+            value
+            for value in lookup.rhs
+            if value is not None and numbers.get(value) == shard.number
+        ]
+        where.children[position] = own_lookup
+    for where, position, condition in list(_on_shards(narrowed.where)):
+        if condition.alias != shard.alias:
             where.children[position] = NothingNode()
-    return own
+    return narrowed

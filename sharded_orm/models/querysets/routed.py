@@ -1,4 +1,4 @@
-"""What reading and writing share: a queryset that knows the shards it is about."""
+"""The base of reading and writing querysets: a queryset that knows its shards."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
+from sharded_orm.topology.model import ShardGroup
 
 
 class RoutedQuerySet(CachedQuerySet):
-    """Routes itself each time it runs; see :class:`ShardedQuerySet`."""
+    """A queryset that is routed each time it runs; see :class:`ShardedQuerySet`."""
 
     _scatters = False
     _partial = False
-    _named = False
-    #: Where the query that runs right now was routed to: it is not routed again.
+    _is_using_called = False
+    #: The alias of the running query, which is not routed again.
     _running_on: str | None = None
-    #: After a read with ``scatter(partial=True)``: alias of each failed shard -> its error.
+    #: Errors by the alias of their shard, after a read with ``scatter(partial=True)``.
     failed_shards: dict[str, BaseException] = {}
 
     def __init__(
@@ -50,103 +51,108 @@ class RoutedQuerySet(CachedQuerySet):
             raise FieldError(f"{self.model._meta.label} is not a sharded model.")
         return options
 
-    def _pinned(self) -> bool:
-        # The group's own alias says no more than "somewhere in the group".
+    def _is_pinned(self) -> bool:
+        """Whether an alias is set that names one shard; the group's own alias does not."""
         return self._db is not None and self._db != self._options.group
 
-    def _is_named(self) -> bool:
-        """Whether ``using()`` has named a shard, and not a manager that Django has bound to one."""
-        return self._named and self._pinned()
+    def _is_pinned_by_using(self) -> bool:
+        """Whether the caller, and not a related manager, named the shard with ``using()``."""
+        return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
-        return self._pinned()
+        return self._is_pinned()
 
     def __repr__(self) -> str:
-        # What a shell or an error page shows; it must not fail for want of a key.
+        # A shell or an error page shows it, so a missing key must not raise.
         try:
             return super().__repr__()
         except ShardKeyRequired as exc:
             return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
 
-    def _route(self, *, ordered: bool = True) -> Route:
+    def _route(self, group: ShardGroup | None = None, *, ordered: bool = True) -> Route:
         return route(
-            self._options, self.query, self._hints, scatter=self._scatters, ordered=ordered
+            self._options,
+            self.query,
+            self._hints,
+            scatter=self._scatters,
+            ordered=ordered,
+            group=group,
         )
 
     @property
     def db(self) -> str:
-        """The alias this query runs on if it runs now; the group's alias if that is several.
+        """The alias that this query would run on now; the group's alias for several shards.
 
-        SQL on the group's alias is refused, so whatever is not prepared for several
-        shards fails closed.
+        SQL on the group's alias is refused, so code that cannot handle several shards fails
+        closed.
         """
         if self._running_on is not None:
             return self._running_on
-        if self._pinned():
+        if self._is_pinned():
             return str(self._db)
         options = self._options
         if (shard := only_shard(options, self.query)) is not None:
             return shard.alias
-        found = self._route()
-        return found.aliases[0] if len(found.shards) == 1 else found.group
+        query_route = self._route()
+        return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
-        """The one alias that Django's own code is right for, or the shards to merge."""
-        if self._pinned():
-            if not self._is_named():
-                self._check_on(str(self._db), ordered=ordered)
+        """The one alias on which Django's own code is right, or the shards to merge."""
+        if self._is_pinned():
+            if not self._is_pinned_by_using():
+                self._check_colocation_on(str(self._db), ordered=ordered)
             return str(self._db)
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
-        found = self._route(ordered=ordered)
-        if len(found.shards) == 1:
-            return found.aliases[0]
-        if len(found.shards) > 1 and self._scatters:
-            scattered.announce(self.model, found)
-        return targets(options, self.query, found)
+        group = runtime.group(options.group)
+        query_route = self._route(group, ordered=ordered)
+        if len(query_route.shards) == 1:
+            return query_route.aliases[0]
+        if len(query_route.shards) > 1 and self._scatters:
+            scattered.announce(self.model, query_route)
+        return targets(options, group, self.query, query_route)
 
-    def _check_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise unless ``alias`` has all rows that this query is about."""
+    def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
+        """Raise :exc:`CrossShardRelation` unless ``alias`` has all rows that the query reads."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
         if plain_key(options, self.query, ordered=ordered) is None:
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
-    def _colocation(self, where: str | list[Target]) -> Colocation:
-        """What a statement may read that runs at this destination."""
-        if isinstance(where, str):
-            return colocation_on(self._options, where)
-        return colocation(self._options, frozenset(target.shard.number for target in where))
+    def _colocation(self, destination: str | list[Target]) -> Colocation:
+        """The check of what a statement at ``destination`` reads."""
+        if isinstance(destination, str):
+            return colocation_on(self._options, destination)
+        return colocation(self._options, frozenset(target.shard.number for target in destination))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
-        """The shards to merge; None when Django's own code on :attr:`db` is right."""
-        where = self._destination(ordered=ordered)
-        return None if isinstance(where, str) else where
+        """The shards to merge; None if Django's own code on :attr:`db` is right."""
+        destination = self._destination(ordered=ordered)
+        return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Django's own code on ``alias``; it asks for :attr:`db` up to three times."""
+        """Run Django's own code on ``alias``, without routing for each use of :attr:`db`."""
         self._running_on = alias
         try:
             return run(*args, **kwargs)
         finally:
             self._running_on = None
 
-    def _on(self, target: Target) -> Self:
-        """This queryset on one shard, with the query that the shard is asked."""
+    def _for_target(self, target: Target) -> Self:
+        """This queryset on the shard of ``target``, with the query for that shard."""
         clone = self._chain()
         clone.query = target.query.chain()
-        clone._db, clone._named = target.shard.alias, True
+        clone._db, clone._is_using_called = target.shard.alias, True
         return clone
 
     def explain_routing(self) -> Route:
-        """Where this query would go, and why. Runs no query but the directory's.
+        """Return the route of this query: ``shards``, ``aliases``, ``nodes`` and ``reason``.
 
-        ``str()`` of the answer is a sentence; it has ``shards``, ``aliases``, ``nodes``
-        and ``reason``.
+        ``str()`` of the route is a sentence. Sends no query but that of the directory.
         """
-        if self._pinned():
+        if self._is_pinned():
             alias, group = str(self._db), self._options.group
             reason = f"using({alias!r}) names it"
             shard = runtime.topology().resolve(alias)
@@ -158,25 +164,25 @@ class RoutedQuerySet(CachedQuerySet):
     def scatter(self, *, partial: bool = False) -> Self:
         """Allow this query to ask every shard of its group.
 
-        :param partial: give the rows of the shards that answer instead of raising
-            :exc:`ScatterError`; :attr:`failed_shards` then tells which did not. A table or
-            column that a shard has not is left out like this only if another shard answers: if
-            none does, the query may be wrong, and :exc:`ScatterError` is raised all the same.
+        :param partial: return the rows of the shards that answer, instead of raising
+            :exc:`ScatterError`; :attr:`failed_shards` then has the errors of the others. If a
+            table or column is missing on every shard, the query may be wrong, and
+            :exc:`ScatterError` is raised all the same.
         """
         clone = self._chain()
         clone._scatters, clone._partial = True, partial
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """The query on ``alias`` as it is: conditions and subqueries see this shard's rows only."""
+        """The query on ``alias``: conditions and subqueries see the rows of this shard only."""
         clone = super().using(alias)
-        clone._named = True
+        clone._is_using_called = True
         return clone
 
     def _clone(self) -> Self:
         clone = super()._clone()
-        if self._named:
-            clone._named = True
+        if self._is_using_called:
+            clone._is_using_called = True
         if self._scatters:
             clone._scatters, clone._partial = True, self._partial
         return clone
@@ -197,26 +203,26 @@ class RoutedQuerySet(CachedQuerySet):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            combined._hints = {}  # They bound the first part only.
+            combined._hints = {}  # Those of the first part do not hold for the others.
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination on the alias of its left side, where the rows of the
-        # other side are not.
+        # Django runs a combination on the alias of its left side, which does not have the rows
+        # of the other side.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
-            # A base manager's queryset is not ours, and names an alias, too.
+            # The queryset of a plain base manager may have an alias as well.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
-            if (self._pinned() or is_pinned) and alias != self._db:
+            if (self._is_pinned() or is_pinned) and alias != self._db:
                 raise CrossShardRelation(
                     f"Querysets on {self._db!r} and {alias!r} cannot be combined: name one shard"
                     " with using() on the result, or leave using() out and filter by the key."
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # Django keeps the hints and alias of the left side, which bound that side only.
+        # Django keeps the hints of the left side, which do not hold for the other side.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

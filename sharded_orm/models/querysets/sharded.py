@@ -1,4 +1,4 @@
-"""The queryset of sharded models: Django's, sent to the right shards."""
+"""The queryset and manager of sharded models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sharded_orm.models.querysets.writes import WritingQuerySet
 class ShardedQuerySet(ReadingQuerySet, WritingQuerySet):
     """A :class:`~django.db.models.query.QuerySet` that routes itself.
 
-    The shards are read from the where tree each time the query runs: equality on the
-    shard key is one shard, ``__in`` the shards of those keys, an instance its own
-    shard. A query that says nothing raises :exc:`ShardKeyRequired`; :meth:`scatter`
-    asks all shards. Over several shards reads are merged exactly as one database would
-    answer, or refused with :exc:`ScatterNotSupported`; writes run shard by shard, each
-    atomic on its own shard only (P14).
+    The conditions name the shards each time the query runs: equality on the shard key names
+    one shard, ``__in`` the shards of the listed keys, an instance the instance's own shard.
+    A query that names no shard raises :exc:`ShardKeyRequired`; :meth:`scatter` asks all shards.
+    Reads of several shards are merged exactly as one database would answer, or refused with
+    :exc:`ScatterNotSupported`. Writes run shard by shard, each atomic on its own shard only
+    (P14).
     """
 
 

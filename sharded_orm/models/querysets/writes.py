@@ -1,4 +1,4 @@
-"""Writes of sharded models: each row on the shard of its key, shard by shard."""
+"""Writes of sharded models: each row on the shard of its key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.fields.embedding import EmbeddedShardMixin, forget_choice, made_ids
+from sharded_orm.models.fields.generated_id import (
+    EmbeddedShardMixin,
+    forget_shard_choice,
+    generated_id_fields,
+)
 from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.routed import RoutedQuerySet
 from sharded_orm.models.sharding.options import (
@@ -25,11 +29,11 @@ from sharded_orm.models.sharding.statements import check_insert, check_update, c
 
 
 class WritingQuerySet(RoutedQuerySet):
-    """The methods that write."""
+    """The methods of a sharded queryset that write."""
 
     def create(self, **kwargs: Any) -> Any:
-        if not self._pinned():
-            # The row's own key places it; a filter before it does not.
+        if not self._is_pinned():
+            # The row's own key decides its shard; earlier filters do not.
             self._for_write = True
             obj = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
@@ -37,107 +41,109 @@ class WritingQuerySet(RoutedQuerySet):
         return super().create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
-        found = self._beside(kwargs)._at_key(kwargs)
-        return super(WritingQuerySet, found).get_or_create(defaults, **kwargs)
+        on_shard = self._on_shard_of_near(kwargs)._on_shard_of_lookup(kwargs)
+        return super(WritingQuerySet, on_shard).get_or_create(defaults, **kwargs)
 
     def update_or_create(
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
     ) -> tuple[Any, bool]:
         self._refuse_key(defaults or (), "update_or_create()", kwargs)
-        found = self._beside(kwargs)._at_key(kwargs)
-        return super(WritingQuerySet, found).update_or_create(defaults, create_defaults, **kwargs)
+        on_shard = self._on_shard_of_near(kwargs)._on_shard_of_lookup(kwargs)
+        return super(WritingQuerySet, on_shard).update_or_create(
+            defaults, create_defaults, **kwargs
+        )
 
-    def _beside(self, given: dict[str, Any]) -> Self:
-        """This queryset on the shard of ``near``, which is taken out of ``given``."""
+    def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
+        """This queryset on the shard of the row ``near``, which is removed from ``values``."""
         options = self._options
-        if not options.key_is_made or (near := given.pop("near", None)) is None:
+        if not options.key_is_generated or (near := values.pop("near", None)) is None:
             return self
         alias = options.place(self.model(near=near)).alias
-        if self._pinned() and self._db != alias:
+        if self._is_pinned() and self._db != alias:
             raise CrossShardRelation(
                 f"near={describe(near)} is on {alias!r}, and the row is to be found or created on"
                 f" {self._db!r}. Leave out using(), or near=."
             )
         return self.using(alias)
 
-    def _at_key(self, given: dict[str, Any]) -> Self:
-        """This queryset on the shard of the row that ``given`` finds or creates.
+    def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
+        """This queryset on the shard of the row that is found or created by ``values``.
 
-        The key must be among what the row is looked up by: a key in ``defaults`` alone
-        could miss a row of another shard.
+        The key must be among the lookup values: a key in ``defaults`` alone could miss a row
+        of another shard.
         """
-        alias = str(self._db) if self._pinned() else self._alias_of(given)
-        # Also on a shard that was named: the row that is created is the same on any.
-        _refuse_elsewhere(self._options, given.values(), alias)
-        self.filter(**given)._check_on(alias, ordered=False)  # As get(), which has no order.
+        alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
+        # Checked on a named shard as well, because the new row holds these values.
+        _refuse_rows_of_other_shards(self._options, values.values(), alias)
+        # As get(), which has no order.
+        self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
-    def _alias_of(self, given: dict[str, Any]) -> str:
+    def _alias_of_lookup(self, values: dict[str, Any]) -> str:
         options, names = self._options, list[str]()
         if options.key is not None:
             names += [options.key.name, options.key.attname]
             names += ["pk"] if options.key.primary_key else []
-        for name in (n for n in names if n in given):
-            probe = self.model(**{name: given[name]})
+        for name in (n for n in names if n in values):
+            probe = self.model(**{name: values[name]})
             return options.place(probe).alias
-        found = self._chain()
-        conditions = {k: v for k, v in given.items() if LOOKUP_SEP not in k}
-        found = found.filter(**conditions) if conditions else found
-        known = found._route()
-        if len(known.shards) != 1:
+        matching = self._chain()
+        conditions = {k: v for k, v in values.items() if LOOKUP_SEP not in k}
+        matching = matching.filter(**conditions) if conditions else matching
+        route = matching._route()
+        if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
-        return known.aliases[0]
+        return route.aliases[0]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Rows grouped by shard: one batch of ids, one insert per shard and batch.
+        """Insert rows, with one request for all ids and one INSERT per shard and batch.
 
-        Atomic per shard, not over shards: when a shard fails, the shards before it
-        keep their rows.
+        Atomic on each shard, but not over shards: if a shard fails, the shards before it keep
+        their rows.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        self._refuse_key(given.get("update_fields") or (), "bulk_create(update_conflicts=True)")
-        if self._pinned() or not objs:
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._refuse_key(arguments.get("update_fields") or (), "bulk_create(update_conflicts=True)")
+        if self._is_pinned() or not objs:
             for obj in objs:
                 obj._refuse_other_shard(self._db)
-            _check_new(self._options, str(self._db), objs)
+            _check_new_rows(self._options, str(self._db), objs)
             self._fill_ids(objs)
             return self._store(objs, *args, **kwargs)
         options = self._options
         self._for_write = True
-        by_shard = _by_shard(options, objs)
-        for number, rows in by_shard.items():
-            _check_new(options, runtime.shard(options.group, number).alias, rows)
+        by_alias = _by_alias(options, objs)
+        for alias, rows in by_alias.items():
+            _check_new_rows(options, alias, rows)
         self._fill_ids(objs)
-        for number, rows in sorted(by_shard.items()):
-            alias = runtime.shard(options.group, number).alias
+        for alias, rows in sorted(by_alias.items()):
             self.using(alias)._store(rows, *args, **kwargs)
         return objs
 
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``bulk_create`` on one shard. If it fails, all rows are as they were before."""
+        """``bulk_create()`` on one shard. If it fails, the rows have no new ids."""
         model: Any = self.model
-        if self._options.key_is_made:
+        if self._options.key_is_generated:
             for obj in objs:
-                obj._refuse_near_elsewhere(self._options, self._db)
-        made = made_ids(model)
-        new = [
+                obj._refuse_near_on_other_shard(self._options, self._db)
+        generated = generated_id_fields(model)
+        without_id = [
             (obj, field.attname)
-            for field in made
+            for field in generated
             for obj in objs
             if getattr(obj, field.attname) is None
         ]
         try:
-            stored: list[Any] = super().bulk_create(objs, *args, **kwargs)
+            rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
         except BaseException:
-            # A later batch may have failed, which has taken back the rows before it.
-            for obj, attname in new:
+            # If a later batch has failed, the batches before it are rolled back, too.
+            for obj, attname in without_id:
                 setattr(obj, attname, None)
             raise
-        if made:
-            forget_choice(objs)
-        return stored
+        if generated:
+            forget_shard_choice(objs)
+        return rows
 
     def _insert(
         self,
@@ -148,15 +154,15 @@ class WritingQuerySet(RoutedQuerySet):
         using: str | None = None,
         **conflict: Any,
     ) -> Any:
-        # Overrides QuerySet._insert, which stores all new rows, single or many. Each field
-        # whose ids are made on the shard wraps it.
+        # Overrides QuerySet._insert, which stores all new rows, single or many. Each field that
+        # generates ids on the shard wraps the insert.
         def insert(returning: Any) -> Any:
             return super(WritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
                 objs, fields, returning, raw, using, **conflict
             )
 
         model: Any = self.model
-        for field in made_ids(model):
+        for field in generated_id_fields(model):
             insert = partial(
                 field.insert_rows,
                 objs,
@@ -178,15 +184,15 @@ class WritingQuerySet(RoutedQuerySet):
     ) -> int:
         objs, fields = tuple(objs), tuple(fields)
         self._refuse_key(fields, "bulk_update()")
-        if self._pinned():
+        if self._is_pinned():
             key = self._options.key
             for obj in objs:
-                # A row whose key was not loaded has one as well.
+                # A deferred key is not None.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
-        if self._pinned() or not objs or not fields:
+        if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # As Django, which refuses them before it writes: here it would have written shards before.
+        # Checked for all rows first: super() checks those of one shard, after others are written.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -200,11 +206,11 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
-                _refuse_elsewhere(self._options, obj._state.fields_cache.values(), alias)
+                _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # What the queryset was filtered by is asked of each shard, too.
-            self._check_on(alias, ordered=False)
+            # The filters of the queryset are sent to each shard as well.
+            self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
             super(WritingQuerySet, self.using(alias)).bulk_update(rows, fields, batch_size)
@@ -214,27 +220,34 @@ class WritingQuerySet(RoutedQuerySet):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Refuses it.
-        where = self._destination()
-        aliases = [where] if isinstance(where, str) else [target.shard.alias for target in where]
+            return super().update(**kwargs)  # Django refuses it.
+        destination = self._destination()
+        aliases = (
+            [destination]
+            if isinstance(destination, str)
+            else [target.shard.alias for target in destination]
+        )
         for alias in aliases:
-            _refuse_elsewhere(self._options, kwargs.values(), alias)
-        if not self._is_named():
-            check_values(self._colocation(where), self.query, kwargs.values())
-        if isinstance(where, str):
-            return int(self._run_on(where, super().update, **kwargs))
+            _refuse_rows_of_other_shards(self._options, kwargs.values(), alias)
+        if not self._is_pinned_by_using():
+            check_values(self._colocation(destination), self.query, kwargs.values())
+        if isinstance(destination, str):
+            return int(self._run_on(destination, super().update, **kwargs))
         self._result_cache = None
-        return sum(super(WritingQuerySet, self._on(target)).update(**kwargs) for target in where)
+        return sum(
+            super(WritingQuerySet, self._for_target(target)).update(**kwargs)
+            for target in destination
+        )
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Refuses it.
-        several = self._targets(ordered=False)
-        if several is None:
+            return super().delete()  # Django refuses it.
+        targets = self._targets(ordered=False)
+        if targets is None:
             return super().delete()
         total, per_model = 0, dict[str, int]()
-        for target in several:
-            deleted, counts = super(WritingQuerySet, self._on(target)).delete()
+        for target in targets:
+            deleted, counts = super(WritingQuerySet, self._for_target(target)).delete()
             total += deleted
             for label, number in counts.items():
                 per_model[label] = per_model.get(label, 0) + number
@@ -264,50 +277,53 @@ class WritingQuerySet(RoutedQuerySet):
                 )
 
 
-def _refuse_elsewhere(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
+def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
     """Raise if a row on ``alias`` would refer to an instance of another shard."""
     for value in values:
-        theirs = colocated_alias(options, value) if isinstance(value, Model) else None
-        if theirs is not None and theirs != alias:
+        value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
+        if value_alias is not None and value_alias != alias:
             raise CrossShardRelation(
-                f"{describe(value)} is on shard {theirs!r}, and rows of {options.model.__name__} on"
+                f"{describe(value)} is on shard {value_alias!r}, and rows of {options.model.__name__} on"
                 f" {alias!r} would refer to it. Rows of one group can only be related on one shard:"
                 " give both the same shard key."
             )
 
 
-def _check_new(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise unless what new rows on ``alias`` refer to, and read, is there."""
+def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
+    """Raise unless ``alias`` has all that new rows refer to and read."""
     for row in rows:
-        options.refuse_late_key(row)
-        _refuse_elsewhere(options, row._state.fields_cache.values(), alias)
+        options.refuse_key_changed_on_insert(row)
+        _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
     check_insert(colocation_on(options, alias), rows)
 
 
-def _by_shard(options: ShardOptions, objs: list[Any]) -> dict[int, list[Any]]:
-    """Places the keys of new rows; the rows of each shard in their order."""
+def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
+    """Place the keys of new rows; return the rows of each shard, in their order."""
     for obj in objs:
-        # A foreign key whose row was saved after it was assigned; Django does so later.
+        # Takes the primary keys of related rows that were saved after their assignment.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
-    found: dict[int, list[Any]] = {}
+    by_alias: dict[str, list[Any]] = {}
     if options.key is None:
         for obj in objs:
             shard = options.place(obj)
             obj._refuse_other_shard(shard.alias)
-            found.setdefault(shard.number, []).append(obj)
-        return found
-    read = options.key_of if options.key_is_prepared else attrgetter(options.key.attname)
-    awaiting = {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_made else ()
-    # With the type: 1, 1.0 and True are equal, their texts are not.
+            by_alias.setdefault(shard.alias, []).append(obj)
+        return by_alias
+    read = options.key_of if options.key_has_pre_save else attrgetter(options.key.attname)
+    awaiting = (
+        {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
+    )
+    # With the types, because 1, 1.0 and True are equal but have other texts.
     values = [(type(value), value) for value in map(read, objs)]
-    # Many rows have few keys, and making a key of a value costs more than finding it.
+    # Rows are many and their keys few, and preparing a key costs more than a dict look-up.
     samples = {
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
     }
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
-    shards = {value: numbers[key] for value, key in keys.items()}
+    group = runtime.group(options.group)
+    shards = {number: runtime.shard_in(group, number) for number in set(numbers.values())}
     for value, obj in zip(values, objs, strict=True):
-        number = options.place(obj).number if id(obj) in awaiting else shards[value]
-        found.setdefault(number, []).append(obj)
-    return found
+        shard = options.place(obj) if id(obj) in awaiting else shards[numbers[keys[value]]]
+        by_alias.setdefault(shard.alias, []).append(obj)
+    return by_alias

@@ -1,7 +1,7 @@
-"""Relations of rows that are spread over shards: descriptors for both of their sides.
+"""Descriptors for both sides of the relations of sharded models.
 
-Django prefetches a list of instances with one query that is routed by the first of
-them. Where the list spans shards, each shard's instances must be asked on their own.
+Django prefetches a list of instances with one query, which is routed by the first instance. If
+the list spans several shards, each shard needs a query for its own instances.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django.db.models.fields.related_descriptors import (
 from django.utils.functional import cached_property
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
-from sharded_orm.models.querysets.prefetches import by_alias, home
+from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.managers import (
     Beside,
@@ -36,44 +36,44 @@ from sharded_orm.models.sharding.options import describe, group_of, options_of
 
 
 class _PerShard:
-    """Prefetches shard by shard, and matches rows on the shard as well as the value.
+    """Prefetches shard by shard, and matches rows by shard and value.
 
-    The list may span shards wherever Django made it: below rows of the global database,
-    or by ``prefetch_related_objects``. Ids that count per shard repeat on every shard.
+    A list of instances spans shards if it was prefetched below global rows, or was given to
+    ``prefetch_related_objects()``. Shards may repeat ids, so the value alone does not match.
     """
 
     get_queryset: Callable[..., Any]
 
     def _sides(self) -> tuple[Any, Any]:
-        """The models of the instances and of the related rows."""
+        """The model of the instances, and that of the related rows."""
         raise NotImplementedError
 
     def _stays_on_shard(self) -> bool:
-        one, other = self._sides()
-        return group_of(one) == group_of(other)
+        model, related_model = self._sides()
+        return group_of(model) == group_of(related_model)
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
-        # Django notes the instance in the caller's own queryset, which then would go to its shard.
+        # On copies, because Django adds the instance to a queryset's hints, which route it.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
-            return self._one_each(fetch(instances, querysets))
-        groups = by_alias(instances)
+            return self._refuse_several_rows(fetch(instances, querysets))
+        groups = split_by_alias(instances)
         if len(groups) < 2:
             return fetch(instances, querysets)
         parts = [fetch(group, querysets) for group in groups]
-        _, rel_attr, instance_attr, *rest = parts[0]
+        _, rel_attr, instance_attr, *cache_arguments = parts[0]
         rows = list(chain.from_iterable(part[0] for part in parts))
         return (
             rows,
             lambda row: (row._state.db, rel_attr(row)),
-            lambda instance: (home(instance), instance_attr(instance)),
-            *rest,
+            lambda instance: (alias_of(instance), instance_attr(instance)),
+            *cache_arguments,
         )
 
-    def _one_each(self, part: Any) -> Any:
-        """Refuses several rows where one is looked for: what is unique is so on each shard."""
-        rows, rel_attr, instance_attr, single, *rest = part
+    def _refuse_several_rows(self, part: Any) -> Any:
+        """Refuse several rows for a single relation: values are unique on each shard only."""
+        rows, rel_attr, instance_attr, single, *cache_arguments = part
         model = self._sides()[1]
         if not single or group_of(model) is None:
             return part
@@ -85,15 +85,15 @@ class _PerShard:
                     f"{number} rows of {model.__name__} on {aliases!r} have the value {value!r}, and one"
                     " is looked for. Prefetch with a queryset that names the shard or the key."
                 )
-        return rows, rel_attr, instance_attr, single, *rest
+        return rows, rel_attr, instance_attr, single, *cache_arguments
 
 
 class _ByConditions(_PerShard):
-    """Looks for the one related row, where the instance does not tell the shard."""
+    """Finds a single related row by its conditions, if the instance is of another group."""
 
     def get_queryset(self, **hints: Any) -> Any:
-        # Overrides the descriptor's get_queryset, which asks the base manager; that does not route
-        # itself, and the router is not told which relation the instance is of.
+        # Overrides the descriptor's get_queryset, which asks a plain base manager: its queryset
+        # asks the router, which does not know the relation.
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
@@ -113,15 +113,15 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
-        # save() refuses it as well, but ``person.albums.add(album)`` does not save: it
-        # updates the column by a plain query.
+        # save() refuses another key as well, but ``person.albums.add(album)`` does not call
+        # save(): it updates the column by a query.
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
         field: Any = self.field  # Narrowed to what a key may be; it is a relation.
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
-        # Asks the database for a key that was deferred.
+        # getattr() loads a deferred key.
         if key != getattr(instance, name):
             raise ShardKeyChanged(
                 f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
@@ -131,22 +131,22 @@ class _Forward(_ByConditions):
 
 
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``photo.album`` and its prefetch over several shards."""
+    """``photo.album``, and its prefetch over several shards."""
 
 
 class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """The one-to-one form."""
+    """``profile.user`` of a one-to-one field, and its prefetch over several shards."""
 
 
 class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """The same from the other side of a one-to-one."""
+    """``user.profile``, the other side of a one-to-one field."""
 
     def _sides(self) -> tuple[Any, Any]:
         return self.related.model, self.related.related_model
 
 
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``album.photos`` and its prefetch over several shards."""
+    """``album.photos``, and its prefetch over several shards."""
 
     @cached_property
     def related_manager_cls(self) -> Any:
@@ -154,7 +154,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 
 
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``photo.tags`` and its prefetch over several shards; both sides."""
+    """``photo.tags`` and ``tag.photos``, and their prefetches over several shards."""
 
     @cached_property
     def related_manager_cls(self) -> Any:
@@ -162,7 +162,7 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
 
 
 class _RelatedManager(_PerShard):
-    """What the related managers of all relations have in common."""
+    """The common part of all related managers."""
 
     instance: Any
     _django: type[Any]
@@ -170,13 +170,13 @@ class _RelatedManager(_PerShard):
     _reverse: bool
 
     def __call__(self, *, manager: str) -> Any:
-        # Overrides __call__ of Django's related managers, which makes another of Django's.
+        # Overrides __call__ of Django's related managers, which returns a manager without ours.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
         return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters of Django's related managers, which notes the instance in
-        # the queryset itself. It may be the caller's: prefetch_one_level() hands in that of Prefetch.
+        # Overrides _apply_rel_filters of Django's related managers, which changes the hints of the
+        # queryset. prefetch_one_level() passes the queryset of a Prefetch, which is the caller's.
         return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
@@ -185,21 +185,21 @@ class _RelatedManager(_PerShard):
 
 
 def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
-    """Our manager in front of the one that Django has made for ``rel``.
+    """A subclass of the related manager that Django has made for ``rel``.
 
-    :param reverse: whether it gives the rows that have the field, or those it refers to.
+    :param reverse: True for the rows that have the field; False for the rows that it refers to.
     """
-    beside = group_of(rel.model) == group_of(rel.related_model)
-    kind: tuple[type[Any], ...]
+    same_group = group_of(rel.model) == group_of(rel.related_model)
+    bases: tuple[type[Any], ...]
     if rel.field.many_to_many:
-        # A table between two groups is refused by a check (E008), and by the router.
-        kind = (ManyBeside,) if beside else ()
+        # A system check (E008) and the router refuse a many-to-many table between two groups.
+        bases = (ManyBeside,) if same_group else ()
     elif rel.field.null:
-        kind = (NullableBeside if beside else NullableFromOutside,)
+        bases = (NullableBeside if same_group else NullableFromOutside,)
     else:
-        kind = (Beside if beside else FromOutside,)
-    own = {"_django": manager, "_rel": rel, "_reverse": reverse}
-    return type(manager.__name__, (_RelatedManager, *kind, manager), own)
+        bases = (Beside if same_group else FromOutside,)
+    attributes = {"_django": manager, "_rel": rel, "_reverse": reverse}
+    return type(manager.__name__, (_RelatedManager, *bases, manager), attributes)
 
 
 _FORWARD: dict[type, type] = {
@@ -209,13 +209,12 @@ _FORWARD: dict[type, type] = {
 
 
 def install_descriptors(model: type[Model]) -> None:
-    """Give both sides of a sharded model's relations the descriptors above.
+    """Install the descriptors above on both sides of a sharded model's relations.
 
-    Also where the other side is a model of the global database, plain ones included: only
-    the descriptor knows which relation it is.
+    The other side may be a global or a plain model: only the descriptor knows the relation.
     """
-    own: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
-    for field in own:
+    fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
+    for field in fields:
         if field.remote_field is None:
             continue
         descriptor = model.__dict__.get(field.name)
@@ -223,7 +222,7 @@ def install_descriptors(model: type[Model]) -> None:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))
         elif type(descriptor) is ManyToManyDescriptor:
             setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
-        # Django installs the other side when both models are there; so do we, after it.
+        # Django installs the other side once both models exist. This is called after that.
         lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
 
 
@@ -231,7 +230,7 @@ def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     accessor = field.remote_field.get_accessor_name()
     if accessor is None:
         return
-    # Django gives it to the concrete model of a proxy, if it is that of a foreign key.
+    # For a foreign key to a proxy, Django installs the descriptor on the concrete model.
     for holder in dict.fromkeys((related, related._meta.concrete_model)):
         descriptor = holder.__dict__.get(accessor)
         if type(descriptor) is ReverseOneToOneDescriptor:

@@ -1,8 +1,8 @@
-"""What the managers of related rows do otherwise than Django's.
+"""Mixins for Django's related managers.
 
-Django's ask the router for the one alias of their instance. That is right where the rows
-are beside the instance (:class:`Beside`, :class:`ManyBeside`); it is not where the
-instance is of the global database or of another group (:class:`FromOutside`).
+Django's managers ask the router for one alias, by their instance. That is right if the related
+rows are on the shard of the instance (:class:`Beside`, :class:`ManyBeside`). It is wrong if the
+instance is global or of another group (:class:`FromOutside`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sharded_orm.routing.where import OnShard
 
 
 class RelatedRows:
-    """What all of them have of Django's."""
+    """Attributes of Django's related managers."""
 
     instance: Any
     model: Any
     #: The foreign key, or the many-to-many field.
     field: Any
     _db: str | None
-    #: The class that Django made, which stands behind ours.
+    #: The class that Django made, which follows ours in the MRO.
     _django: type[Any]
 
     @property
@@ -43,8 +43,8 @@ class RelatedRows:
         return options
 
 
-def _refuse_elsewhere(instance: Any, rows: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` for rows of other shards, whose ids may be equal to some here."""
+def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
+    """Raise :exc:`CrossShardRelation` for rows of other shards: this shard may repeat their ids."""
     for row in rows:
         if isinstance(row, Model):
             router.allow_relation(row, instance)
@@ -53,12 +53,12 @@ def _refuse_elsewhere(instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """``album.photos``: rows on the shard of the instance.
 
-    Django compares primary keys, which may be equal to those of rows on other shards.
+    Django compares primary keys, which rows of other shards may repeat.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which would break a transaction by the refusal.
-        _refuse_elsewhere(self.instance, objs)
+        # Overrides RelatedManager.add, so that the refusal comes before a transaction begins.
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -66,42 +66,42 @@ class Beside(RelatedRows):
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager).
         objs = tuple(objs)
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
 
 class NullableBeside(Beside):
-    """The same for a foreign key that may be NULL."""
+    """``album.photos`` of a foreign key that may be NULL."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove.
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
 
 class ManyBeside(RelatedRows):
-    """``photo.tags``, from either side: rows, and a table between them, on one shard."""
+    """``photo.tags``, from either side: the rows and the many-to-many table are on one shard."""
 
     through: Any
     target_field: Any
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters, which compares with the primary
-        # key: conditions that are added must not lead to a shard with an equal one. Past
-        # filter(), which would refuse a slice and end the deferral that Django begins here.
+        # Overrides ManyRelatedManager._apply_rel_filters, which compares the primary key only:
+        # later conditions must not lead to another shard with an equal one. Calls add_q(), because
+        # filter() would refuse a slice and end the deferral of Django's next filter.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add. MariaDB drops a row that refers to nothing on this
-        # shard without a word (INSERT IGNORE).
+        # Overrides ManyRelatedManager.add. With INSERT IGNORE, MariaDB silently drops a row that
+        # refers to a row of another shard.
         self._check_targets(objs)
         super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
@@ -110,7 +110,7 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set, which removes rows before it looks at the new ones.
+        # Overrides ManyRelatedManager.set, which removes rows before it checks the new ones.
         objs = tuple(objs)
         self._check_targets(objs)
         super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
@@ -119,13 +119,13 @@ class ManyBeside(RelatedRows):
 
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove, which compares primary keys.
-        _refuse_elsewhere(self.instance, objs)
+        _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_targets(self, objs: Any) -> None:
-        # Before any transaction begins, which an error would break.
+        # Called before a transaction begins, which an error would break.
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -153,17 +153,17 @@ class ManyBeside(RelatedRows):
 
 
 class FromOutside(RelatedRows):
-    """``person.photos``: rows that may be on any shard of a group that the instance is not of.
+    """``person.photos``: rows on any shard, of an instance that is global or of another group.
 
-    Where the relation is the shard key its rows are on one shard; otherwise each of them,
-    or the caller, tells its own. Nothing here asks the router, which is not told the relation.
+    If the relation is the shard key, its rows are on one shard. Otherwise each row, or the
+    caller, names the shard. The router is not asked, because it does not know the relation.
     """
 
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides RelatedManager._apply_rel_filters. Left out: an empty string is NULL to
-        # no database that has shards.
+        # Overrides RelatedManager._apply_rel_filters, without the case of databases that take an
+        # empty string for NULL: none of them can have shards.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -177,12 +177,12 @@ class FromOutside(RelatedRows):
         return queryset
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which updates on one alias.
-        self._begin()
+        # Overrides RelatedManager.add, which updates the rows of one alias.
+        self._begin_change()
         for obj in objs:
             self._check_type(obj)
         if bulk:
-            by_alias = self._stored(objs)
+            by_alias = self._pks_by_alias(objs)
         for obj in objs:
             setattr(obj, self.field.name, self.instance)
         if not bulk:
@@ -190,7 +190,7 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
         elif self.field is not self._options.key:
-            with self._atomic(several=len(by_alias) > 1):
+            with self._atomic(several_statements=len(by_alias) > 1):
                 for alias, pks in by_alias.items():
                     rows = self.model._base_manager.using(alias).filter(pk__in=pks)
                     rows.update(**{self.field.name: self.instance})
@@ -200,52 +200,52 @@ class FromOutside(RelatedRows):
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set.
         if self.field.null:
-            raise self._without_bound("set()")
+            raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create, which names the alias: the row's key decides.
-        self._begin()
-        return self._without_relation("create")(**self._related(kwargs))
+        # Overrides RelatedManager.create, which uses one alias: here the row's key decides.
+        self._begin_change()
+        return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create; the same.
+        # Overrides RelatedManager.get_or_create, which uses one alias.
         self._check_fk_val()
-        return self._without_relation("get_or_create")(**self._related(kwargs))
+        return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create; the same.
+        # Overrides RelatedManager.update_or_create, which uses one alias.
         self._check_fk_val()
-        return self._without_relation("update_or_create")(**self._related(kwargs))
+        return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_fk_val(self) -> None:
         super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
 
-    def _begin(self) -> None:
+    def _begin_change(self) -> None:
         self._check_fk_val()
         self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, self.field.name: self.instance}
 
-    def _without_relation(self, name: str) -> Any:
-        """The method of the model's own manager, which Django's related manager derives from."""
+    def _plain_manager_method(self, name: str) -> Any:
+        """The method ``name`` of the model's own manager, the base of Django's related manager."""
         return getattr(super(self._django, self), name)
 
     def _check_type(self, obj: Any) -> None:
         if not isinstance(obj, self.model):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
 
-    def _stored(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """The primary keys of rows by the alias that each was read from or stored on."""
+    def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
+        """Primary keys of stored rows, by the alias of their shard."""
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
             alias = obj._state.db
@@ -256,13 +256,13 @@ class FromOutside(RelatedRows):
             by_alias.setdefault(alias, []).append(obj.pk)
         return by_alias
 
-    def _atomic(self, *, several: bool = True) -> AbstractContextManager[Any]:
+    def _atomic(self, *, several_statements: bool = True) -> AbstractContextManager[Any]:
         # A single statement needs no block.
-        if not several:
+        if not several_statements:
             return nullcontext()
         return transaction.atomic(using=self._options.group, savepoint=False)
 
-    def _without_bound(self, method: str) -> ShardKeyRequired:
+    def _unbounded(self, method: str) -> ShardKeyRequired:
         options = self._options
         name = self.field.remote_field.get_accessor_name()
         key = options.key.name if options.key is not None else None
@@ -276,25 +276,25 @@ class FromOutside(RelatedRows):
 
 
 class NullableFromOutside(FromOutside):
-    """The same for a foreign key that may be NULL."""
+    """``person.photos`` of a foreign key that may be NULL."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove.
         if not objs:
             return
         self._check_fk_val()
-        own = self.field.get_foreign_related_value(self.instance)
+        related_value = self.field.get_foreign_related_value(self.instance)
         by_alias: dict[str, set[Any]] = {}
         for obj in objs:
             self._check_type(obj)
-            if self.field.get_local_related_value(obj) != own:
+            if self.field.get_local_related_value(obj) != related_value:
                 raise self.field.remote_field.model.DoesNotExist(
                     f"{obj!r} is not related to {self.instance!r}."
                 )
             if obj.pk is not None:
                 by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
-        self._begin()
-        with self._atomic(several=len(by_alias) > 1 or not bulk):
+        self._begin_change()
+        with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
                 rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
                 if bulk:
@@ -309,12 +309,12 @@ class NullableFromOutside(FromOutside):
     def clear(self, *, bulk: bool = True) -> None:
         # Overrides RelatedManager.clear.
         self._check_fk_val()
-        raise self._without_bound("clear()")
+        raise self._unbounded("clear()")
 
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Django looks for a row that was not stored by its primary key, too.
+        # Django accepts a row that was not read, if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

@@ -1,7 +1,7 @@
-"""Automatic many-to-many tables: each row on the shard of the rows that it relates.
+"""Automatic many-to-many tables: each row is on the shard of the rows that it relates.
 
-Django makes their models, from :class:`~django.db.models.Model`; they get here what a
-:class:`~sharded_orm.models.ShardedModel` has.
+Django derives their models from :class:`~django.db.models.Model`. This module adds the methods
+of :class:`~sharded_orm.models.ShardedModel`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sharded_orm.models.sharding.options import colocated_alias, describe, shard
 
 
 def install_through(model: type[Model]) -> None:
-    """Let the rows of the automatic tables that ``model`` declares tell their shard."""
+    """Route the automatic many-to-many tables that ``model`` declares."""
     fields: Any = model._meta.local_many_to_many
     for field in fields:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
-        # The one that Django made would be found first.
+        # Django's own manager would have precedence over ours.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base
@@ -41,37 +41,41 @@ def _save_base(
     using: str | None = None,
     update_fields: Any = None,
 ) -> None:
-    # Overrides Model.save_base: the alias is chosen, by the router or by the caller.
+    # Overrides Model.save_base, where the router or the caller has chosen the alias.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
 
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
-    # Overrides Model._perform_unique_checks: unique on this row's shard.
+    # Overrides Model._perform_unique_checks: values are unique on this row's shard.
     with scoped(router.db_for_write(type(self), instance=self)):
         return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise unless all rows that this one relates are on ``alias``, as far as they tell."""
+    """Raise if ``self`` relates a row that is known to be on another shard than ``alias``."""
     options = shard_options(type(self))
     assert options is not None
-    home = runtime.topology().resolve(alias)
-    if home is None and runtime.template_group(alias) == options.group:
+    target = runtime.topology().resolve(alias)
+    if target is None and runtime.template_group(alias) == options.group:
         return
-    if home is None or home.group != options.group:
+    if target is None or target.group != options.group:
         raise CrossShardRelation(
             f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
             f" {options.group!r}. Leave out using=."
         )
     for field in self._meta.concrete_fields:
         other = field.get_cached_value(self, default=None) if field.is_relation else None
-        theirs = None if other is None else colocated_alias(options, other)
-        if theirs is None and options.tells(field) and (value := getattr(self, field.attname)):
+        other_alias = None if other is None else colocated_alias(options, other)
+        if (
+            other_alias is None
+            and options.names_shard(field)
+            and (value := getattr(self, field.attname))
+        ):
             shard = runtime.locate(options.group, field.get_prep_value(value))
-            theirs = None if shard is None else shard.alias
-        if theirs not in (None, alias):
+            other_alias = None if shard is None else shard.alias
+        if other_alias not in (None, alias):
             raise CrossShardRelation(
-                f"{describe(self)} cannot be saved on {alias!r}: its {field.name!r} is on {theirs!r}."
+                f"{describe(self)} cannot be saved on {alias!r}: its {field.name!r} is on {other_alias!r}."
                 " Rows of one group can only be related on one shard."
             )

@@ -1,8 +1,8 @@
-"""Refuses queries that read rows of another database than the one that runs them.
+"""Refuses statements that read rows of another database than the one that runs them.
 
-A join, ``select_related`` or a subquery is run by the one database that holds the shard. So every
-table in a statement must belong to the query's own group, and a subquery must be about rows of
-the very shard. Nothing is sent before that is known.
+The database of a shard runs joins, ``select_related`` and subqueries. So every table in a
+statement must belong to the group of the query's model, and a subquery must read rows of the
+same shard. Both are checked before anything is sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db.models import ForeignKey
+from django.db.models import CharField, ForeignKey, IntegerField, TextField
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, IsNull
 from django.db.models.sql import Query
@@ -21,20 +21,20 @@ from sharded_orm.models.sharding import ordering
 from sharded_orm.models.sharding.expressions import (
     Nested,
     columns,
-    demanded,
     nested_queries,
+    required_conditions,
 )
-from sharded_orm.models.sharding.options import ShardOptions, placements, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.routing.where import Bound, is_from_django
 
 
 class Colocation:
-    """The database that runs a statement, and whether it has all rows that the statement reads.
+    """Checks that the database of a statement has all rows that the statement reads.
 
-    :param options: of the sharded model that the statement is about; None: a global one.
-    :param alias: a database that the statement can be compiled for.
-    :param shards: the numbers of the shards that run it; None for all of the group.
-    :param bound_of: the shards that a subquery's own conditions name, or None.
+    :param options: options of the statement's model; None for a global model.
+    :param alias: the alias of a database that the statement can be compiled for.
+    :param shards: the numbers of the shards that run the statement; None for all of the group.
+    :param bound_of: a function that returns the shards that a subquery's own conditions name.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Colocation:
     ) -> None:
         """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads.
 
-        :param outer: the queries that it stands inside of.
+        :param outer: the enclosing queries, outermost first.
         :param ordered: whether the order of the rows will be compiled.
-        :param values: resolved expressions that stand in the statement beside the query.
-        :raises UnknownExpression: it holds what might read other rows, and nobody can tell.
+        :param values: other resolved expressions of the statement.
+        :raises UnknownExpression: the rows that an expression reads are not known.
 
-        Costs next to nothing for a query on one table with plain values. Sends nothing but what
-        ``bound_of`` asks the directory.
+        Costs next to nothing for a query on one table with plain values. Sends nothing but the
+        directory queries of ``bound_of``.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -93,24 +93,24 @@ class Colocation:
             return
         tables: dict[str, Any] = query.alias_map
         for alias, join in tables.items():
-            # A join that Django has trimmed stays in the map, unreferenced.
+            # A join that Django has trimmed stays in alias_map, unreferenced.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, join.join_field.related_model, "joins")
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if the rows joined may be on other shards; foreign keys are believed."""
+        """Raise if joined rows may be on other shards. Foreign keys stay on a shard."""
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
-        # A GenericRelation or a ForeignObject: no database enforces it.
+        # No database enforces a GenericRelation or a ForeignObject.
         if any(
-            placements(one, self._group) & placements(other, self._group)
-            for one, other in join.join_fields or ()
+            _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
+            for left, right in join.join_fields or ()
         ):
             return
         raise CrossShardRelation(
-            f"The query on {_name(query)} joins {join.join_field.related_model.__name__} by"
+            f"The query on {_model_name(query)} joins {join.join_field.related_model.__name__} by"
             f" {field.name!r}, which is no foreign key, and would miss rows of other shards. Query"
             " them one after the other, or name a shard with using()."
         )
@@ -122,56 +122,59 @@ class Colocation:
         where = "in the global database" if options is None else f"in group {options.group!r}"
         home = "global" if self._group is None else f"group {self._group!r}"
         raise CrossShardRelation(
-            f"The query on {_name(query)} ({home}) {verb} {model.__name__}, which is"
+            f"The query on {_model_name(query)} ({home}) {verb} {model.__name__}, which is"
             f" {where}. One statement cannot reach both: query them one after the other"
             " (prefetch_related does), or filter and order by the foreign key's value instead."
         )
 
     def _check_select_related(self, query: Query) -> Query:
-        """Check what is followed; the query with the joins of filtered relations among it."""
+        """Check the relations that ``select_related()`` follows.
+
+        Returns the query, with the joins of filtered relations added to a copy.
+        """
         meta: Any = query.get_meta()
-        wanted: Any = query.select_related
-        if wanted is True:
-            self._check_followed(query, meta, query.max_depth)
+        relations: Any = query.select_related
+        if relations is True:
+            self._check_required_relations(query, meta, query.max_depth)
             return query
-        self._check_wanted(query, meta, wanted)
-        # As SQLCompiler.get_related_selections(), which joins these by itself.
-        filtered = query._filtered_relations.keys() & wanted.keys()  # type: ignore[attr-defined]  # not in the stubs
+        self._check_named_relations(query, meta, relations)
+        # As SQLCompiler.get_related_selections(), which adds these joins when it compiles.
+        filtered = query._filtered_relations.keys() & relations.keys()  # type: ignore[attr-defined]  # not in the stubs
         if filtered:
             query = query.chain()
             for name in filtered:
                 joined: Any = query.setup_joins([name], meta, query.get_initial_alias())
-                self._check_wanted(query, joined.opts, wanted[name])
+                self._check_named_relations(query, joined.opts, relations[name])
         return query
 
-    def _check_followed(self, query: Query, meta: Any, depth: int) -> None:
-        """``select_related()`` without names follows whatever cannot be NULL."""
+    def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
+        """Check ``select_related()`` without names, which follows all relations that are not null."""
         if not depth:
             return
         for field in meta.fields:
             remote = field.remote_field
             if remote and not field.null and not remote.parent_link:
                 self._check_model(query, field.related_model, "follows (select_related)")
-                self._check_followed(query, field.related_model._meta, depth - 1)
+                self._check_required_relations(query, field.related_model._meta, depth - 1)
 
-    def _check_wanted(self, query: Query, meta: Any, wanted: Any) -> None:
+    def _check_named_relations(self, query: Query, meta: Any, relations: Any) -> None:
         names = {f.name: f for f in meta.fields if f.remote_field}
         names |= {o.field.related_query_name(): o for o in meta.related_objects if o.field.unique}
-        for name, deeper in wanted.items():
+        for name, deeper in relations.items():
             relation = names.get(name)
             if relation is None or relation.related_model is None:
-                continue  # Django reports an unknown name itself, with the choices.
+                continue  # Django reports an unknown name, with the choices.
             self._check_model(query, relation.related_model, "follows (select_related)")
             if deeper:
-                self._check_wanted(query, relation.related_model._meta, deeper)
+                self._check_named_relations(query, relation.related_model._meta, deeper)
 
     # -- Subqueries
 
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
-        """Raise unless each shard of the statement has all rows that the subquery is about.
+        """Raise unless each shard of the statement has all rows that the subquery reads.
 
-        It has them if the subquery's own conditions name this one shard, or if they tie its
-        rows to the row outside by two columns whose equal values are on one shard.
+        It has them if the subquery's own conditions name this one shard, or if a condition ties
+        its rows to the outer row by two columns whose equal values are on one shard.
         """
         inner = nested.query
         parts = inner.combined_queries or (inner,)
@@ -181,7 +184,7 @@ class Colocation:
             bound = self._bound_of(part)
             if bound is None:
                 raise CrossShardRelation(
-                    f"The query on {_name(query)} has a subquery on {_name(inner)} that does not say"
+                    f"The query on {_model_name(query)} has a subquery on {_model_name(inner)} that does not say"
                     " which shard it is about, and would miss rows of other shards. Filter it by the"
                     " shard key; or tie it to the row outside by two columns whose equal values are"
                     " on one shard, such as filter(photo=OuterRef('pk')) with a foreign key; or"
@@ -190,7 +193,7 @@ class Colocation:
             only_here = self._shards is not None and len(self._shards) == 1
             if bound.shards and not (only_here and bound.shards == self._shards):
                 raise CrossShardRelation(
-                    f"The query on {_name(query)} has a subquery about other shards"
+                    f"The query on {_model_name(query)} has a subquery about other shards"
                     f" ({bound.reason}). Evaluate it first and pass its values as a list."
                 )
 
@@ -198,29 +201,29 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether a condition ties each row of ``inner`` to the row outside: ``ref=OuterRef("pk")``.
+        """Whether a condition such as ``ref=OuterRef("pk")`` ties ``inner`` to the outer row.
 
-        It holds before rows are grouped or sliced, so these may be.
+        The condition applies before rows are grouped or sliced, so ``inner`` may do both.
         """
-        for lookup in demanded(inner.where):
+        for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
                 pair = (columns(lookup.lhs), columns(lookup.rhs))
-                for own, theirs in (pair, pair[::-1]):
+                for inner_columns, outer_columns in (pair, pair[::-1]):
                     if (
-                        own
-                        and len(own) == len(theirs)
-                        and all(column.alias in inner.alias_map for column in own)
-                        and _are_outside(theirs, inner, outer)
-                        and self._stay_together(own, theirs)
+                        inner_columns
+                        and len(inner_columns) == len(outer_columns)
+                        and all(column.alias in inner.alias_map for column in inner_columns)
+                        and _belong_to_outer(outer_columns, inner, outer)
+                        and self._are_colocated(inner_columns, outer_columns)
                     ):
                         return True
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether a comparison does so: ``pk__in=….values("ref")``.
+        """Whether a comparison such as ``pk__in=….values("ref")`` ties the subquery's rows.
 
-        It sees the rows that the subquery returns on this shard. What depends on the rows that
-        it does not return, as a slice or an aggregate does, would be another on each shard.
+        The comparison sees the rows that the subquery returns on this shard. A slice or an
+        aggregate depends on other rows as well, so its result would differ from shard to shard.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -236,37 +239,69 @@ class Colocation:
             or inner.where.contains_aggregate
             or inner.where.contains_over_clause
             or not all(column.alias in inner.alias_map for column in selected)
-            or not _are_outside(compared, inner, outer)
-            or not self._stay_together(selected, compared)
+            or not _belong_to_outer(compared, inner, outer)
+            or not self._are_colocated(selected, compared)
         ):
             return False
-        # A NULL among the values of another shard would turn "false" into "unknown" here.
+        # On one database a NULL, which may be on another shard, turns "false" into "unknown".
         return nested.certain or (
-            not any(_may_be_null(column, inner, _not_null(inner)) for column in selected)
+            not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
-    def _stay_together(self, some: Sequence[Col], others: Sequence[Col]) -> bool:
+    def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
         """Whether rows with equal values in these columns are on one shard."""
         assert self._options is not None
         group = self._options.group
         return any(
-            placements(one.target, group) & placements(other.target, group)
-            for one, other in zip(some, others, strict=True)
+            _colocation_keys(column.target, group) & _colocation_keys(other.target, group)
+            for column, other in zip(columns, others, strict=True)
         )
 
 
-def _are_outside(found: Sequence[Col], inner: Query, outer: Sequence[Query]) -> bool:
+def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
+    """Tokens of a field, for finding fields whose equal values are on one shard of ``group``.
+
+    If two fields have a token in common, rows with equal values in them are on one shard: both
+    hold the shard key, or both name the same row. A field without tokens may have equal values
+    on any shard.
+    """
+    keys: set[tuple[Any, ...]] = set()
+    options = shard_options(field.model)
+    if options is None or options.group != group:
+        return frozenset()
+    if options.names_shard(field):
+        keys.add(("key", _value_kind(field)))
+    while True:
+        if field.primary_key:
+            keys.add(("row", field.model._meta.concrete_model, field.column))
+        remote = shard_options(field.related_model) if field.is_relation else None
+        if remote is None or remote.group != group:
+            return frozenset(keys)
+        field = field.target_field
+        if not field.primary_key:
+            return frozenset(keys)  # Other fields are unique on their shard only.
+
+
+def _value_kind(field: Any) -> Any:
+    """The kind of a field's values: equal values of one kind are equal keys. 1 is not "1"."""
+    field = target_field(field)
+    if isinstance(field, IntegerField):
+        return IntegerField
+    return TextField if isinstance(field, CharField | TextField) else type(field)
+
+
+def _belong_to_outer(columns: Sequence[Col], inner: Query, outer: Sequence[Query]) -> bool:
     return all(
         column.alias not in inner.alias_map and any(column.alias in q.alias_map for q in outer)
-        for column in found
+        for column in columns
     )
 
 
-def _not_null(query: Query) -> tuple[Col, ...]:
+def _not_null_columns(query: Query) -> tuple[Col, ...]:
     return tuple(
         column
-        for lookup in demanded(query.where)
+        for lookup in required_conditions(query.where)
         if isinstance(lookup, IsNull) and is_from_django(lookup) and lookup.rhs is False
         for column in columns(lookup.lhs)
     )
@@ -279,6 +314,6 @@ def _may_be_null(column: Col, query: Query, not_null: Sequence[Col]) -> bool:
     return table is None or column.target.null or table.join_type == LOUTER
 
 
-def _name(query: Query) -> str:
+def _model_name(query: Query) -> str:
     meta: Any = query.get_meta()
     return str(meta.object_name) if meta is not None else "values"

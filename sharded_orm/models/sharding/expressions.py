@@ -1,9 +1,9 @@
-"""Every expression of a query, wherever Django lets one stand: which queries are inside it.
+"""The subqueries inside a query, wherever Django allows an expression.
 
-A subquery hides in more places than an expression lists as its sources: in the values of a
-lookup, in the condition of a joined relation, in an attribute that a later Django adds. So the
-walk does not ask expressions for their sources. It goes through all that an object holds, and
-refuses what it does not know: a class that writes SQL of its own, and SQL as text that selects.
+``get_source_expressions()`` does not list every subquery: others are in the values of a lookup,
+in the condition of a joined relation, or in an attribute that a later Django adds. So the walk
+goes through all attributes of an object. It refuses classes outside Django that write their own
+SQL, and SQL text with a SELECT.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where import is_from_django, writes_own_sql
 
-#: Attributes of queries that can hold expressions.
+#: Attributes of ``Query`` that can hold expressions.
 HOLDS_EXPRESSIONS = frozenset(
     {
         "alias_map", "annotations", "combined_queries", "extra", "extra_order_by", "extra_tables",
         "group_by", "inner_query", "related_updates", "select", "values", "where",
     }
 )  # fmt: skip
-#: Attributes that hold names which Django turns into expressions when it compiles:
-#: :mod:`sharded_orm.models.sharding.ordering` does so before.
+#: Attributes with names that Django resolves to expressions when it compiles;
+#: :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
-#: The other attributes: flags, numbers, names of what stands elsewhere, rows, and copies.
+#: All other attributes: flags, numbers, names, rows, and copies of expressions.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # Only the joins that use one are compiled; they hold a copy of its condition.
+        # Only joins that use a filtered relation are compiled; they hold a copy of its condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "default_cols",
@@ -68,8 +68,8 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Nor are parts of a union looked at here: they are queries of their own.
-_PASSED_OVER = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
+# The parts of a union are queries of their own, which the caller checks.
+_SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
 # Types whose values hold no expression.
 _PLAIN = frozenset(
     {
@@ -77,17 +77,17 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# How expressions were called, before they were resolved.
+# Constructor arguments of expressions, from before they were resolved.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
-_known: dict[type, bool] = {}
+_known_kinds: dict[type, bool] = {}
 
 _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Declare that the SQL of ``cls`` reads nothing but the expressions it is given.
+    """Class decorator: the SQL of ``cls`` reads nothing but its own source expressions.
 
     ::
 
@@ -98,24 +98,24 @@ def reads_own_row(cls: _Class) -> _Class:
             def as_sql(self, compiler, connection): ...
 
     For lookups, transforms, functions and other expressions of a project that override a method
-    which writes SQL. Without it a query on shards that uses them is refused
-    (:exc:`UnknownExpression`): it could read rows that are on another shard. Subclasses that
-    override such a method need it again.
+    which writes SQL. Without the decorator, a query on shards that uses them is refused
+    (:exc:`UnknownExpression`), because it could read rows of another shard. A subclass that
+    overrides such a method needs the decorator again.
     """
     _registered.add(cls)
-    _known.clear()
+    _known_kinds.clear()
     return cls
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A query inside of another one.
+    """A subquery and its place in the outer query.
 
-    :param query: resolved, so its references to the outer query are columns.
-    :param compared: for ``column IN (query)``: what is compared; else None.
-    :param certain: "unknown" and "false" come to the same where it stands: in a condition that
-        is not negated.
-    :param not_null: columns that are not NULL where the comparison counts.
+    :param query: the resolved subquery: its references to the outer query are columns.
+    :param compared: the left side of ``column IN (query)``; None elsewhere.
+    :param certain: whether "unknown" and "false" have the same effect, as in a condition that is
+        not negated.
+    :param not_null: columns that are not NULL in the rows for which the comparison matters.
     """
 
     query: Query
@@ -125,14 +125,14 @@ class Nested:
 
 
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
-    """The queries inside ``query`` and the expressions ``more``; not those inside of these.
+    """Yield the direct subqueries of ``query`` and of the expressions ``more``.
 
-    :param trusted: whether SQL that nobody can read is passed over: on the global database, which
-        has all rows of its tables.
-    :raises UnknownExpression: what it holds might read other rows, and nobody can tell.
+    :param trusted: whether unknown SQL is allowed, as on the global database, which has all rows
+        of its tables.
+    :raises UnknownExpression: the rows that an expression reads are not known.
     """
     for name, value in vars(query).items():
-        if not value or name in _PASSED_OVER:
+        if not value or name in _SKIPPED:
             continue
         if name == "where":
             yield from _in_where(value, certain=True, not_null=(), trusted=trusted)
@@ -150,23 +150,23 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
             for sql, _ in value.values():
                 _check_text(sql)
         else:
-            yield from _inside(value, trusted=trusted)
+            yield from _nested_in(value, trusted=trusted)
     yield from _in_each(more, trusted)
 
 
-def demanded(where: WhereNode) -> Iterator[Any]:
-    """The conditions that every row meets which meets ``where``."""
+def required_conditions(where: WhereNode) -> Iterator[Any]:
+    """Yield the conditions that every matching row of ``where`` meets."""
     if where.negated or (where.connector != AND and len(where.children) != 1):
         return
     for child in where.children:
         if isinstance(child, WhereNode):
-            yield from demanded(child)
+            yield from required_conditions(child)
         else:
             yield child
 
 
 def columns(expression: Any) -> tuple[Col, ...]:
-    """The columns that ``expression`` consists of; none if it is anything else."""
+    """The columns of ``expression`` if it is a column or a tuple of columns; else none."""
     if type(expression) is Col:
         return (expression,)
     if type(expression) is ColPairs:
@@ -175,16 +175,16 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether the SQL of an expression or lookup of this class shows in what it holds."""
-    known = _known.get(kind)
+    """Whether all that the SQL of this class reads is in the attributes of its instances."""
+    known = _known_kinds.get(kind)
     if known is None:
-        known = _known[kind] = _shows_its_sql(kind)
+        known = _known_kinds[kind] = _shows_its_sql(kind)
     return known
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether it is a value, or a list of values, of a type that holds no expression."""
-    # Lists of keys are long, and hold values of few types.
+    """Whether ``value`` is a value, or a list of values, that cannot hold an expression."""
+    # Compares types, because a list of keys is long and its values have few types.
     kind = type(value)
     return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
 
@@ -192,7 +192,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # With all that it inherits.
+            return True  # The decorator covers all that the class inherits.
         if writes_own_sql(cls):
             return False
     return True
@@ -202,7 +202,7 @@ def _in_where(
     node: Any, *, certain: bool, not_null: tuple[Col, ...], trusted: bool
 ) -> Iterator[Nested]:
     if not isinstance(node, WhereNode):
-        yield from _inside(node, certain=certain, not_null=not_null, trusted=trusted)
+        yield from _nested_in(node, certain=certain, not_null=not_null, trusted=trusted)
         return
     if not node.children:
         return
@@ -216,7 +216,7 @@ def _in_where(
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The ordinary condition, a column against a value or a list, holds no query.
+        # The usual condition compares a column with a value or a list: no subquery.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)
@@ -226,7 +226,7 @@ def _in_where(
         yield from _in_where(child, certain=certain, not_null=not_null, trusted=trusted)
 
 
-def _inside(
+def _nested_in(
     value: Any, *, trusted: bool, certain: bool = False, not_null: tuple[Col, ...] = ()
 ) -> Iterator[Nested]:
     kind = type(value)
@@ -256,14 +256,14 @@ def _inside(
         for name, part in vars(value).items():
             if name in _CONSTRUCTION or (compares and name == "rhs"):
                 continue
-            yield from _inside(part, trusted=trusted)
+            yield from _nested_in(part, trusted=trusted)
     elif not trusted and (hasattr(kind, "as_sql") or hasattr(kind, "resolve_expression")):
         raise _unknown(value)
 
 
 def _in_each(values: Iterable[Any], trusted: bool) -> Iterator[Nested]:
     for value in values:
-        yield from _inside(value, trusted=trusted)
+        yield from _nested_in(value, trusted=trusted)
 
 
 def _is_expression(value: Any) -> bool:

@@ -1,4 +1,8 @@
-"""``ShardMeta`` read: which group a model belongs to, and which field is its shard key."""
+"""``class ShardMeta`` of a model: its group, its shard key, and the shards of its rows.
+
+A group is a numbered set of shards with one routing strategy. To *place* a key is to choose its
+shard for good, where the strategy does not compute it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,22 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import CharField, Field, IntegerField, Model, TextField
+from django.db.models import Field, Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
+from sharded_orm.models.sharding.kept_shard import find_shard
 from sharded_orm.routing.where import ShardKey
 from sharded_orm.topology.model import Shard
 
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """What ``ShardMeta`` says. ``key`` is None for an automatic many-to-many table,
-    whose rows follow the instance they hang on."""
+    """The group and shard key of a model.
+
+    ``key`` is None for an automatic many-to-many table, whose rows are on the shard of the rows
+    that they relate.
+    """
 
     model: type[Model]
     group: str
@@ -28,81 +36,86 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values tell the shard, and how; see :class:`ShardKey`."""
-        found: dict[str, tuple[int, int] | None] = {}
-        # The table of a child may have a column of a name that its parent's has, too.
+        """The columns whose values name the shard, as of :class:`ShardKey`."""
+        bits_by_column: dict[str, tuple[int, int] | None] = {}
+        # In multi-table inheritance, parent and child may have columns of the same name.
         names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
             if names[field.column] > 1:
                 continue
-            told = self._told_by(field)
-            if told is not False:
-                found[field.column] = told
-        return found
+            bits = self._shard_bits(field)
+            if bits is not False:
+                bits_by_column[field.column] = bits
+        return bits_by_column
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The same as :mod:`sharded_orm.routing.where` wants it."""
+        """The columns that name the shard, for :mod:`sharded_orm.routing.where`."""
         return ShardKey(self.group, self.columns) if self.columns else None
 
-    def _told_by(self, field: Any) -> tuple[int, int] | Literal[False] | None:
-        """How values of ``field`` tell the shard; False if they do not."""
+    def _shard_bits(self, field: Any) -> tuple[int, int] | Literal[False] | None:
+        """Shift and bits of the shard in values of ``field``.
+
+        None if the values are shard keys; False if they do not name a shard.
+        """
         if self.key is not None and field.column == self.key.column:
             return None
-        if (carried := getattr(field, "embedded_shard", None)) is not None:
-            return cast("tuple[int, int]", carried)
-        # Without a constraint in the database it may refer to a row of another shard.
+        if (bits := getattr(field, "embedded_shard", None)) is not None:
+            return cast("tuple[int, int]", bits)
+        # A foreign key without a database constraint may refer to a row of another shard.
         if field.is_relation and getattr(field, "db_constraint", False):
             target = field.target_field
-            theirs = shard_options(target.model)
-            if theirs is not None and theirs.group == self.group:
-                return theirs._told_by(target)
+            target_options = shard_options(target.model)
+            if target_options is not None and target_options.group == self.group:
+                return target_options._shard_bits(target)
         return False
 
-    def tells(self, field: Any) -> bool:
-        """Whether values of ``field``, of this model's own table, tell the shard."""
+    def names_shard(self, field: Any) -> bool:
+        """Whether values of ``field``, of this model's own table, name the shard."""
         if field.column not in self.columns:
             return False
-        carried = self.columns[field.column]
-        return carried is None or carried == runtime.strategy(self.group).embedded
+        bits = self.columns[field.column]
+        return bits is None or bits == runtime.strategy(self.group).embedded
 
     @cached_property
-    def ends(self) -> list[str]:
-        """The arguments that tell the shard of a row without a key of its own."""
+    def relation_arguments(self) -> list[str]:
+        """The arguments that name the shard of a row without a shard key."""
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
         ]
 
     @cached_property
-    def key_is_made(self) -> bool:
-        """Whether the key is an id that is made on the shard, by or just before the insert."""
+    def key_is_generated(self) -> bool:
+        """Whether the key is an id that the shard generates, by or just before the insert."""
         return hasattr(self.key, "embedded_shard")
 
     @cached_property
-    def key_is_prepared(self) -> bool:
-        """Whether the field of the key has a ``pre_save()`` of the project's own, which may store
-        another value than the instance has, such as the same in lower case."""
+    def key_has_pre_save(self) -> bool:
+        """Whether the key's field has a ``pre_save()`` of the project.
+
+        It may store another value than the instance has, such as the same text in lower case.
+        """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
             ("django.", "sharded_orm.")
         )
 
     def awaits_key(self, instance: Model) -> bool:
-        """Whether ``instance`` is new and its key is still to be made: any shard will do."""
-        if not self.key_is_made or not instance._state.adding:
+        """Whether ``instance`` is new and its key not generated yet, so any shard may take it."""
+        if not self.key_is_generated or not instance._state.adding:
             return False
         return self.key is not None and instance.__dict__.get(self.key.attname) is None
 
     def key_of(self, instance: Model) -> Any:
         """The shard-key value of ``instance``, as the database would store it.
 
-        :raises ShardKeyRequired: it is None, or the model has no key of its own.
-        :raises InvalidShardKey: it is an expression, which the database is to compute.
+        :raises ShardKeyRequired: the value is None, or the model has no shard key.
+        :raises InvalidShardKey: the value is an expression, which the database computes.
         """
         if self.key is None:
             raise ShardKeyRequired(
                 f"A row of {self.model._meta.object_name} is on the shard of the rows that it relates, and"
-                f" this one names none. Give them as instances: {' and '.join(self.ends)}."
+                f" this one names none. Give them as instances: {' and '.join(self.relation_arguments)}."
             )
         name = f"{self.model._meta.object_name}.{self.key.name}"
         if instance._state.adding and self.key.attname not in instance.__dict__:
@@ -110,16 +123,16 @@ class ShardOptions:
                 f"{name} was not loaded before the row was made a new one; it is the shard key, which"
                 " decides where the row is stored. Set it before saving."
             )
-        if self.key_is_prepared:
-            given = self.key.pre_save(instance, instance._state.adding)
+        if self.key_has_pre_save:
+            raw = self.key.pre_save(instance, instance._state.adding)
         else:
-            given = getattr(instance, self.key.attname)
-        if hasattr(given, "resolve_expression"):
+            raw = getattr(instance, self.key.attname)
+        if hasattr(raw, "resolve_expression"):
             raise InvalidShardKey(
-                f"{name} is the shard key, and {given!r} is computed by the database: where the row is"
+                f"{name} is the shard key, and {raw!r} is computed by the database: where the row is"
                 " stored has to be known before. Set it to a value before saving."
             )
-        value = self.key.get_prep_value(given)
+        value = self.key.get_prep_value(raw)
         if value is None:
             raise ShardKeyRequired(
                 f"{name} is None; it is the shard key, which"
@@ -129,7 +142,7 @@ class ShardOptions:
         return value
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
-        # No database keeps the places that its column does not have.
+        # A database rounds to the decimal places of the column.
         places = (
             getattr(target_field(self.key), "decimal_places", None)
             if type(value) is Decimal
@@ -142,24 +155,24 @@ class ShardOptions:
             )
 
     @cached_property
-    def _key_may_be_late(self) -> bool:
-        # Those that are made on the shard are checked by the insert.
+    def _key_may_change_on_insert(self) -> bool:
+        # The insert checks keys that the shard generates.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
-            and not self.key_is_made
-            and not self.key_is_prepared
+            and not self.key_is_generated
+            and not self.key_has_pre_save
         )
 
-    def refuse_late_key(self, instance: Model) -> None:
-        """Raise if ``pre_save()`` of Django's field would store another key than ``instance`` has.
+    def refuse_key_changed_on_insert(self, instance: Model) -> None:
+        """Refuse a row whose key the field's ``pre_save()`` changes on insert.
 
-        Such as today's date (``auto_now_add``): it is asked for when the row is inserted, where the
-        value that the row had before has brought it.
+        A field of Django with ``auto_now_add`` does: the row is already on the shard of the value
+        that it had before.
 
-        :raises ShardKeyRequired: it would.
+        :raises ShardKeyRequired: ``pre_save()`` returns another key than ``instance`` has.
         """
-        if not self._key_may_be_late:
+        if not self._key_may_change_on_insert:
             return
         key: Any = self.key
         before = instance.__dict__.get(key.attname)
@@ -172,32 +185,34 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """The shard that the key of ``instance`` names; None for a key without a shard.
+        """The shard of ``instance``'s key; None for a key without a shard.
 
-        While its key is still to be made, or if it has none: the shard of ``near``, or of
-        the rows of the group that it refers to.
+        If the key is not generated yet, or the model has none: the shard of ``near``, or of the
+        rows of the group that ``instance`` refers to.
         """
         if self.key is None or self.awaits_key(instance):
-            return self._beside(instance)
-        return runtime.locate(self.group, self.key_of(instance))
+            return self._shard_of_relations(instance)
+        return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
     def place(self, instance: Model) -> Shard:
-        """The same, for a row that is about to be written.
+        """The shard of ``instance``, which is about to be written; its key is placed if need be.
 
-        One whose key is still to be made, and that refers to no row of the group, gets a
-        random shard among the open ones, and keeps it until it is stored.
+        If the key is not generated yet and ``instance`` refers to no row of the group, a random
+        shard among the open ones is drawn. ``instance`` keeps that shard until it is stored.
 
         :raises NoOpenShard: no shard takes new rows.
-        :raises UnplacedKey: ``near`` is a row that has no shard yet itself.
-        :raises InvalidShardKey: no row can have the key, or the id of a row that it refers to.
+        :raises UnplacedKey: ``near`` is a row without a shard.
+        :raises InvalidShardKey: no row can have the key, or an id that ``instance`` refers to.
         """
         shard = None
         if self.key is None or self.awaits_key(instance):
-            shard = self._beside(instance, for_write=True)
+            shard = self._shard_of_relations(instance, for_write=True)
         if shard is not None:
             return shard
         if not self.awaits_key(instance):
-            return runtime.place(self.group, self.key_of(instance))
+            placed = find_shard(instance, self.group, self.key_of(instance), runtime.place)
+            assert placed is not None
+            return placed
         state: Any = instance._state
         if (near := getattr(state, "near", None)) is not None:
             raise UnplacedKey(
@@ -208,7 +223,7 @@ class ShardOptions:
             drawn = state.drawn_shard = runtime.strategy(self.group).draw()
         return runtime.shard(self.group, drawn)
 
-    def _beside(self, instance: Any, *, for_write: bool = False) -> Shard | None:
+    def _shard_of_relations(self, instance: Any, *, for_write: bool = False) -> Shard | None:
         others = [getattr(instance._state, "near", None), *instance._state.fields_cache.values()]
         for other in others:
             alias = colocated_alias(self, other) if other is not None else None
@@ -217,39 +232,39 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # Computed by the database, so it tells nothing yet.
-            if value is not None and self.tells(field):
-                # A row that refers to none that can be is refused, not put on any shard. Where
-                # keys are placed, it is its own key that is to be placed, not this one.
-                refuses = for_write and not runtime.strategy(self.group).places
-                find = runtime.place if refuses else runtime.locate
-                return find(self.group, field.get_prep_value(value))
+                continue  # The database computes the value, so it names no shard yet.
+            if value is not None and self.names_shard(field):
+                # runtime.place() refuses a reference to a row that cannot exist. In a group that
+                # places keys, it would place the key of the referenced row: only look it up.
+                must_exist = for_write and not runtime.strategy(self.group).places
+                look_up = runtime.place if must_exist else runtime.locate
+                return find_shard(instance, self.group, field.get_prep_value(value), look_up)
         return None
 
 
-_known: dict[Any, ShardOptions | None] = {}
+_options_by_model: dict[Any, ShardOptions | None] = {}
 
 
 def shard_options(model: type[Any]) -> ShardOptions | None:
-    """The options of ``model``, or None when its rows are in the global database.
+    """The options of ``model``; None if its rows are in the global database.
 
-    An automatic many-to-many table follows the group of the model that declares it.
+    An automatic many-to-many table is in the group of the model that declares it.
     """
     try:
-        return _known[model]
+        return _options_by_model[model]
     except KeyError:
-        return _known.setdefault(model, _read(model))
+        return _options_by_model.setdefault(model, _read_shard_meta(model))
 
 
 def options_of(instance: Any) -> ShardOptions | None:
     """The options of an instance's model.
 
-    By ``__class__``: a lazy object, such as ``request.user``, names there what it stands for.
+    Reads ``__class__``, which of a lazy object such as ``request.user`` is the model.
     """
     return shard_options(instance.__class__)
 
 
-def _read(model: Any) -> ShardOptions | None:
+def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
@@ -272,59 +287,28 @@ def _read(model: Any) -> ShardOptions | None:
 
 
 def group_of(model: type[Any]) -> str | None:
-    """The group where the rows of ``model`` are; None for the global database."""
+    """The group of ``model``; None for the global database."""
     options = shard_options(model)
     return options.group if options is not None else None
 
 
 def where_key(model: type[Any]) -> ShardKey | None:
-    """The shard key of ``model``, if it has one."""
+    """The columns that name the shard of ``model``'s rows; None if it has none."""
     options = shard_options(model)
     return options.where_key if options is not None else None
 
 
-def placements(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """What rows have in common, and their shard with it, if their values of ``field`` are equal.
-
-    Of two fields that share one of these, equal values are on one shard of ``group``: both are
-    the shard key, or both name one row. Values of any other field may be on any shard.
-    """
-    found: set[tuple[Any, ...]] = set()
-    options = shard_options(field.model)
-    if options is None or options.group != group:
-        return frozenset()
-    if options.tells(field):
-        found.add(("key", _kind_of_value(field)))
-    while True:
-        if field.primary_key:
-            found.add(("row", field.model._meta.concrete_model, field.column))
-        remote = shard_options(field.related_model) if field.is_relation else None
-        if remote is None or remote.group != group:
-            return frozenset(found)
-        field = field.target_field
-        if not field.primary_key:
-            return frozenset(found)  # Unique on its shard only.
-
-
-def _kind_of_value(field: Any) -> Any:
-    """What has to be the same for equal values to be equal keys: 1 is not "1"."""
-    field = target_field(field)
-    if isinstance(field, IntegerField):
-        return IntegerField
-    return TextField if isinstance(field, CharField | TextField) else type(field)
-
-
 def target_field(field: Any) -> Any:
-    """The field that a foreign key, or a chain of them, refers to in the end; else itself."""
+    """The field at the end of a chain of foreign keys; a field without relation itself."""
     while field.is_relation:
         field = field.target_field
     return field
 
 
 def describe(instance: Model) -> str:
-    """An instance in an error message; its own ``__str__`` may need a database."""
-    # By __dict__, of what a lazy object stands for: while Model.__init__ runs it may not be set
-    # yet, and Django would try to load it.
+    """``instance`` for an error message, without ``__str__``, which may need a database."""
+    # Reads __dict__ (of a lazy object, that of the wrapped row): while Model.__init__ runs, the
+    # primary key may not be set, and Django would try to load it.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -332,9 +316,9 @@ def describe(instance: Model) -> str:
 
 
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
-    """The alias of the shard where ``instance`` is, when rows of ``options`` live beside it.
+    """The alias of the shard that has ``instance``, if it is of the group of ``options``.
 
-    None when it is of another group, global, or not on a shard yet.
+    None if ``instance`` is global, of another group, or not on a shard yet.
     """
     other = options_of(instance)
     if other is None or other.group != options.group:
@@ -342,7 +326,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # By __dict__: while Model.__init__ runs, a key declared after the relation is not set
+    # Reads __dict__: while Model.__init__ runs, a key declared after the relation is not set
     # yet, and Django would take it for deferred and load it.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
@@ -351,11 +335,11 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """The error for a query that names no shard, with the ways out."""
+    """The error for a query that names no shard, with the remedies."""
     name = options.model._meta.object_name
     if options.key is None:
         what = f"{name} is an automatic many-to-many table of group {options.group!r}"
-        ways = f"filter by an instance of one side ({name}.objects.filter({options.ends[0]}))"
+        ways = f"filter by an instance of one side ({name}.objects.filter({options.relation_arguments[0]}))"
     else:
         key = options.key.name
         what = f"{name} is sharded by {key!r} in group {options.group!r}"

@@ -1,7 +1,7 @@
-"""What ORDER BY and DISTINCT ON name, resolved before the query is compiled.
+"""Resolves the names in ORDER BY and DISTINCT ON before the query is compiled.
 
-Django resolves these names when it compiles: only then they join tables, or bring a subquery
-with them. Whoever has to know before anything is sent asks here.
+Django resolves them when it compiles; only then they join tables or add a subquery. The checks
+of :mod:`sharded_orm.models.sharding.colocation` must know earlier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` is ordered by its own columns and annotations only, or not at all."""
+    """Whether ``query`` has no order, or only its own columns and annotations in it."""
     if query.distinct_fields or query.extra_order_by:
         return False
     names: Any = query.order_by
@@ -26,46 +26,47 @@ def is_plain(query: Query) -> bool:
         names = query.model._meta.ordering
         if not names:
             return True
-    own, annotations = own_names(query.model), query.annotations
+    own_columns, annotations = own_names(query.model), query.annotations
     for name in names:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # An annotation is resolved already.
-        if column not in own and column not in annotations and name != "?":
+        # Annotations are already resolved.
+        if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
 
 
 @lru_cache(maxsize=1024)
 def own_names(model: Any) -> dict[str, str]:
-    """The columns of the model's own table by the names that order by them and nothing else."""
+    """Columns of the model's own table, by the names that order by this column alone."""
     meta = model._meta
-    found = {}
+    columns = {}
     for field in meta.concrete_fields:
         if field.is_relation:
-            # By its name Django orders by the other table, if that has an order.
+            # Ordering by the relation's name orders by the other table, if that has an order.
             if field.attname != field.name:
-                found[field.attname] = field.column
+                columns[field.attname] = field.column
         else:
-            found[field.name] = field.column
+            columns[field.name] = field.column
     if meta.pk.column is not None and not meta.pk.is_relation:
-        found["pk"] = meta.pk.column
-    return found
+        columns["pk"] = meta.pk.column
+    return columns
 
 
 def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
-    """A copy of ``query`` with the joins of its order, and the expressions it is ordered by.
+    """A copy of ``query`` with the joins of its order, and the expressions of the order.
 
-    Sends nothing. Raises what Django raises for a name that does not exist.
+    Sends nothing.
 
-    :param alias: a database that the query can be compiled for.
+    :param alias: the alias of a database that the query can be compiled for.
+    :raises FieldError: a name does not exist, as Django raises it.
     """
     copy = query.chain()
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # Its order names columns of the result; an expression is added to each part.
+        # A name is a column of the result; an expression is added to each part.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # As SQLCompiler.get_order_by() and get_distinct().
     expressions = [

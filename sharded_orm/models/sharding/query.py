@@ -1,4 +1,4 @@
-"""The SQL query of sharded models: conditions on instances carry the instances' shard."""
+"""The SQL query of sharded models: a condition on an instance also names its shard."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from sharded_orm.routing.where import OnShard
 
 
 class ShardedQuery(Query):
-    """Adds to ``album=album`` that the rows are on the album's shard.
+    """Adds the album's shard to a condition such as ``album=album``.
 
-    A comparison with an instance is compiled to its primary key, which does not tell
-    the shard. Every way of adding a condition passes :meth:`add_q`: ``filter``, related
-    managers, and Django's prefetches, which bypass the queryset.
+    A comparison with an instance is compiled to its primary key, which does not name the shard.
+    All conditions are added by :meth:`add_q`: those of ``filter()``, of related managers, and of
+    Django's prefetches, which bypass the queryset.
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:
         if any(map(_mentions_instance, q_object.children)):
             options = shard_options(self.model) if self.model is not None else None
             if options is not None:
-                q_object = _with_shards(options, q_object)
+                q_object = _with_shard_conditions(options, q_object)
         super().add_q(q_object, reuse_all)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression, which every subquery passes. A plain model's query
-        # asks nobody else, and its database may still have a table of this name, with old rows.
-        outer, own = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
-        if outer is not None and own is not None and shard_options(outer) is None:
+        # Overrides Query.resolve_expression, which Django calls for every subquery. The query of
+        # a plain model has no other check, and its database may still have an old table of this
+        # name.
+        outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
+        if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(
-                f"The query on {outer.__name__} (global) has a subquery on {own.model.__name__}, which is"
-                f" in group {own.group!r}. One statement cannot reach both. Evaluate it first and pass"
+                f"The query on {outer.__name__} (global) has a subquery on {options.model.__name__}, which is"
+                f" in group {options.group!r}. One statement cannot reach both. Evaluate it first and pass"
                 " its values as a list."
             )
         return super().resolve_expression(query, *args, **kwargs)
@@ -55,9 +56,9 @@ class ShardedQuery(Query):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # Pays for the condition on the shard key that every query has: a column of the
-        # query's own table that is equal to a plain value needs nothing of what Django's
-        # method resolves, joins and trims. The condition is made in the same way.
+        # A shortcut for the condition on the shard key, which every query has. If a column of the
+        # query's own table is compared with a plain value, Django's method has nothing to
+        # resolve, join or trim, and builds this same condition.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := _own_columns(self.model).get(name)):
@@ -78,28 +79,28 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 @lru_cache(maxsize=1024)
 def _own_columns(model: Any) -> dict[str, Any]:
-    """The columns of the model's own table that are no relations, by name and ``pk``."""
+    """Fields of the model's own table that are no relations, by name; ``pk`` among them."""
     if model is None:
         return {}
     meta = model._meta
-    own = {
+    fields = {
         field.name: field
         for field in meta.concrete_fields
         if not field.is_relation and field.model._meta.concrete_model is meta.concrete_model
     }
-    if meta.pk.name in own:
-        own["pk"] = meta.pk
-    return own
+    if meta.pk.name in fields:
+        fields["pk"] = meta.pk
+    return fields
 
 
-def _with_shards(options: ShardOptions, condition: Any) -> Any:
+def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     if isinstance(condition, Q):
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # An exclusion bounds nothing, but excludes what is on the instance's shard only.
+        # An exclusion names no shard, but must exclude rows of the instance's shard only.
         changed.connector, changed.negated = condition.connector, condition.negated
-        changed.children = [_with_shards(options, child) for child in condition.children]
+        changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
     if not isinstance(condition, tuple) or not _mentions_instance(condition):
         return condition
@@ -108,9 +109,9 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
     name = condition[0]
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
-        return condition  # Rows beside it in the order may be on any shard.
-    if _tells(options, name):
-        return condition  # The value leads to its shard, also if it was changed since it was read.
+        return condition  # Rows before or after it may be on any shard.
+    if _names_shard(options, name):
+        return condition  # The value itself names its shard, even if it changed since the read.
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
         by_alias.setdefault(colocated_alias(options, instance), []).append(instance)
@@ -119,18 +120,20 @@ def _with_shards(options: ShardOptions, condition: Any) -> Any:
     if len(by_alias) == 1:
         (alias,) = by_alias
         return Q(condition) & Q(OnShard(str(alias)))
-    # Each shard's instances for that shard only: ids that count per shard repeat.
-    parts = [Q((name, some)) & Q(OnShard(str(alias))) for alias, some in by_alias.items()]
+    # Each instance is compared on its own shard only, because shards may repeat ids.
+    parts = [Q((name, on_shard)) & Q(OnShard(str(alias))) for alias, on_shard in by_alias.items()]
     return Q(*parts, _connector=Q.OR)
 
 
-def _tells(options: ShardOptions, name: str) -> bool:
-    """Whether ``name`` compares a column of the own table whose values tell the shard."""
+def _names_shard(options: ShardOptions, name: str) -> bool:
+    """Whether ``name`` compares a column of the model's own table that names the shard."""
     path, _, lookup = name.partition(LOOKUP_SEP)
     if lookup not in ("", "exact", "in"):
         return False
     fields: Any = options.model._meta.fields
-    return any(field.name == path and field.concrete and options.tells(field) for field in fields)
+    return any(
+        field.name == path and field.concrete and options.names_shard(field) for field in fields
+    )
 
 
 def _mentions_instance(child: Any) -> bool:
@@ -140,6 +143,6 @@ def _mentions_instance(child: Any) -> bool:
         return False
     value = child[1]
     if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
-        # None is equal to nothing, and left out by Django.
+        # Django leaves out None, which is equal to nothing.
         return {isinstance(item, Model) for item in value if item is not None} == {True}
     return isinstance(value, Model)

@@ -1,7 +1,7 @@
-"""Expressions that stand in a statement beside its query: aggregates, and values to be written.
+"""Checks expressions outside the query of a statement: aggregates, and values to be written.
 
-Django resolves them when the statement is sent; here they are resolved before, on copies, and
-held to the same rules as the query: each shard must have all rows that they read.
+Django resolves them when it sends the statement. Here they are resolved earlier, on copies, and
+checked by the same rule as the query: each shard must have all rows that they read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sharded_orm.models.sharding.expressions import nested_queries
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``aggregate()`` by name, as QuerySet.aggregate() names them."""
+    """The arguments of ``aggregate()`` by name, as ``QuerySet.aggregate()`` names them."""
     named = dict(kwargs)
     for arg in args:
         try:
@@ -29,28 +29,28 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise unless ``aggregate(**aggregates)`` of ``query`` reads what its database has."""
+    """Raise unless the database of ``query`` has all rows that ``aggregates`` read."""
     copy = query.chain()
-    found = []
-    # As Query.get_aggregation(), in which later aggregates may refer to earlier ones.
+    expressions = []
+    # As Query.get_aggregation(): a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
-            return  # Django refuses it, with its own words.
+            return  # Django refuses it.
         resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved
-        found.append(resolved)
-    colocation.check(copy, ordered=query.is_sliced, values=found)
+        expressions.append(resolved)
+    colocation.check(copy, ordered=query.is_sliced, values=expressions)
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise unless the values of an UPDATE of the rows of ``query`` are read beside the rows."""
+    """Raise unless the database of ``query`` has all rows that the values of its UPDATE read."""
     expressions = [value for value in values if hasattr(value, "resolve_expression")]
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # As UpdateQuery.add_update_fields(), which updates the table of a parent by a query on the
-    # parent: seen from here its columns are joined. Joins that go further Django refuses itself.
+    # As UpdateQuery.add_update_fields(). Joins are allowed here because Django updates the table
+    # of a multi-table parent by a query of its own; it refuses all other joins.
     resolved = [
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
@@ -60,14 +60,17 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """The same of instances, and of their values for the fields ``names``; None: for all."""
+    """Raise unless the database has all rows that values of an UPDATE of ``rows`` read.
+
+    :param names: the fields to be saved; None for all.
+    """
     values = _expressions(rows, names)
     if values:
         check_values(colocation, Query(type(rows[0])), values)
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
-    """Raise unless the values of new rows are read where the rows will be."""
+    """Raise unless the database of new rows has all rows that their values read."""
     expressions = _expressions(rows)
     if not expressions:
         return
@@ -80,7 +83,7 @@ def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
 
 
 def check_constraint(constraint: Any) -> None:
-    """Raise if validating ``constraint`` would read rows that its condition selects by itself."""
+    """Raise if ``constraint`` has a subquery, which would read the rows of one shard only."""
     query = Query(None)
     if any(True for _ in nested_queries(query, *vars(constraint).values())):
         raise CrossShardRelation(
@@ -92,25 +95,25 @@ def check_constraint(constraint: Any) -> None:
 def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
     if not rows:
         return []
-    wanted = None if names is None else set(names)
-    found = []
+    selected = None if names is None else set(names)
+    expressions = []
     for field in rows[0]._meta.concrete_fields:
         name = field.attname
-        if wanted is not None and field.name not in wanted and name not in wanted:
+        if selected is not None and field.name not in selected and name not in selected:
             continue
-        # Rows are many, and the types of their values few.
+        # Looks at types first, because rows are many and their types few.
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
-            found += [
+            expressions += [
                 value
                 for value in values
                 if hasattr(value, "resolve_expression") and not _is_default(field, value)
             ]
-    return found
+    return expressions
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether it is the field's ``db_default``, which no database lets read rows."""
+    """Whether ``value`` is the field's ``db_default``, which no database lets read rows."""
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

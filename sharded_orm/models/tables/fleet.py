@@ -1,6 +1,6 @@
-"""Models without tables: what the fleet pages of the admin are permitted and logged by.
+"""Models without tables, for the permissions and log entries of the admin's fleet pages.
 
-Their rows would be a copy of the topology, which has them already.
+Their rows would only repeat the topology.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class NoRows(models.Manager[M]):
-    """Finds nothing and asks nobody: Django's admin looks for objects by address, ``/admin/r/…``."""
+    """A manager without rows or queries, for admin views such as ``/admin/r/…``."""
 
     def get_queryset(self) -> models.QuerySet[M]:
         return super().get_queryset().none()
@@ -39,7 +39,7 @@ class ShardMap(models.Model):
 
 
 class TopologyVersion(models.Model):
-    """A version of the topology, which its source keeps."""
+    """A version of the topology, which the topology's source stores."""
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
 

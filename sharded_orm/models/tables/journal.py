@@ -1,7 +1,7 @@
-"""The journal of long operations: runs, their steps, and what was recorded for them.
+"""The journal of long operations in the global database: runs, steps and scripts.
 
-In the global database. Written by :mod:`sharded_orm.operations.runs.journal` only; rows of
-runs that are over may be deleted.
+Only :mod:`sharded_orm.operations.runs.journal` writes these tables. Rows of finished runs may be
+deleted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and who holds it.
+    """One run of a long operation, and the process that holds its lease.
 
-    ``unfinished`` is true or NULL, never false: the constraint then allows one unfinished
-    run of a kind and subject, beside any number that are over.
+    ``unfinished`` is true or NULL, never false: so the constraint allows one unfinished run of a
+    kind and subject, and any number of finished ones.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -31,16 +31,16 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The lease. Nobody holds it while the token is empty.
+    # The lease. No process holds it while the token is empty.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: By the clock of the database, in UTC.
+    #: Time of the database's clock, in UTC.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
     user: models.CharField[str, str] = models.CharField(max_length=64, default="")
     host: models.CharField[str, str] = models.CharField(max_length=255, default="")
-    #: What tells whether a process id means the same here and there.
+    #: Identifies the machine on which the process id is valid.
     machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
     pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
 
@@ -61,7 +61,7 @@ class OperationRun(models.Model):
 
 
 class OperationStep(models.Model):
-    """What became of one shard in one run."""
+    """The state of one shard in one run."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="steps"
@@ -88,7 +88,7 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Something recorded once in a run, for many of its steps."""
+    """Content that a run records once, for many of its steps."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"

@@ -1,4 +1,4 @@
-"""The directory table, and the store that the directory strategy reads and writes (Y2)."""
+"""The directory table of shard keys, and the store that the directory strategy uses (Y2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 500
 
 
 class Placement(models.Model):
-    """One shard key of one group, and the shard where its rows are."""
+    """One shard key of one group, and the number of the shard with its rows."""
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
     key: models.CharField[str, str] = ExactCharField(max_length=100)
@@ -37,11 +37,11 @@ class Placement(models.Model):
 
 
 class DatabaseDirectory:
-    """Placements in the table on ``alias``; thread-safe.
+    """The placements in the directory table on ``alias``; thread-safe.
 
-    Reads and writes are autonomous statements: the caller's transaction can neither hide
-    nor roll back a placement. Inside Django's ``TestCase`` they join the test's
-    transaction and are told apart as "not committed".
+    Reads and writes are autonomous statements: the caller's transaction can neither hide nor
+    roll back a placement. Inside Django's ``TestCase`` they are part of the test's transaction,
+    and placements are returned as not committed.
     """
 
     def __init__(self, alias: str) -> None:
@@ -59,7 +59,7 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # The first insert of a key wins; whoever comes second reads what it says.
+            # The first insert of a key wins; all others read its placement.
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()
@@ -68,7 +68,7 @@ class DatabaseDirectory:
     def _find(
         self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]
     ) -> dict[str, tuple[int, bool]]:
-        found = {}
+        placements = {}
         for start in range(0, len(keys), BATCH):
             query = (
                 Placement.objects.using(self._alias)
@@ -77,5 +77,5 @@ class DatabaseDirectory:
                 .query
             )
             for key, number in query.get_compiler(connection=connection).results_iter():
-                found[key] = (number, committed)
-        return found
+                placements[key] = (number, committed)
+        return placements

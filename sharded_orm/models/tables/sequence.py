@@ -8,10 +8,10 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """How far one sequence has come on one ticket server. For looking at, with ``using()``.
+    """The position of one sequence on one ticket server. Read-only; query it with ``using()``.
 
-    ``manage.py tickets create`` makes the table. Django does not manage it: the flush of
-    a test must not let ids begin again.
+    ``manage.py tickets create`` creates the table. Django does not manage it, because the flush of
+    a test must not restart the ids.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)

@@ -1,9 +1,10 @@
-"""Migrating one shard, so that it can be killed at any moment; and seeing which are behind.
+"""Migrating shards, so that a kill at any moment loses nothing; and seeing which shards are behind.
 
-Plans are made once per set of applied migrations (``plan``, ``planner``), SQL is recorded once per state of
-a schema on a copy of it (``rehearsal``, ``recording``, ``script``) and replayed on the shards
-(``replay``, ``own``), each thing after the journal was told (``position``, ``shard``), so that
-it can be judged when it was interrupted (``judging``, ``records``).
+A plan is made once per set of applied migrations (``plan``, ``planner``). Its SQL is recorded once
+per state of a schema, on an empty copy of a shard (``rehearsal``, ``recorder``, ``recorded_sql``),
+and executed on the shards (``executor``, ``per_shard_operation``). The journal learns of each step
+before the step is taken (``checkpoint``, ``shard_session``), so that a later process can find out
+whether an interrupted step took effect (``recovery``, ``records``).
 """
 
 from sharded_orm.exceptions import OperationStopped as Stopped

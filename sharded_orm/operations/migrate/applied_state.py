@@ -1,4 +1,4 @@
-"""Which shards are behind: one question per node, whatever their number."""
+"""Which shards are behind: one query per node, whatever the number of its shards."""
 
 from __future__ import annotations
 
@@ -15,68 +15,71 @@ from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.topology.model import Shard
 
-# What a server or a driver raises when it does not answer, or not as it should.
-_TROUBLE = (Error, ShardedOrmError, OSError)
+# Errors of a server or driver that gives no answer, or a wrong one.
+_SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 
 
 @dataclass
 class AppliedState:
-    """How far shards are. Memory: a few words for each that is not current."""
+    """How far shards are migrated. Memory: a few words for each shard that is not current.
 
-    #: How many have nothing to do.
+    A *digest* identifies a set of applied migrations.
+    """
+
+    #: Number of shards that have nothing to do.
     current: int = 0
     behind: list[Shard] = field(default_factory=list)
-    #: Their schemas or files do not exist.
+    #: Shards whose schema or file does not exist.
     missing: list[Shard] = field(default_factory=list)
-    #: Alias -> why nothing is known.
+    #: Alias -> why nothing is known about the shard.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: Digest of what is applied -> (app, migration, backwards) that are to be done.
+    #: Digest -> migrations to run: (app, migration, backwards).
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Digest -> how many shards have applied that; under "" also those that do not exist.
+    #: Digest -> number of shards; "" also counts shards that do not exist.
     count: dict[str, int] = field(default_factory=dict)
 
 
-def survey(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
-    """Ask each node once; then one of the shards of each distinct state.
+def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
+    """Return how far ``shards`` are: one query per node, then one shard per distinct state.
 
-    :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+    :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
-    found = AppliedState()
+    state = AppliedState()
     nodes: dict[str, list[Shard]] = {}
     for shard in shards:
         nodes.setdefault(shard.node, []).append(shard)
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
-        for shard, digest in _digests(members, found):
-            state = digest or ""  # One that does not exist yet has applied nothing.
-            if state not in plans:
-                plan = _plan(planner, shard, state, found)
+        for shard, digest in _digests(members, state):
+            digest_key = digest or ""  # A missing shard has applied nothing.
+            if digest_key not in plans:
+                plan = _plan(planner, shard, digest_key, state)
                 if plan is None:
                     continue
-                plans[state] = plan
-                found.plans[state] = [(*unit.key, unit.backwards) for unit in plan.units]
-            found.count[state] = found.count.get(state, 0) + 1
+                plans[digest_key] = plan
+                state.plans[digest_key] = [(*unit.key, unit.backwards) for unit in plan.units]
+            state.count[digest_key] = state.count.get(digest_key, 0) + 1
             if digest is None:
-                found.missing.append(shard)
-            elif plans[state].is_empty:
-                found.current += 1
+                state.missing.append(shard)
+            elif plans[digest_key].is_empty:
+                state.current += 1
             else:
-                found.behind.append(shard)
-    return found
+                state.behind.append(shard)
+    return state
 
 
-def _digests(shards: Sequence[Shard], found: AppliedState) -> Iterator[tuple[Shard, str | None]]:
+def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Shard, str | None]]:
     connection: Any = connections[shards[0].alias]
     try:
         digests = connection.applied_digests(shards)
-    except _TROUBLE as exc:
+    except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
-            # One that is broken fails all that are asked with it.
+            # One broken shard fails the query for all shards in it.
             half = len(shards) // 2
-            yield from _digests(shards[:half], found)
-            yield from _digests(shards[half:], found)
+            yield from _digests(shards[:half], state)
+            yield from _digests(shards[half:], state)
         else:
-            found.unreachable.update({shard.alias: exc for shard in shards})
+            state.unreachable.update({shard.alias: exc for shard in shards})
         return
     for shard in shards:
         yield shard, digests[shard.alias]
@@ -85,22 +88,22 @@ def _digests(shards: Sequence[Shard], found: AppliedState) -> Iterator[tuple[Sha
 def _answers(connection: Any) -> bool:
     try:
         connection.schemas_present()
-    except _TROUBLE:
+    except _SERVER_ERRORS:
         return False
     return True
 
 
-def _plan(planner: Planner, shard: Shard, digest: str, found: AppliedState) -> MigrationPlan | None:
+def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> MigrationPlan | None:
     connection = connections[shard.alias]
     try:
         return planner.plan(connection, Records(shard.alias).applied() if digest else frozenset())
     except Error as exc:
-        found.unreachable[shard.alias] = exc
+        state.unreachable[shard.alias] = exc
         return None
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        found.unreachable[shard.alias] = exc  # Its own trouble, and no other shard's.
+        state.unreachable[shard.alias] = exc  # Other shards are not affected.
         return None
     finally:
         connection.close()

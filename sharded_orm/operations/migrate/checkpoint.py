@@ -1,4 +1,4 @@
-"""Where a shard stands in its migrations: what the journal keeps before each thing is done."""
+"""Where a shard is in its migrations: what the journal records before each step."""
 
 from __future__ import annotations
 
@@ -10,41 +10,45 @@ from sharded_orm.operations.migrate.plan import Key
 
 
 class What(Enum):
-    """The thing that is done next, or was under way when its process ended."""
+    """The step that comes next, or was under way when its process ended."""
 
     STATEMENT = "statement"
-    """``count`` statements of ``script`` from ``index`` on; see :meth:`Script.stretch`."""
-    OWN = "own"
-    """An operation that runs on each shard; of raw SQL its statement ``index``."""
+    """``count`` statements of ``script``, from ``index`` on; see :meth:`RecordedScript.stretch`."""
+    PER_SHARD = "own"
+    """An operation that runs on each shard; for raw SQL, its statement ``index``."""
     BUILD = "build"
-    """Tables are made as ``script`` promises, on a shard that had none."""
+    """The tables of an empty shard are created as ``script`` promises them."""
     UNIT = "unit"
-    """A migration that is in one transaction, together with its record."""
+    """A migration runs in one transaction, together with its record."""
     RECORD = "record"
     """The migration is recorded, after an operation that ran on the shard."""
     COMPARE = "compare"
-    """The schema was not as ``script`` promises: in the middle of a migration, which goes on
-    with ``operation``; before the record of the last one, which is statement ``index``; or after
-    one that was in a transaction."""
+    """The schema was not as ``script`` promises. The comparison took place in the middle of a
+    migration, which goes on with ``operation``; before the record of the last migration, which is
+    statement ``index``; or after a migration that was in a transaction."""
     END = "end"
-    """What comes after the last migration: ``post_migrate``. Told where nothing else tells that the
-    shard has come so far, and when it fails."""
+    """``post_migrate`` is sent after the last migration. Recorded if it fails, or if nothing else
+    shows that the shard has come this far."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """See :class:`What`. Everything else is what is needed to judge it.
+    """A step, and all that a later process needs to find out whether the step took effect.
 
-    :param run: the run whose script it is; a later run may go on with it.
-    :param serial: grows with each marker.
-    :param operation: the number of the operation in its migration; of a statement that of the
-        operation where its script ends.
-    :param outline: see :meth:`Unit.outline`; of so many operations, or with an own one.
-    :param before: the fingerprint before a statement of raw SQL.
-    :param marker: the row of ``django_migrations`` that is written in the same transaction.
-    :param reverts: a rollback takes all of it back, as far as is known.
-    :param raised: it failed with an error, which the journal has, and was not interrupted.
-    :param settled: what a person found, or its own process could still tell: "done" or "undone".
+    :param what: the kind of step.
+    :param run: the journal run that holds the script; a later run may go on with it.
+    :param serial: the number of markers so far.
+    :param operation: the index of the operation in its migration. For a statement, the index of the
+        operation at which its script ends.
+    :param outline: :meth:`Unit.outline` of the operations up to ``operation``; includes an
+        operation that runs on each shard.
+    :param before: the fingerprint of the schema before a statement of raw SQL.
+    :param marker: the name of the row in ``django_migrations`` that the same transaction writes.
+    :param reverts: whether a rollback takes the whole step back, as far as is known.
+    :param raised: whether the step failed with an error, which the journal has, and was not
+        interrupted.
+    :param settled: "done" or "undone", as a person found out, or as the step's own process could
+        still record.
     """
 
     what: What
@@ -64,13 +68,13 @@ class Checkpoint:
     settled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults: it is written several times for each shard."""
-        told = {
+        """The fields that differ from their defaults: short, as each shard writes several."""
+        content = {
             field.name: value
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default
         }
-        return {**told, "what": self.what.value}
+        return {**content, "what": self.what.value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Checkpoint:

@@ -1,7 +1,7 @@
-"""Migrating the shards of a group: which of them, in which order, with which report.
+"""Migrating the shards of a group: which shards, in which order, with which report.
 
-``operations.migrate`` does the work on one shard and knows what it takes; the journal
-remembers how far it came; the waves decide when whose turn is.
+:class:`Migrator` migrates one shard, the journal records how far the shard has come, and
+:class:`Waves` decide the order of the shards.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Failure:
 
 
 class Progress(Protocol):
-    """What is told while a group is migrated. Called by one thread at a time.
+    """Receives reports while a group is migrated. Called by one thread at a time.
 
-    Shards that cannot be tried have failed before :meth:`begin`.
+    Shards that cannot be tried are reported as failed before :meth:`begin`.
     """
 
     def begin(self, group: str, total: int) -> None: ...
@@ -61,22 +61,22 @@ class Progress(Protocol):
 
 @dataclass
 class MigrationReport:
-    """What became of the shards of one group."""
+    """The outcome of a migration for the shards of one group. The numbers count shards."""
 
     group: str
     selected: int
-    #: Those that needed nothing.
+    #: Shards that had nothing to do.
     current: int = 0
-    #: Those that were migrated now.
+    #: Shards that this run has migrated.
     migrated: int = 0
     failures: list[Failure] = field(default_factory=list)
-    #: Those whose schema or file does not exist, and was not asked for.
+    #: Shards whose schema or file does not exist, and should not be created.
     missing: list[Shard] = field(default_factory=list)
-    #: Why it ended early; "" when it did not.
+    #: Why the run ended early; "" if it did not.
     stopped: str = ""
-    #: Those that it did not come to.
+    #: Shards that were not begun or not finished.
     left: int = 0
-    #: In the journal; None when there was nothing to do.
+    #: The run's id in the journal; None if there was nothing to do.
     run: int | None = None
 
     @property
@@ -86,112 +86,112 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """What is asked for, the same for all groups."""
+    """The request of an operator; the same for all groups."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
-    #: Make schemas and files that do not exist.
+    #: Create schemas and files that do not exist.
     create: bool = False
-    #: Only shards that an earlier run left failed.
+    #: Migrate only shards that failed in an earlier run.
     retry_failed: bool = False
 
 
 def migrate(
-    selected: Selected, demand: MigrationRequest, progress: Progress, stopping: Stopping
+    selected: Selected, request: MigrationRequest, progress: Progress, stopping: Stopping
 ) -> MigrationReport:
     """Migrate shards of one group; returns when all are done or ``stopping`` says so.
 
-    One shard's failure is its own: it is in the report, and the others go on (but see
-    :class:`Waves`). May be repeated after any end, and goes on where the last one stopped.
+    The failure of one shard is in the report, and the other shards go on (but see :class:`Waves`).
+    After any interruption, another call goes on where this one stopped.
 
     :raises OperationHeld: another process migrates the group.
-    :raises LeaseLost: another process took it over meanwhile.
+    :raises LeaseLost: another process has taken the run over.
     :raises JournalMissing: the global database is not migrated.
 
-    Cost: one query per node for the whole; with nothing to do, two more and no write.
+    Cost: one query per node for all its shards; if there is nothing to do, two more and no write.
     """
-    migrator = Migrator(selected.group, demand.options, journal.Scripts())
-    todo = PendingShards(migrator, selected, demand)
-    if not todo.shards:
-        _end_broken_off(selected.group.name)
-        todo.tell(progress)
-        return todo.report
+    migrator = Migrator(selected.group, request.options, journal.Scripts())
+    pending = PendingShards(migrator, selected, request)
+    if not pending.shards:
+        _finish_broken_off(selected.group.name)
+        pending.report_failures(progress)
+        return pending.report
     arguments = {
-        "targets": list(demand.options.targets),
-        "fake": demand.options.fake,
-        "fake_initial": demand.options.fake_initial,
-        "shards": len(todo.shards),
+        "targets": list(request.options.targets),
+        "fake": request.options.fake,
+        "fake_initial": request.options.fake_initial,
+        "shards": len(pending.shards),
     }
-    with journal.running(KIND, selected.group.name, arguments) as run:
+    with journal.hold_run(KIND, selected.group.name, arguments) as run:
         if run.resumed:
             run.note(**arguments)
-        # Another operator may have migrated some since, or left something behind.
-        todo = PendingShards(migrator, selected, demand)
-        report = todo.report
+        # Another operator may have migrated some shards since, or left some unfinished.
+        pending = PendingShards(migrator, selected, request)
+        report = pending.report
         report.run = run.id
-        todo.tell(progress)
-        run.steps(shard.alias for shard in todo.shards)
-        progress.begin(selected.group.name, len(todo.shards))
-        worker = _Worker(migrator, run, todo, progress, stopping)
+        pending.report_failures(progress)
+        run.create_steps(shard.alias for shard in pending.shards)
+        progress.begin(selected.group.name, len(pending.shards))
+        worker = _Worker(migrator, run, pending, progress, stopping)
         try:
-            work_through(todo.shards, worker, demand.waves, stopping)
+            work_through(pending.shards, worker, request.waves, stopping)
         finally:
             progress.end()
         report.stopped = stopping.cause
-        report.left = len(todo.shards) - report.migrated - worker.failed
-        run.finish(*_end(report))
+        report.left = len(pending.shards) - report.migrated - worker.failed
+        run.finish(*_outcome(report))
     report.failures.sort(key=lambda failure: failure.alias)
     return report
 
 
-def _end_broken_off(group: str) -> None:
-    """Finish the last run, if its process was killed when all was done but that."""
+def _finish_broken_off(group: str) -> None:
+    """Finish the last run if its process was killed after the last shard was done."""
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
-        return  # Shards that nobody asks for now are left.
-    with suppress(OperationHeld), journal.running(KIND, group, last.arguments) as run:
+        return  # Shards that are not selected now are unfinished.
+    with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
         run.finish()
 
 
 class PendingShards:
-    """The shards that have something to do, and a report about the others."""
+    """The selected shards that have something to do, and a report about the others."""
 
-    def __init__(self, migrator: Migrator, selected: Selected, demand: MigrationRequest) -> None:
-        left: dict[str, str] = {}
+    def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
+        states: dict[str, str] = {}
         unclear: dict[str, Failure] = {}
-        for row in _left(selected.group.name):
-            left[row.alias] = row.state
+        for row in _open_steps(selected.group.name):
+            states[row.alias] = row.state
             if row.state == journal.UNCLEAR:
                 unclear[row.alias] = _failure(row)
         shards = selected.shards
-        if demand.retry_failed:
-            shards = [shard for shard in shards if left.get(shard.alias) == journal.FAILED]
-        survey = migrator.survey(shards)
-        behind = {shard.alias for shard in survey.behind}
-        missing = {shard.alias for shard in survey.missing}
-        #: Those that are to be made first.
-        self.create = missing if demand.create else set[str]()
+        if request.retry_failed:
+            shards = [shard for shard in shards if states.get(shard.alias) == journal.FAILED]
+        state = migrator.applied_state(shards)
+        behind = {shard.alias for shard in state.behind}
+        missing = {shard.alias for shard in state.missing}
+        #: Aliases of shards whose schema or file must be created first.
+        self.create = missing if request.create else set[str]()
         self.shards: list[Shard] = []
-        self.report = report = MigrationReport(selected.group.name, len(shards), survey.current)
+        self.report = report = MigrationReport(selected.group.name, len(shards), state.current)
         for shard in shards:
             alias = shard.alias
-            if alias in survey.unreachable:
-                error = journal.one_line(survey.unreachable[alias])
+            if alias in state.unreachable:
+                error = journal.one_line(state.unreachable[alias])
                 report.failures.append(Failure(alias, "unreachable", error))
             elif alias in unclear:
                 report.failures.append(unclear[alias])
                 report.current -= _looks_current(alias, behind, missing)
-            elif alias in missing and not demand.create:
+            elif alias in missing and not request.create:
                 report.missing.append(shard)
-            elif alias in behind or alias in missing or alias in left:
+            elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # An interrupted operation is not always one that the survey can see.
+                # An interrupted operation does not always show in the applied migrations.
                 report.current -= _looks_current(alias, behind, missing)
 
-    def tell(self, progress: Progress) -> None:
-        """Of shards that are not even tried."""
+    def report_failures(self, progress: Progress) -> None:
+        """Report the shards that are not even tried."""
         for failure in self.report.failures:
             progress.failed(failure)
 
@@ -200,26 +200,26 @@ def _looks_current(alias: str, behind: set[str], missing: set[str]) -> bool:
     return alias not in behind and alias not in missing
 
 
-def _left(group: str) -> Iterator[OperationStep]:
-    with journal.journal_there():
-        yield from journal.in_batches(journal.left_over(KIND, group))
+def _open_steps(group: str) -> Iterator[OperationStep]:
+    with journal.require_journal():
+        yield from journal.in_batches(journal.open_steps(KIND, group))
 
 
 class _Worker:
-    """Migrates one shard after the other, in several threads, and keeps the report."""
+    """Migrates single shards, called in several threads, and keeps the report."""
 
     def __init__(
         self,
         migrator: Migrator,
         run: journal.JournalRun,
-        todo: PendingShards,
+        pending: PendingShards,
         progress: Progress,
         stopping: Stopping,
     ) -> None:
         self._migrator = migrator
         self._run = run
-        self._create = todo.create
-        self._report = todo.report
+        self._create = pending.create
+        self._report = pending.report
         self._progress = progress
         self._stopping = stopping
         self._lock = threading.Lock()
@@ -231,19 +231,19 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            raise  # Not this shard's failure: nothing more may be touched.
+            raise  # No failure of this shard: nothing more may be touched.
         except OperationStopped:
-            step.stopped()
+            step.mark_stopped()
             return True
         except OperationUnclear as exc:
-            step.unclear(str(exc))
+            step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Whatever a migration raises is this shard's failure, and no other's.
+            # Any exception of a migration is the failure of this shard alone.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
-            step.failed(exc)
+            step.mark_failed(exc)
             return self._failed(step)
-        step.done()
+        step.mark_done()
         with self._lock:
             self._report.migrated += 1
             self._progress.done(shard.alias)
@@ -253,13 +253,13 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # Of what an earlier run began there nothing is left.
-                step.at(position={})
+                # Nothing is left of a step that an earlier run began there.
+                step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
             connection.close()
-            # The thread comes to thousands of shards; group connections keep those of hundreds.
+            # A thread migrates thousands of shards; a group connection keeps those of hundreds.
             connection.group_wrapper.shards.forget(connection)
 
     def _failed(self, step: journal.JournalStep) -> bool:
@@ -275,26 +275,26 @@ def _failure(step: journal.JournalStep | OperationStep) -> Failure:
     return Failure(step.alias, step.state, step.error, step.migration, step.operation)
 
 
-def _end(report: MigrationReport) -> tuple[str, str]:
-    """State and error of the run in the journal."""
-    bad = len(report.failures) + len(report.missing)
-    parts = [f"not migrated: {bad} of {report.selected} shards"] if bad else []
+def _outcome(report: MigrationReport) -> tuple[str, str]:
+    """The state and error of the run, for the journal."""
+    failed = len(report.failures) + len(report.missing)
+    parts = [f"not migrated: {failed} of {report.selected} shards"] if failed else []
     if report.stopped:
         parts.append(f"{report.stopped}; shards not begun or not ended: {report.left}")
-    return ("failed" if bad else "stopped" if report.stopped else "done", "; ".join(parts))
+    return ("failed" if failed else "stopped" if report.stopped else "done", "; ".join(parts))
 
 
-# ##### What a person found out #####
+# ##### Answers of a person #####
 
 
 def settle(alias: str, *, done: bool) -> None:
-    """Tell of a shard whose interrupted operation is unclear whether it took effect.
+    """Record whether the interrupted operation of a shard took effect, which was unclear.
 
     The next :func:`migrate` goes on from there.
 
-    :param done: it did; else it will be run again.
+    :param done: True if the operation took effect; False runs it again.
     :raises UnknownShard: no shard has this alias.
-    :raises NothingUnclear: the shard waits for no answer.
+    :raises NothingUnclear: the shard has no unclear operation.
     :raises OperationHeld: the group is being migrated.
     """
     shard = runtime.topology().resolve(alias)
@@ -305,28 +305,28 @@ def settle(alias: str, *, done: bool) -> None:
             f"Shard {alias!r} has no operation that is unclear; 'manage.py migrate_shards --status'"
             " lists those that have."
         )
-    with journal.running(KIND, shard.group, {"settle": alias, "done": done}) as run:
-        run.steps([alias])
+    with journal.hold_run(KIND, shard.group, {"settle": alias, "done": done}) as run:
+        run.create_steps([alias])
         step = run.step(alias)
         group = runtime.group(shard.group)
         Migrator(group, MigrateOptions(), journal.Scripts()).settle(step, done)
-        step.stopped()
+        step.mark_stopped()
         if not run.resumed:
             run.finish("settled")
 
 
 def _unclear(shard: Shard) -> QuerySet[OperationStep]:
-    with journal.journal_there():
-        left = journal.left_over(KIND, shard.group)
-        return left.filter(alias=shard.alias, state=journal.UNCLEAR)
+    with journal.require_journal():
+        open_steps = journal.open_steps(KIND, shard.group)
+        return open_steps.filter(alias=shard.alias, state=journal.UNCLEAR)
 
 
-# ##### Looking #####
+# ##### Status #####
 
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """A group as it is now."""
+    """How far the shards of a group are now. The numbers count shards."""
 
     group: str
     selected: int
@@ -334,58 +334,58 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: What runs left undone on shards of the group, selected or not: state -> number.
+    #: State -> unfinished steps of the group's shards, selected or not.
     left: dict[str, int]
     failures: list[Failure]
     #: The latest run, and its steps by state.
     run: journal.RunStatus | None
     steps: dict[str, int]
-    #: What is to be done: number of shards, migrations.
+    #: Migrations that are to run: (number of shards, names).
     plans: list[tuple[int, list[str]]]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is to be done."""
+        """Whether there is nothing to do."""
         return self.current == self.selected and not self.left
 
 
 def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
-    """Ask nodes and journal; changes nothing, and needs no lease.
+    """Ask the nodes and the journal how far shards are. Changes nothing and needs no lease.
 
     :raises JournalMissing: the global database is not migrated.
 
-    Cost: one query per node, three of the journal.
+    Cost: one query per node, three on the journal.
     """
     run = journal.last_run(KIND, selected.group.name)
-    survey = Migrator(selected.group, options, journal.Scripts()).survey(selected.shards)
+    state = Migrator(selected.group, options, journal.Scripts()).applied_state(selected.shards)
     left: dict[str, int] = {}
     failures = []
-    for row in _left(selected.group.name):
+    for row in _open_steps(selected.group.name):
         left[row.state] = left.get(row.state, 0) + 1
         if row.state in (journal.FAILED, journal.UNCLEAR):
             failures.append(_failure(row))
     return MigrationStatus(
         selected.group.name,
         len(selected),
-        survey.current,
-        len(survey.behind),
-        survey.missing,
-        {alias: journal.one_line(exc) for alias, exc in survey.unreachable.items()},
+        state.current,
+        len(state.behind),
+        state.missing,
+        {alias: journal.one_line(exc) for alias, exc in state.unreachable.items()},
         left,
         sorted(failures, key=lambda failure: failure.alias),
         run,
         run.by_state() if run is not None else {},
-        _plans(survey),
+        _plans(state),
     )
 
 
-def _plans(survey: AppliedState) -> list[tuple[int, list[str]]]:
-    told = [
-        (survey.count[digest], [_unit(*unit) for unit in plan])
-        for digest, plan in survey.plans.items()
+def _plans(state: AppliedState) -> list[tuple[int, list[str]]]:
+    plans = [
+        (state.count[digest], [_unit(*unit) for unit in plan])
+        for digest, plan in state.plans.items()
         if plan
     ]
-    return sorted(told, key=lambda plan: -plan[0])
+    return sorted(plans, key=lambda plan: -plan[0])
 
 
 def _unit(app_label: str, name: str, backwards: bool) -> str:

@@ -1,4 +1,4 @@
-"""The engine as others use it."""
+"""The migration of single shards, as other packages use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.sql import emit_post_migrate_signal, emit_pre_migrate_signal
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.operations.migrate.applied_state import AppliedState, survey
+from sharded_orm.operations.migrate.applied_state import AppliedState, applied_state
 from sharded_orm.operations.migrate.checkpoint import What
 from sharded_orm.operations.migrate.executor import ScriptExecutor, build, compare
 from sharded_orm.operations.migrate.plan import MigrationPlan
@@ -23,7 +23,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 class Migrator:
     """Migrates shards of one group to one target. Thread-safe.
 
-    :param scripts: where recorded SQL is kept.
+    :param scripts: the store of recorded SQL.
     """
 
     def __init__(self, group: ShardGroup, options: MigrateOptions, scripts: Scripts) -> None:
@@ -31,75 +31,82 @@ class Migrator:
         self._planner = Planner(options)
         self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
 
-    def survey(self, shards: Sequence[Shard]) -> AppliedState:
-        """Which of ``shards`` are behind. Cost: one query per node for each 500 shards, three more
-        where some do not exist; and three per distinct set of applied migrations.
+    def applied_state(self, shards: Sequence[Shard]) -> AppliedState:
+        """Return which of ``shards`` are behind.
 
-        :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+        Cost: one query per node for each 500 shards, three more if some do not exist, and three per
+        distinct set of applied migrations.
+
+        :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
-        return survey(self._planner, shards)
+        return applied_state(self._planner, shards)
 
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
-        """Bring one shard to the target, going on from the position of ``step``.
+        """Bring one shard to the target, from the position of ``step`` on.
 
-        The shard's schema or file must exist. Its connection in this thread is closed
-        afterwards.
+        The shard's schema or file must exist. Its connection in this thread is closed afterwards.
 
-        :param stopping: asked between two statements whether to stop there.
-        :raises OperationStopped: ``stopping`` said so; call it again to go on.
-        :raises OperationUnclear: something was interrupted, and whether it took effect cannot be
-            told. It is told by :meth:`settle`.
+        :param stopping: called between two statements; whether to stop there.
+        :raises OperationStopped: ``stopping`` returned True; another call goes on.
+        :raises OperationUnclear: a step was interrupted, and nothing shows whether it took effect.
+            A person answers by :meth:`settle`.
         :raises RehearsalFailed: a migration fails on a copy without rows.
         :raises SchemaDiffers: the shard does not look as its migrations promise.
         :raises LeaseLost: another process has the run.
 
-        Whatever else is raised is the error of a migration on this shard; called again, it goes
-        on with the operation that failed.
+        Any other exception is the error of a migration on this shard. Another call goes on with the
+        operation that failed.
         """
-        place = ShardSession(shard, step, stopping)
+        session = ShardSession(shard, step, stopping)
         try:
-            self._migrate(place)
-            place.connection.unlock_schema()
+            self._migrate(session)
+            session.connection.unlock_schema()
         finally:
-            # With it goes the lock, and a session that was left in the middle.
-            place.connection.close()
+            # This releases the lock, and ends a session that an error left in a transaction.
+            session.connection.close()
 
     def settle(self, step: JournalStep, done: bool) -> None:
-        """Tell whether what was unclear took effect."""
-        step.at(position={**step.position, "settled": "done" if done else "undone"})
+        """Record whether an unclear step took effect."""
+        step.begin(position={**step.position, "settled": "done" if done else "undone"})
 
-    def _migrate(self, place: ShardSession) -> None:
-        place.check()
-        schema = self._finish(place, place.snapshot())
-        if schema.is_empty:
-            place.position = None  # The shard was made anew: nothing is left of what was done.
+    def _migrate(self, session: ShardSession) -> None:
+        session.check()
+        snapshot = self._finish_interrupted(session, session.snapshot())
+        if snapshot.is_empty:
+            session.checkpoint = (
+                None  # The shard was created anew: nothing is left of earlier steps.
+            )
         else:
-            schema = place.with_records(schema)
-        applied = place.records.applied() if TABLE in schema.definitions else frozenset()
-        plan = self._planner.plan(place.connection, applied)
-        _tell(emit_pre_migrate_signal, place, plan, after=False)
-        replay = ScriptExecutor(place, plan, self._rehearsals, schema)
+            snapshot = session.ensure_records(snapshot)
+        applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()
+        plan = self._planner.plan(session.connection, applied)
+        _emit(emit_pre_migrate_signal, session, plan, after=False)
+        executor = ScriptExecutor(session, plan, self._rehearsals, snapshot)
         if self._options.fake:
-            replay.fake()
+            executor.fake()
         else:
-            replay.run()
-        with place.ending():
-            _tell(emit_post_migrate_signal, place, plan, after=True, counted=replay.counted)
+            executor.run()
+        with session.completion():
+            _emit(emit_post_migrate_signal, session, plan, after=True, counted=executor.counters)
 
-    def _finish(self, place: ShardSession, schema: SchemaSnapshot) -> SchemaSnapshot:
-        """What an earlier process left that does not depend on the plan."""
-        position = place.position
-        if position is None or position.what not in (What.BUILD, What.COMPARE):
-            return schema
-        script = self._rehearsals.script(position.run, position.script)
+    def _finish_interrupted(
+        self, session: ShardSession, snapshot: SchemaSnapshot
+    ) -> SchemaSnapshot:
+        """Finish an interrupted step that does not depend on the plan; returns the schema."""
+        checkpoint = session.checkpoint
+        if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
+            return snapshot
+        script = self._rehearsals.script(checkpoint.run, checkpoint.script)
         assert script is not None, "scripts are kept as long as a step needs them"
-        if position.what is What.COMPARE:
-            compare(place, script, position)
-        elif not schema.definitions.get(TABLE) or not place.records.applied():
-            build(place, script, position.run, position.script)
-        return place.snapshot()
+        if checkpoint.what is What.COMPARE:
+            compare(session, script, checkpoint)
+        elif not snapshot.definitions.get(TABLE) or not session.records.applied():
+            build(session, script, checkpoint.run, checkpoint.script)
+        return session.snapshot()
 
 
-def _tell(emit: Any, place: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any) -> None:
-    # As the migrate command does, but never interactive: nobody is there to be asked.
-    emit(0, False, place.alias, apps=plan.models(after=after), plan=plan.told(), **more)
+def _emit(
+    emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
+) -> None:
+    # As the migrate command does, but never interactive.
+    emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

@@ -1,4 +1,4 @@
-"""Operations that run on each shard: Python, raw SQL, and whatever projects have written."""
+"""Operations that run on each shard: Python, raw SQL, and operations of projects."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.shard_session import ShardSession
 
 # Not MariaDB's SET STATEMENT … FOR, which runs another statement.
-_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
+_SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
 class PerShardOperation:
-    """One of them on one shard.
+    """Runs one operation on one shard.
 
-    :param number: that of the operation in its unit.
-    :param editor: of the migration, entered.
-    :param schema: of the shard, where it is known.
+    :param number: the index of the operation in its unit.
+    :param editor: the migration's schema editor, already entered.
+    :param schema: the schema of the shard, if it is known.
     """
 
     def __init__(
         self,
-        place: ShardSession,
+        session: ShardSession,
         unit: Unit,
         number: int,
         piece: Piece,
         editor: Any,
         schema: SchemaSnapshot | None,
     ) -> None:
-        self._place = place
+        self._session = session
         self._unit = unit
         self._number = number
         self._piece = piece
         self._editor = editor
         self.label = piece.operation.describe()
-        #: None when it may have changed since it was read.
+        #: None if the schema may have changed since it was read.
         self.schema = schema
 
     def run(self) -> None:
-        """In the order and the transactions in which Django would run it."""
+        """Run the operation in the order and transactions in which Django would run it."""
         if self._editor.atomic_migration:
             self._call(self._editor)
             self.schema = None
@@ -57,30 +57,30 @@ class PerShardOperation:
         else:
             self._run_operation()
 
-    def go_on(self, position: Checkpoint, judge: RecoveryCheck) -> None:
-        """Do what is left of it."""
+    def resume(self, checkpoint: Checkpoint, check: RecoveryCheck) -> None:
+        """Do the part of the operation that has not taken effect."""
         if not self._is_raw:
-            if not judge.operation(position, self.label):
+            if not check.operation(checkpoint, self.label):
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # What it set is gone with the session that it was set in.
-        for sql, params in statements[: position.index]:
-            if _SETTING.match(sql):
+        # The settings of the earlier session are gone with it.
+        for sql, params in statements[: checkpoint.index]:
+            if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)
-        sql = statements[position.index][0]
+        sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
-        done = effect is not Effect.NOTHING and judge.raw(position, self.label, sql, effect)
-        self._run_raw(position.index + done)
+        done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
+        self._run_raw(checkpoint.index + done)
 
     @property
     def _is_raw(self) -> bool:
         return type(self._piece.operation) is RunSQL
 
-    def _position(self, **details: Any) -> Checkpoint:
+    def _checkpoint(self, **details: Any) -> Checkpoint:
         return Checkpoint(
-            What.OWN,
-            self._place.step.run.id,
+            What.PER_SHARD,
+            self._session.step.run.id,
             migration=self._unit.key,
             backwards=self._unit.backwards,
             operation=self._number,
@@ -97,78 +97,83 @@ class PerShardOperation:
     # ##### Python #####
 
     def _run_operation(self) -> None:
-        place = self._place
-        alone = self._unit.is_atomic(self._number)
-        marker = place.next_marker() if alone else ""
-        place.at(self._position(marker=marker, reverts=self._now().is_transactional), self.label)
+        session = self._session
+        in_transaction = self._unit.is_atomic(self._number)
+        marker = session.new_marker() if in_transaction else ""
+        session.begin(
+            self._checkpoint(marker=marker, reverts=self._current_schema().is_transactional),
+            self.label,
+        )
         if self._editor.connection.features.can_rollback_ddl:
-            self.schema = None  # Nobody listens to what it does.
-        with place.doing():
-            with transaction.atomic(using=place.alias) if alone else nullcontext():
-                if alone:
-                    place.records.mark(marker)
-                with self._watching():
+            self.schema = None  # Its statements are not observed.
+        with session.attempt():
+            with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
+                if in_transaction:
+                    session.records.mark(marker)
+                with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    self._not_alone()  # Before the marker is committed.
+                    self._forget_revertibility()  # Before the marker is committed.
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
             self._editor.deferred_sql = []
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Tell the journal before a statement that commits what is open by itself."""
+    def _observe_statements(self) -> Iterator[None]:
+        """Tell the journal before each statement that implicitly commits."""
         if self._editor.connection.features.can_rollback_ddl:
             yield
         else:
-            with self._editor.connection.execute_wrapper(self._hear):
+            with self._editor.connection.execute_wrapper(self._observe):
                 yield
 
-    def _hear(
+    def _observe(
         self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
     ) -> Any:
         if self._effect(sql) is Effect.SCHEMA:
-            self._not_alone()
+            self._forget_revertibility()
         return execute(sql, params, many, context)
 
-    def _not_alone(self) -> None:
+    def _forget_revertibility(self) -> None:
         self.schema = None
-        position = self._place.position
-        if position is not None and position.marker and position.reverts:
-            self._place.note(reverts=False)
+        checkpoint = self._session.checkpoint
+        if checkpoint is not None and checkpoint.marker and checkpoint.reverts:
+            self._session.amend(reverts=False)
 
-    # ##### Raw SQL: its statements are known, so each of them can be judged #####
+    # ##### Raw SQL: its statements are known, so each can be checked after a kill #####
 
     def _raw_statements(self) -> list[tuple[str, Any]]:
-        collected = _Collector(self._editor.connection)
-        self._call(collected)
-        return collected.statements
+        collector = _Collector(self._editor.connection)
+        self._call(collector)
+        return collector.statements
 
     def _run_raw(self, start: int) -> None:
-        place = self._place
+        session = self._session
         for index, (sql, params) in enumerate(self._raw_statements()):
             if index < start:
                 continue
-            place.check()
+            session.check()
             effect = self._effect(sql)
             if effect is Effect.ROWS:
-                marker = place.next_marker()
-                reverts = self._now().is_transactional
-                place.at(self._position(index=index, marker=marker, reverts=reverts), self.label)
-                with place.doing(), transaction.atomic(using=place.alias):
-                    place.records.mark(marker)
+                marker = session.new_marker()
+                reverts = self._current_schema().is_transactional
+                session.begin(
+                    self._checkpoint(index=index, marker=marker, reverts=reverts), self.label
+                )
+                with session.attempt(), transaction.atomic(using=session.alias):
+                    session.records.mark(marker)
                     self._execute(sql, params)
             else:
-                before = self._now().fingerprint if effect is Effect.SCHEMA else ""
-                place.at(self._position(index=index, before=before), self.label)
+                before = self._current_schema().fingerprint if effect is Effect.SCHEMA else ""
+                session.begin(self._checkpoint(index=index, before=before), self.label)
                 if effect is Effect.SCHEMA:
                     self.schema = None
-                with place.doing():
+                with session.attempt():
                     self._execute(sql, params)
 
-    def _now(self) -> SchemaSnapshot:
+    def _current_schema(self) -> SchemaSnapshot:
         if self.schema is None:
-            self.schema = self._place.snapshot()
+            self.schema = self._session.snapshot()
         return self.schema
 
     def _execute(self, sql: str, params: Any) -> None:
@@ -177,12 +182,12 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # Lasts as long as the session, and may be set again.
-        return Effect.NOTHING if _SETTING.match(sql) else effect
+        # A setting lasts as long as the session, and may be repeated.
+        return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 
 class _Collector:
-    """Takes the place of an editor, for an operation that only executes."""
+    """Collects the statements of an operation, in place of a schema editor."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

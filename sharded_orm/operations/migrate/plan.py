@@ -1,7 +1,7 @@
-"""What is to be done on shards that have applied the same migrations: units and operations.
+"""The plan for shards that have applied the same migrations: its units and operations.
 
-A :class:`MigrationPlan` is made once per set of applied migrations and shared by all shards, and
-threads, that stand there. It is as ``manage.py migrate`` would make it.
+A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would
+make it. All shards with that set share the plan, and so do the threads that migrate them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from django.db.migrations.writer import OperationWriter
 
 from sharded_orm.backends.snapshot import applied_digest
 
-#: An app and a migration of it.
+#: App label and name of a migration.
 Key = tuple[str, str]
 
-# Operations whose SQL is made by the schema editor alone. By the module, so that no subclass,
-# which may do anything, counts as one.
+# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may
+# do anything, and so does not count.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
@@ -35,7 +35,7 @@ _SCHEMA_OPERATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Piece:
-    """An operation with the states that it runs between, in the direction of the plan."""
+    """An operation with the project states before and after it, in the direction of the plan."""
 
     operation: Operation
     from_state: ProjectState
@@ -46,7 +46,8 @@ class Piece:
 class Unit:
     """One migration, in one direction.
 
-    :param alias: of a shard, which routers are asked about. They answer alike for all of a group.
+    :param alias: the alias of any shard, for questions to routers. They answer alike for all shards
+        of a group.
     """
 
     migration: Migration
@@ -62,28 +63,28 @@ class Unit:
 
     @cached_property
     def operations(self) -> list[Operation]:
-        """In the order in which they run; those inside SeparateDatabaseAndState one by one."""
+        """The operations in running order; those in SeparateDatabaseAndState are listed singly."""
         flat = [inner for operation in self.migration.operations for inner in _inner(operation)]
         return flat[::-1] if self.backwards else flat
 
     @cached_property
     def is_mixed(self) -> bool:
-        """Whether operations have to run on each shard, because their SQL cannot be recorded."""
-        return any(map(self.is_own, range(len(self.operations))))
+        """Whether some operations must run on each shard, because their SQL cannot be recorded."""
+        return any(map(self.runs_per_shard, range(len(self.operations))))
 
-    def is_own(self, number: int) -> bool:
-        """Whether the operation has to run on each shard."""
+    def runs_per_shard(self, number: int) -> bool:
+        """Whether operation ``number`` must run on each shard."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # As they ask themselves. Most are of apps that have no tables on shards.
+            # The operations ask the same themselves. Most belong to apps without tables on shards.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # of these two
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django runs the operation in a transaction where DDL has none."""
+        """Whether Django runs the operation in a transaction on databases without atomic DDL."""
         operation = self.operations[number]
-        if any(operation is own for own in self.migration.operations):
+        if any(operation is listed for listed in self.migration.operations):
             # As Migration.apply() does.
             return bool(
                 operation.atomic or (self.migration.atomic and operation.atomic is not False)
@@ -91,23 +92,26 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """A digest of what the first ``count`` operations are, to see whether the migration has
-        been changed. What an operation does that runs on each shard is no part of it."""
-        told = "\n".join(self._contents[:count])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        """A digest of the first ``count`` operations, which shows whether the migration has
+        changed.
+
+        For an operation that runs on each shard, only its name and description count.
+        """
+        contents = "\n".join(self._contents[:count])
+        return hashlib.sha256(contents.encode()).hexdigest()[:16]
 
     @cached_property
     def _contents(self) -> list[str]:
         return [
             f"{type(operation).__qualname__}: {operation.describe()}"
-            if self.is_own(number)
+            if self.runs_per_shard(number)
             else _content(operation)
             for number, operation in enumerate(self.operations)
         ]
 
     @property
     def records(self) -> list[Key]:
-        """The rows of ``django_migrations`` that it makes or, backwards, removes."""
+        """The rows of ``django_migrations`` that the unit adds or, backwards, deletes."""
         # As MigrationExecutor.record_migration() and unapply_migration().
         replaced = [(label, name) for label, name in self.migration.replaces]
         if self.backwards:
@@ -115,9 +119,9 @@ class Unit:
         return replaced or [self.key]
 
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
-        """The operations with their states, given the one before the migration is applied.
+        """The operations with their states, as Migration.apply() and unapply() compute them.
 
-        As Migration.apply() and unapply(). ``state`` is changed.
+        :param state: the state before the migration is applied; is changed.
         """
         label = self.migration.app_label
         steps = []
@@ -151,7 +155,7 @@ class Unit:
 def _content(operation: Operation) -> str:
     try:
         return OperationWriter(operation, indentation=0).serialize()[0]
-    except ValueError:  # A default that cannot be written to a file, such as a lambda.
+    except ValueError:  # A default that cannot be serialized, such as a lambda.
         return f"{type(operation).__qualname__}: {operation.describe()}"
 
 
@@ -168,16 +172,16 @@ class MigrationPlan:
     """The units that lead from ``applied`` to the target. Thread-safe."""
 
     applied: frozenset[Key]
-    #: What Django takes for applied: also squashed migrations that nothing records yet.
+    #: The migrations that Django regards as applied: also squashed ones without a record.
     done: frozenset[Key]
     units: Sequence[Unit]
-    #: Squashed migrations that all of this makes applied as well.
+    #: Squashed migrations that count as applied after the plan.
     replacements: Sequence[Key]
     _base: ProjectState
-    # Migrations in the order of an empty database; they tell the states of the way back.
+    # All migrations in the order for an empty database, for the states on the way back.
     _full: Sequence[Migration]
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _own: dict[tuple[int, int], Piece] = field(default_factory=dict)
+    _per_shard_pieces: dict[tuple[int, int], Piece] = field(default_factory=dict)
 
     @property
     def backwards(self) -> bool:
@@ -192,7 +196,7 @@ class MigrationPlan:
         return applied_digest(self.applied)
 
     def state_before(self, number: int) -> ProjectState:
-        """The state in which unit ``number`` is not applied; it belongs to the caller."""
+        """The state in which unit ``number`` is not applied. The caller may change it."""
         if not self.backwards:
             state = self._base.clone()
             for unit in self.units[:number]:
@@ -208,25 +212,25 @@ class MigrationPlan:
                 migration.mutate_state(state, preserve=False)
         return state
 
-    def own(self, unit: int, operation: int) -> Piece:
-        """A piece that runs on each shard, with models that are made once for all of them."""
+    def per_shard_piece(self, unit: int, operation: int) -> Piece:
+        """An operation that runs on each shard, with models rendered once for all shards."""
         with self._lock:
-            found = self._own.get((unit, operation))
-            if found is None:
-                pieces = self.units[unit].pieces(self._rendered(self.state_before(unit)))
+            shared_piece = self._per_shard_pieces.get((unit, operation))
+            if shared_piece is None:
+                pieces = self.units[unit].pieces(self._render(self.state_before(unit)))
                 for number, piece in enumerate(pieces):
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
-                            self._rendered(state)
-                        # The walk ends here: it changes its states as it goes on.
-                        found = self._own[unit, operation] = piece
+                            self._render(state)
+                        # The loop ends here, because the next turn would change these states.
+                        shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
-            assert found is not None
-            return found
+            assert shared_piece is not None
+            return shared_piece
 
     @cached_property
     def _models_before(self) -> Any:
-        return self._rendered(self._base.clone()).apps
+        return self._render(self._base.clone()).apps
 
     @cached_property
     def _models_after(self) -> Any:
@@ -238,27 +242,30 @@ class MigrationPlan:
                     migration.mutate_state(state, preserve=False)
         else:
             state = self.state_before(len(self.units))
-        return self._rendered(state).apps
+        return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
-        """The historical models that ``pre_migrate`` or ``post_migrate`` is told."""
+        """The historical models for ``pre_migrate`` or, with ``after``, for ``post_migrate``."""
         with self._lock:
             return self._models_after if after else self._models_before
 
-    def told(self) -> list[tuple[Migration, bool]]:
-        """The plan as signals tell it. Receivers may add operations to their copies
-        (``contenttypes`` does), which would be added for each shard anew."""
-        found = []
+    def for_signals(self) -> list[tuple[Migration, bool]]:
+        """The plan as signals pass it on, with copies of the migrations.
+
+        Receivers may add operations to a migration (``contenttypes`` does). Without copies they
+        would add them once for each shard.
+        """
+        plan = []
         for unit in self.units:
-            told = copy.copy(unit.migration)
-            told.operations = list(told.operations)  # type: ignore[misc]  # Django itself does so
-            found.append((told, unit.backwards))
-        return found
+            migration = copy.copy(unit.migration)
+            migration.operations = list(migration.operations)  # type: ignore[misc]  # Django itself does so
+            plan.append((migration, unit.backwards))
+        return plan
 
     @staticmethod
-    def _rendered(state: ProjectState) -> ProjectState:
+    def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # What runs on the shards calls clear_delayed_apps_cache() itself, in every thread.
+        # The operations call clear_delayed_apps_cache() themselves, in every thread.
         state.is_delayed = False
         return state

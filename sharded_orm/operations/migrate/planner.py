@@ -15,24 +15,24 @@ from django.db.migrations.loader import MigrationLoader
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
-#: Django reloads the packages of migrations when it reads them.
+#: Held while Django reads migrations, because it reloads their packages.
 reading_migrations = threading.RLock()
 
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """What ``migrate`` was asked to do."""
+    """The options that Django's ``migrate`` has as well."""
 
-    #: App and migration, as ``migrate`` takes them; None for all.
+    #: App label and migration name, as ``migrate`` takes them; None for all.
     targets: tuple[str | None, str | None] = (None, None)
     fake: bool = False
     fake_initial: bool = False
 
 
 class Planner:
-    """Plans by what is applied. Thread-safe; each is made once.
+    """Makes one plan per set of applied migrations, and remembers it. Thread-safe.
 
-    Cost of a new one: the migrations are read from disk, and two queries.
+    Cost of a new plan: the migrations are read from disk, and two queries.
     """
 
     def __init__(self, options: MigrateOptions) -> None:
@@ -40,11 +40,11 @@ class Planner:
         self._plans: dict[frozenset[Key], MigrationPlan] = {}
 
     def plan(self, connection: Any, applied: Iterable[Key]) -> MigrationPlan:
-        """The plan of a shard.
+        """Return the plan for shards that have ``applied``.
 
-        :param connection: of a shard on which ``applied`` are recorded. Where nothing is applied
-            it is not used, so the shard need not exist.
-        :raises InvalidMigrationTarget: the target does not exist, or nothing leads to it.
+        :param connection: the connection of such a shard. It is not used if ``applied`` is empty,
+            so the shard need not exist then.
+        :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         key = frozenset(applied)
         with reading_migrations:
@@ -60,20 +60,20 @@ class Planner:
                 loader.check_consistent_history(connection)
         except InconsistentMigrationHistory as exc:
             raise InvalidMigrationTarget(f"{connection.alias}: {exc}") from exc
-        planned = executor.migration_plan(_targets(loader, self._options))
-        directions = {backwards for _, backwards in planned}
+        steps = executor.migration_plan(_targets(loader, self._options))
+        directions = {backwards for _, backwards in steps}
         if len(directions) > 1:
             raise InvalidMigrationTarget(
                 "The plan has migrations forwards and backwards, which Django refuses as well:"
-                f" {', '.join(str(migration) for migration, _ in planned)}. Migrate to a target"
+                f" {', '.join(str(migration) for migration, _ in steps)}. Migrate to a target"
                 " between them first."
             )
         full = executor.migration_plan(loader.graph.leaf_nodes(), clean_start=True)
         if True not in directions:
             # As MigrationExecutor._migrate_all_forwards().
-            wanted = {migration for migration, _ in planned}
-            planned = [(migration, False) for migration, _ in full if migration in wanted]
-        units = [Unit(migration, backwards, connection.alias) for migration, backwards in planned]
+            forwards = {migration for migration, _ in steps}
+            steps = [(migration, False) for migration, _ in full if migration in forwards]
+        units = [Unit(migration, backwards, connection.alias) for migration, backwards in steps]
         for unit in units:
             _refuse_irreversible(unit)
         return MigrationPlan(
@@ -81,14 +81,14 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # Not public, and the migrate command's own way to make the state.
+            # Private, but the migrate command makes its state by this method as well.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )
 
 
 def _refuse_irreversible(unit: Unit) -> None:
-    # As Migration.unapply(), but before anything is touched.
+    # As Migration.unapply() does, but before anything is touched.
     for operation in unit.migration.operations:
         if unit.backwards and not operation.reversible:
             raise InvalidMigrationTarget(

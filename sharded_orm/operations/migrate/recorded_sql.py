@@ -1,6 +1,6 @@
-"""Statements that were recorded on a copy of a schema, to be replayed on all its equals.
+"""Statements that were recorded on a copy of a schema, for all shards with the same schema.
 
-Pure. A script is kept in the journal before any shard is touched, as JSON.
+Knows no database. The journal stores a script as JSON before any shard is touched.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import Key
 
-# What leaves all tables where they are, under their names.
+# Statements that add, drop and rename no table.
 _ALTERS = re.compile(
     r"\s*(?:ALTER TABLE\b(?!.*\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b))"
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# What Django's editors pass to a driver as parameters, but JSON does not have.
+# Types of parameters that Django's editors pass to a driver, and JSON lacks.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -38,15 +38,15 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 
 @dataclass(frozen=True)
 class RecordedStatement:
-    """A statement of an operation of a migration; the last one of a migration records it.
+    """A statement of one operation. The last statement of a migration records the migration.
 
-    :param operation: the number of the operation among those of its unit.
-    :param label: the operation for people.
-    :param sql: "" for the one that records the migration.
-    :param records: of that one: the rows that it makes, or removes.
-    :param outline: of that one: :meth:`Unit.outline` of the whole migration.
-    :param after: the fingerprint of the schema when it has been run; None where a transaction
-        holds the whole migration.
+    :param operation: the index of the operation in its unit.
+    :param label: the operation, for people.
+    :param sql: "" for the statement that records the migration.
+    :param after: the fingerprint of the schema after the statement; None if one transaction holds
+        the whole migration.
+    :param records: only for the recording statement: the rows that it adds or deletes.
+    :param outline: only for the recording statement: :meth:`Unit.outline` of the whole migration.
     """
 
     migration: Key
@@ -65,7 +65,7 @@ class RecordedStatement:
             "operation": self.operation,
             "label": self.label,
             "sql": self.sql,
-            "params": None if self.params is None else [_encoded(value) for value in self.params],
+            "params": None if self.params is None else [_encode(value) for value in self.params],
             "effect": self.effect.value,
             "after": self.after,
             "records": [list(key) for key in self.records],
@@ -79,7 +79,7 @@ class RecordedStatement:
             **{
                 **content,
                 "migration": tuple(content["migration"]),
-                "params": None if params is None else [_decoded(value) for value in params],
+                "params": None if params is None else [_decode(value) for value in params],
                 "effect": Effect(content["effect"]),
                 "records": [(app, name) for app, name in content["records"]],
             }
@@ -88,13 +88,12 @@ class RecordedStatement:
 
 @dataclass(frozen=True)
 class RecordedScript:
-    """What leads schemas of one fingerprint to those of another.
+    """The statements that lead from one state of a schema to another.
 
-    :param before: the fingerprint at which it begins.
+    :param before: the fingerprint of the schema at which the script begins.
     :param promise: the schema to which it leads.
-    :param units: how many units of the plan it carries out to their end.
-    :param operations: how many operations of the next unit it carries out, or has carried out
-        when it ends.
+    :param units: number of units of the plan that the script finishes.
+    :param operations: number of operations of the next unit that are done when the script ends.
     """
 
     before: str
@@ -105,58 +104,61 @@ class RecordedScript:
 
     def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, RecordedStatement]]]]:
         """The numbered statements of each migration."""
-        for key, group in groupby(enumerate(self.statements), lambda one: one[1].migration):
+        for key, group in groupby(enumerate(self.statements), lambda item: item[1].migration):
             yield key, list(group)
 
     @property
     def records(self) -> list[Key]:
-        """All that it records."""
+        """All migrations that the script records."""
         return [key for statement in self.statements for key in statement.records]
 
     def stretch(self, index: int) -> range:
-        """The statements from ``index`` on of which it can be seen how many took effect.
+        """The statements from ``index`` on that one checkpoint covers.
 
-        Those of one operation that each leave another schema; and the record, after the last of
-        a migration, which is there or not.
+        The schema shows how many of them took effect: they belong to one operation, and each leaves
+        another schema. The record of the migration may be the last of them, because its row is
+        there or not.
         """
         first = self.statements[index]
-        end, seen = index + 1, {self.fingerprint_before(index)}
+        end, fingerprints = index + 1, {self.fingerprint_before(index)}
         while not first.records and end < len(self.statements):
             last, following = self.statements[end - 1], self.statements[end]
             if following.migration != first.migration:
                 break
-            seen.add(last.after)
+            fingerprints.add(last.after)
             if following.records:
-                end += self._is_told_apart(first, index)
+                end += self._is_visible(first, index)
                 break
-            is_seen = len(seen) == end - index + 1 and following.after not in seen
+            is_seen = len(fingerprints) == end - index + 1 and following.after not in fingerprints
             both_change = first.effect is following.effect is Effect.SCHEMA
             if not (is_seen and both_change and following.operation == first.operation):
                 break
             end += 1
         return range(index, end)
 
-    def _is_told_apart(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether it can be seen that it took effect, or it may be run again."""
+    def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
+        """Whether the database shows that the statement took effect, or it may be run again."""
         if statement.effect is Effect.ROWS:
             return self.promise.is_transactional
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """The tables of ``before`` that it names; None unless all it does is to alter tables."""
-        told = [statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA]
+        """The tables of ``before`` in the script; None if it does more than alter tables."""
+        schema_statements = [
+            statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
+        ]
         changed = before.changed_tables(self.promise)
-        if changed is None or not all(map(_ALTERS.match, told)):
+        if changed is None or not all(map(_ALTERS.match, schema_statements)):
             return None
-        named = [
+        tables = [
             name
             for name, definition in before.definitions.items()
-            if kind_of(definition) == "table" and any(name in sql for sql in told)
+            if kind_of(definition) == "table" and any(name in sql for sql in schema_statements)
         ]
-        return named if set(changed) <= set(named) else None
+        return tables if set(changed) <= set(tables) else None
 
     def fingerprint_before(self, index: int) -> str | None:
-        """Of the schema when statement ``index`` is to be run."""
+        """The fingerprint of the schema before statement ``index`` runs."""
         for statement in reversed(self.statements[:index]):
             if statement.after is not None:
                 return statement.after
@@ -183,7 +185,7 @@ class RecordedScript:
         )
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -202,7 +204,7 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((name, text),) = value.items()

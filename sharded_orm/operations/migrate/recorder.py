@@ -1,4 +1,4 @@
-"""Hearing what an operation sends to the database, and what becomes of the schema by it."""
+"""Recording the statements of an operation, and the schema after each of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECORD_LABEL = "Record the migration"
 
 
 class Recorder:
-    """The statements that change something on one connection, in their order.
+    """Records the statements that change something on one connection, in order.
 
-    Listens below the schema editor: an editor may use cursors of its own. Reads are not
-    recorded; the copy has answered them as each of its equals would.
+    Observes the connection and not the schema editor, because an editor may use cursors of its own.
+    Reads are not recorded: the copy answers them as every shard with the same schema would.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -27,24 +27,26 @@ class Recorder:
         self._migration: Key = ("", "")
         self._operation = 0
         self._label = ""
-        self._judged = False
+        self._fingerprints = False
 
-    def about(self, migration: Key, operation: int, label: str, *, judged: bool) -> None:
-        """What follows belongs to this operation.
+    def set_operation(
+        self, migration: Key, operation: int, label: str, *, fingerprints: bool
+    ) -> None:
+        """Attribute the following statements to this operation.
 
-        :param judged: whether it must be possible to see which statements took effect, since
-            no transaction holds them together.
+        :param fingerprints: whether to record the schema after each statement: without a
+            transaction around them, it must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
-        self._judged = judged
+        self._fingerprints = fingerprints
 
     @property
     def where(self) -> str:
-        """What runs now, for people."""
+        """The migration and operation that run now, for people."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
-    def recorded(self, unit: Unit) -> None:
-        """The migration ends here, and is recorded as applied or not any more."""
+    def add_record(self, unit: Unit) -> None:
+        """Add the statement that records the migration as applied or, backwards, not applied."""
         count = len(unit.operations)
         self.statements.append(
             RecordedStatement(
@@ -54,11 +56,11 @@ class Recorder:
         )  # fmt: skip
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        with self._connection.execute_wrapper(self._hear):
+    def attach(self) -> Iterator[None]:
+        with self._connection.execute_wrapper(self._observe):
             yield
 
-    def _hear(
+    def _observe(
         self,
         execute: Callable[..., Any],
         sql: str,
@@ -70,7 +72,7 @@ class Recorder:
         effect = self._connection.effect_of(sql)
         if effect is not Effect.NOTHING:
             after: SchemaSnapshot | None = None
-            if effect is Effect.SCHEMA and self._judged:
+            if effect is Effect.SCHEMA and self._fingerprints:
                 after = self._connection.schema_snapshot()
             self.statements.append(
                 RecordedStatement(

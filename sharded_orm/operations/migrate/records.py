@@ -1,8 +1,8 @@
-"""The rows of a shard's ``django_migrations``: what is applied, and markers.
+"""The rows of a shard's ``django_migrations``: applied migrations, and markers.
 
-A marker is a row that an operation leaves in its own transaction: it tells, after a kill,
-that the transaction was committed. Django ignores rows of migrations that do not exist. The
-markers of a migration go when it is recorded.
+A marker is a row that an operation writes in its own transaction. After a kill, the marker shows
+that the transaction was committed. Django ignores rows of migrations that do not exist. The markers
+of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from django.utils import timezone
 from sharded_orm.backends.snapshot import MARKER_APP, MARKER_PREFIX
 from sharded_orm.operations.migrate.plan import Key
 
-#: The table, as all shards have it.
+#: The table, which has the same name on all shards.
 TABLE = MigrationRecorder.Migration._meta.db_table
 
 
 class Records:
-    """Those of one shard, whose table exists. Belongs to a thread.
+    """The records of one shard that has the table. Belongs to a thread.
 
-    :param marked: whether an earlier process may have left markers.
+    :param has_markers: whether an earlier process may have left markers.
     """
 
-    def __init__(self, alias: str, *, marked: bool = False) -> None:
+    def __init__(self, alias: str, *, has_markers: bool = False) -> None:
         self._alias = alias
-        self._marked = marked
+        self._has_markers = has_markers
 
     @property
     def _rows(self) -> Any:
@@ -40,8 +40,8 @@ class Records:
         return self._rows.filter(app=MARKER_APP, name__startswith=MARKER_PREFIX)
 
     def applied(self) -> frozenset[Key]:
-        """What the shard has applied. One query."""
-        # Not by the ORM; see _insert().
+        """The migrations that the shard has applied. One query."""
+        # Without the ORM; see _insert().
         connection = connections[self._alias]
         app, name, table = map(connection.ops.quote_name, ("app", "name", TABLE))
         with connection.cursor() as cursor:
@@ -54,17 +54,20 @@ class Records:
         )
 
     def mark(self, name: str) -> None:
-        """Leave a marker, in the transaction that is open."""
-        self._marked = True
+        """Write a marker in the open transaction."""
+        self._has_markers = True
         self._insert([(MARKER_APP, name)])
 
     def is_marked(self, name: str) -> bool:
         return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
-        """Migrations are applied now, or not any more; in one transaction, without markers."""
-        if not backwards and not self._marked:
-            self._insert(list(keys))  # One statement is a transaction.
+        """Record migrations as applied or, backwards, as not applied; delete all markers.
+
+        One transaction.
+        """
+        if not backwards and not self._has_markers:
+            self._insert(list(keys))  # A single statement is a transaction.
             return
         with transaction.atomic(using=self._alias):
             if backwards:
@@ -72,12 +75,12 @@ class Records:
                     self._rows.filter(app=app, name=name).delete()
             else:
                 self._insert(list(keys))
-            if self._marked:
+            if self._has_markers:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
-        # Not by the ORM, which takes longer to make the statement than the server to run it; a
-        # new shard has one for each migration.
+        # Without the ORM, which needs longer to compile the statement than the server to run it. A
+        # new shard needs one statement for each migration.
         connection = connections[self._alias]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(column) for column in ("app", "name", "applied"))
@@ -90,6 +93,6 @@ class Records:
             )
 
 
-def marker(run: int, number: int) -> str:
-    """The name of a marker."""
+def marker_name(run: int, number: int) -> str:
+    """The name of marker ``number`` of a run."""
     return f"{MARKER_PREFIX}{run} step {number}"

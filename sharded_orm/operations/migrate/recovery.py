@@ -1,10 +1,12 @@
-"""Whether something that was interrupted took effect.
+"""Whether an interrupted step took effect.
 
-The rules are explained in ``docs/explanation/journal.md``. What they need was written before
-the thing was done, so that every kill finds it.
+``docs/explanation/journal.md`` explains the rules. The journal records all that they need before
+the step begins, so that it is there after a kill at any moment.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
@@ -16,101 +18,98 @@ from sharded_orm.operations.migrate.records import Records
 
 
 class RecoveryCheck:
-    """Answers for one shard, while nothing else can be under way there.
+    """Answers for one shard, while no other process can be at work there.
 
-    Every answer is whether the thing took effect, or how much of it; :exc:`OperationUnclear` if that
-    cannot be told.
+    Each method returns whether a step took effect, or how much of it.
 
-    :param now: the schema as it is.
+    :param schema: the present schema.
+    :raises OperationUnclear: by each method: nothing shows whether the step took effect.
     """
 
     def __init__(
-        self, connection: ShardConnectionMixin, now: SchemaSnapshot, records: Records
+        self, connection: ShardConnectionMixin, schema: SchemaSnapshot, records: Records
     ) -> None:
         self._connection = connection
-        self._now = now
+        self._schema = schema
         self._records = records
 
-    def statements(self, position: Checkpoint, script: RecordedScript) -> int:
-        """How many of a script took effect, of a migration that is not recorded."""
-        covered = script.statements[position.index : position.index + position.count]
-        statements = [statement for statement in covered if not statement.records]
+    def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
+        """How many statements of the checkpoint took effect; the migration is not recorded."""
+        stretch = script.statements[checkpoint.index : checkpoint.index + checkpoint.count]
+        statements = [statement for statement in stretch if not statement.records]
         if not statements:
             return 0
-        if position.settled:
-            return len(statements) if position.settled == "done" else 0
+        if checkpoint.settled:
+            return len(statements) if checkpoint.settled == "done" else 0
         label, sql = statements[0].label, "; ".join(statement.sql for statement in statements)
         if statements[0].effect is Effect.ROWS:
-            return int(self._by_marker(position, label, sql))
-        before = script.fingerprint_before(position.index)
-        seen = [before, *(statement.after for statement in statements)]
-        now = self._now.fingerprint
-        if seen == [before, before]:
-            if now == before and is_repeatable(sql):
+            return int(self._by_marker(checkpoint, label, sql))
+        before = script.fingerprint_before(checkpoint.index)
+        fingerprints = [before, *(statement.after for statement in statements)]
+        fingerprint = self._schema.fingerprint
+        if fingerprints == [before, before]:
+            if fingerprint == before and is_repeatable(sql):
                 return 0
-        elif now in seen:
-            return seen.index(now)
+        elif fingerprint in fingerprints:
+            return fingerprints.index(fingerprint)
         raise self._unclear(
-            position, label, sql,
+            checkpoint, label, sql,
             "the schema is neither as it was before the statement nor as it is after it"
-            if now not in seen
+            if fingerprint not in fingerprints
             else "the statement leaves nothing in the schema by which it could be told",
         )  # fmt: skip
 
-    def raw(self, position: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Of raw SQL, whose effect on the schema nobody has seen before."""
-        if position.settled:
-            return position.settled == "done"
+    def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
+        """Whether a statement of raw SQL took effect; no rehearsal has shown its effect."""
+        if checkpoint.settled:
+            return checkpoint.settled == "done"
         if effect is Effect.ROWS:
-            return self._by_marker(position, label, sql)
-        changed = self._now.fingerprint != position.before
+            return self._by_marker(checkpoint, label, sql)
+        changed = self._schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
-            # One statement that makes, alters or drops something is done whole or not at all.
+            # A single CREATE, ALTER or DROP takes effect as a whole or not at all.
             return changed
-        if position.raised:
+        if checkpoint.raised:
             return False
         raise self._unclear(
-            position, label, sql, "nothing in the database tells whether such a statement was run"
+            checkpoint, label, sql, "nothing in the database tells whether such a statement was run"
         )
 
-    def operation(self, position: Checkpoint, label: str) -> bool:
-        """Of an operation that runs Python."""
-        if position.settled:
-            return position.settled == "done"
-        return self._by_marker(position, label, "")
+    def operation(self, checkpoint: Checkpoint, label: str) -> bool:
+        """Whether an operation that runs Python took effect."""
+        if checkpoint.settled:
+            return checkpoint.settled == "done"
+        return self._by_marker(checkpoint, label, "")
 
-    def _by_marker(self, position: Checkpoint, label: str, sql: str) -> bool:
-        marked = bool(position.marker) and self._records.is_marked(position.marker)
-        if marked and position.reverts:
+    def _by_marker(self, checkpoint: Checkpoint, label: str, sql: str) -> bool:
+        is_marked = bool(checkpoint.marker) and self._records.is_marked(checkpoint.marker)
+        if is_marked and checkpoint.reverts:
             return True
-        if position.raised:
-            # Not interrupted: it has told of its error, and is run again as Django would.
+        if checkpoint.raised:
+            # It raised an error and was not interrupted. It is run again, as Django would do.
             return False
-        if position.marker and position.reverts:
+        if checkpoint.marker and checkpoint.reverts:
             return False  # Rolled back.
         raise self._unclear(
-            position, label, sql,
+            checkpoint, label, sql,
             "it is not in one transaction, so a part of it may have taken effect"
-            if not position.marker
+            if not checkpoint.marker
             else "a statement in it commits by itself, or changes a table that takes nothing back,"
             " so a part of it may have taken effect",
         )  # fmt: skip
 
-    def _unclear(self, position: Checkpoint, label: str, sql: str, why: str) -> OperationUnclear:
-        assert position.migration is not None
+    def _unclear(self, checkpoint: Checkpoint, label: str, sql: str, why: str) -> OperationUnclear:
+        assert checkpoint.migration is not None
         alias = self._connection.alias
-        looks = [
-            f"SHOW CREATE TABLE {name}"
-            if self._connection.vendor == "mysql"
-            else f"SELECT sql FROM sqlite_master WHERE tbl_name = '{name}'"
-            for name in self._now.definitions
-            if name in sql
+        ops: Any = self._connection.ops
+        commands = [
+            ops.show_definition_sql(name) for name in self._schema.definitions if name in sql
         ]
         return OperationUnclear(
-            f"{'.'.join(position.migration)}{', on the way back' if position.backwards else ''}:"
+            f"{'.'.join(checkpoint.migration)}{', on the way back' if checkpoint.backwards else ''}:"
             f" {label!r} was interrupted on {alias}, and {why}."
             + (f" The statement: {sql}." if sql else " What it does is in the migration's file.")
-            + (f" Look with: {'; '.join(looks)}." if looks else "")
+            + (f" Look with: {'; '.join(commands)}." if commands else "")
             + " Nothing more is done on this shard until you tell what you found: 'manage.py"
             f" migrate_shards --settle {alias}=done' if it took effect as a whole, or"
             f" '--settle {alias}=undone' when no part of it has, or you took that back; then it is"

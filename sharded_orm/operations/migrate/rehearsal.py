@@ -1,7 +1,7 @@
-"""The rehearsal: migrations run on a copy of a shard without rows, and their SQL is kept.
+"""The rehearsal: migrations run on a copy of a shard without rows, and their SQL is recorded.
 
-The copy is on the shard's own server and has its alias, so that schema editors introspect
-what they would find, and routers answer what they would answer. See
+The copy is on the shard's server and uses the shard's alias. So schema editors introspect the same
+schema, and routers give the same answers, as on the shard itself. See
 ``docs/decisions/0014-rehearsal.md``.
 """
 
@@ -31,16 +31,17 @@ from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
-_KEPT = 64  # scripts
-_LONGEST = 64  # characters of a schema's name
+_MAX_SCRIPTS = 64  # in memory
+_MAX_SCHEMA_NAME = 64  # characters
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of operations whose SQL is recorded, from one place in a plan on.
+    """Consecutive operations of a plan whose SQL is recorded in one script.
 
-    From the first operation of a unit that is not mixed: all units to the next mixed one. Else:
-    the operations of that one unit, to the next that runs on each shard, or to its end.
+    A *mixed* unit has operations that run on each shard. If ``unit`` is not mixed, the segment
+    reaches to the next mixed unit. If it is mixed, the segment is partial: it reaches from
+    ``operation`` to the next operation that runs on each shard, or to the end of the unit.
     """
 
     plan: MigrationPlan
@@ -61,22 +62,23 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Of a partial one: the number of the operation that it stops at."""
+        """For a partial segment: the index of the operation at which it stops."""
         unit = self.plan.units[self.unit]
         return next(
             (
                 number
                 for number in range(self.operation, len(unit.operations))
-                if unit.is_own(number)
+                if unit.runs_per_shard(number)
             ),
             len(unit.operations),
         )
 
 
 class Rehearsals:
-    """Scripts by segment and state of the schema; made at first use, kept in the journal.
+    """Scripts by segment and state of the schema; recorded at first use, stored in the journal.
 
-    Thread-safe: of several shards in the same state one rehearses and the others wait.
+    Thread-safe: if several shards in the same state need a script, one rehearses and the others
+    wait.
     """
 
     def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
@@ -84,12 +86,12 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The last ones, by run and key.
-        self._known: dict[tuple[int, str], RecordedScript] = {}
+        # The latest scripts by run and key.
+        self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
     def key(self, connection: ShardConnectionMixin, segment: Segment, before: str) -> str:
-        told = [
+        content = [
             before,
             connection.vendor,
             list(connection.get_database_version()),
@@ -98,55 +100,56 @@ class Rehearsals:
             segment.operation,
             [[*unit.key, unit.outline(len(unit.operations))] for unit in segment.units],
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """A script that was made before; ``run`` may be an earlier one."""
+        """The script of ``key`` in ``run``, perhaps an earlier run; None if there is none."""
         number = run if isinstance(run, int) else run.id
-        found = self._known.get((number, key))
-        if found is None:
+        script = self._scripts_by_key.get((number, key))
+        if script is None:
             content = self._scripts.get(run, key)
             if content is not None:
-                found = self._keep(number, key, RecordedScript.from_json(content))
-        return found
+                script = self._remember(number, key, RecordedScript.from_json(content))
+        return script
 
-    def rehearsed(
+    def script_for(
         self,
         run: JournalRun,
         connection: ShardConnectionMixin,
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """The script of ``segment`` for a schema that looks like ``snapshot``, and its key.
+        """The key and script of ``segment`` for schemas that look like ``snapshot``.
 
-        :param connection: of a shard that does; its alias is that of the copy meanwhile.
+        :param connection: the connection of a shard with that schema. During a rehearsal, its alias
+            stands for the copy.
         :raises RehearsalFailed: a migration fails without any rows.
 
-        Cost, the first time: the copy is made, and two packets for each statement on servers
-        without transactions around DDL.
+        Cost, the first time: a copy of the schema, and two packets for each statement on servers
+        without transactional DDL.
         """
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # Of one that others look like: most shards are alike, and to see that takes less time.
+        # Most shards are alike, and comparing two snapshots is cheaper than a fingerprint.
         key = self.key(connection, segment, last.fingerprint)
-        found = self.script(run, key)
-        if found is None:
+        script = self.script(run, key)
+        if script is None:
             with self._lock:
-                found = self.script(run, key)
-                if found is None:
+                script = self.script(run, key)
+                if script is None:
                     run.check()
-                    made = self._rehearse(connection, segment, snapshot)
-                    run.check()  # Whoever took the run over may have used the copy as well.
-                    kept = self._scripts.put(run, key, made.to_json())
-                    found = self._keep(run.id, key, RecordedScript.from_json(kept))
-        return key, found
+                    rehearsed = self._rehearse(connection, segment, snapshot)
+                    run.check()  # A process that took the run over may have used the copy too.
+                    stored = self._scripts.put(run, key, rehearsed.to_json())
+                    script = self._remember(run.id, key, RecordedScript.from_json(stored))
+        return key, script
 
-    def _keep(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Shards in a state of their own each have their own script.
-        while len(self._known) >= _KEPT:
-            self._known.pop(next(iter(self._known)), None)
-        self._known[run, key] = script
+    def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
+        # Without a limit, a fleet of shards in many different states would fill the memory.
+        while len(self._scripts_by_key) >= _MAX_SCRIPTS:
+            self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
+        self._scripts_by_key[run, key] = script
         return script
 
     def _rehearse(
@@ -155,12 +158,12 @@ class Rehearsals:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
-            _ = state.apps  # Once, before the walk changes it: see MigrationExecutor.
+            _ = state.apps  # Render before the loop changes it: see MigrationExecutor.
             try:
                 if segment.is_partial:
-                    units, operations = self._part(copy, recorder, segment, state)
+                    units, operations = self._rehearse_part(copy, recorder, segment, state)
                 else:
-                    self._whole(copy, recorder, segment, state)
+                    self._rehearse_units(copy, recorder, segment, state)
                     units, operations = len(segment.units), 0
             except RehearsalFailed:
                 raise
@@ -177,24 +180,26 @@ class Rehearsals:
                 operations,
             )
 
-    def _whole(self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState) -> None:
+    def _rehearse_units(
+        self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState
+    ) -> None:
         for number, unit in enumerate(segment.units):
             if unit.backwards and number:
                 state = segment.plan.state_before(segment.unit + number)
                 _ = state.apps
-            faked = self._is_soft_applied(copy, unit, state)
-            if faked:
+            is_faked = self._is_soft_applied(copy, unit, state)
+            if is_faked:
                 unit.migration.mutate_state(state, preserve=False)
             else:
                 self._run(copy, recorder, unit, state, 0, len(unit.operations))
-            recorder.recorded(unit)
+            recorder.add_record(unit)
 
-    def _part(
+    def _rehearse_part(
         self, copy: Any, recorder: Recorder, segment: Segment, state: ProjectState
     ) -> tuple[int, int]:
         (unit,) = segment.units
         if segment.operation == 0 and self._is_soft_applied(copy, unit, state):
-            recorder.recorded(unit)
+            recorder.add_record(unit)
             return 1, 0
         self._run(copy, recorder, unit, state, segment.operation, segment.end)
         return 0, segment.end
@@ -202,18 +207,20 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # As MigrationExecutor.apply_migration() and Migration.apply(). No operation of these
+        # As MigrationExecutor.apply_migration() and Migration.apply(). None of these operations
         # asks for a transaction of its own.
         label = unit.migration.app_label
-        with recorder.listening(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
-            judged = not editor.atomic_migration
-            # What an editor defers to its end is made at the end of the segment: the operation
-            # that runs on each shard finds indexes and constraints in place.
+        with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
+            fingerprints = not editor.atomic_migration
+            # An editor defers some statements to its end, which here is the end of the segment. So
+            # an operation that runs on each shard finds indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue
                 operation = piece.operation
-                recorder.about(unit.key, number, operation.describe(), judged=judged)
+                recorder.set_operation(
+                    unit.key, number, operation.describe(), fingerprints=fingerprints
+                )
                 if unit.backwards:
                     operation.database_backwards(label, editor, piece.from_state, piece.to_state)
                 else:
@@ -230,8 +237,8 @@ class Rehearsals:
     @contextmanager
     def _copy(self, connection: ShardConnectionMixin, snapshot: SchemaSnapshot) -> Iterator[Any]:
         with connection.structural_copy(snapshot, self._schema) as copy:
-            found = copy.schema_snapshot()
-            if differences := found.differences(snapshot):
+            copied = copy.schema_snapshot()
+            if differences := copied.differences(snapshot):
                 raise RehearsalFailed(
                     f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
                 )
@@ -245,6 +252,6 @@ class Rehearsals:
 
 
 def _rehearsal_schema(schema: str) -> str:
-    if len(schema) + len(_SUFFIX) > _LONGEST:
+    if len(schema) + len(_SUFFIX) > _MAX_SCHEMA_NAME:
         schema = hashlib.sha256(schema.encode()).hexdigest()[:32]
     return schema + _SUFFIX

@@ -1,4 +1,8 @@
-"""The connection of one shard while it is migrated: locked, looked at, told of in the journal."""
+"""The connection to one shard during its migration: its lock, its schema, its journal step.
+
+A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
+an operation writes in its own transaction, as a proof of the commit.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +18,38 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import OperationStopped
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
-from sharded_orm.operations.migrate.records import TABLE, Records, marker
+from sharded_orm.operations.migrate.records import TABLE, Records, marker_name
 from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 
 END_LABEL = "Tell of the end"
-# Seconds of one wait for the lock of a shard; between them it is asked whether to go on.
-_WAIT = 1.0
+# Seconds of one wait for the lock of a shard. Between two waits, the process may stop.
+_LOCK_WAIT = 1.0
 
 
 class ShardSession:
-    """One shard in one thread.
+    """One shard during its migration. Belongs to a thread.
 
-    :param stopping: whether to stop at the next place where that leaves everything in order.
+    :param step: the shard's step in the journal.
+    :param stopping: whether to stop at the next point that leaves the shard in order.
     """
 
     def __init__(self, shard: Shard, step: JournalStep, stopping: Callable[[], bool]) -> None:
         self.shard = shard
         self.step = step
         self.connection = cast("ShardConnectionMixin", connections[shard.alias])
-        self.position = Checkpoint.from_json(step.position) if step.position else None
-        self.records = Records(shard.alias, marked=self.position is not None)
+        self.checkpoint = Checkpoint.from_json(step.position) if step.position else None
+        self.records = Records(shard.alias, has_markers=self.checkpoint is not None)
         self._stopping = stopping
-        self._serial = self.position.serial if self.position else 0
-        self._locked: Any = None
+        self._serial = self.checkpoint.serial if self.checkpoint else 0
+        self._lock_holder: Any = None
 
     @property
     def alias(self) -> str:
         return self.shard.alias
 
     def check(self) -> None:
-        """Between two things that are done.
+        """Make sure that the next step may begin, and that the shard is locked.
 
         :raises OperationStopped: it is time to stop.
         :raises LeaseLost: another process may be at work.
@@ -52,95 +57,102 @@ class ShardSession:
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # An operation may have closed the connection, and with it ended the lock.
-        if self._locked is None or self._locked is not self.connection.connection:
+        # An operation may have closed the connection, which releases the lock.
+        if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
     def lock(self) -> None:
-        """Wait until nobody else migrates the shard: statements of a killed process run on."""
-        waits = False
-        while not self.connection.lock_schema(_WAIT if waits else 0):
-            if not waits:
-                self.step.at(operation="Wait for a session that still migrates this shard")
-            waits = True
+        """Wait until no other session migrates the shard: a killed process's statement runs on."""
+        is_waiting = False
+        while not self.connection.lock_schema(_LOCK_WAIT if is_waiting else 0):
+            if not is_waiting:
+                self.step.begin(operation="Wait for a session that still migrates this shard")
+            is_waiting = True
             self.step.run.check()
             if self._stopping():
                 raise OperationStopped(f"{self.alias} is still being migrated by another session.")
         self.connection.ensure_connection()
-        self._locked = self.connection.connection
+        self._lock_holder = self.connection.connection
 
     def snapshot(self) -> SchemaSnapshot:
         return self.connection.schema_snapshot()
 
-    def glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """See ``schema_glance``; all of it where it fails."""
+    def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
+        """See ``schema_glance``; the whole schema if that fails."""
         try:
-            return self.connection.schema_glance(known, tables)
+            return self.connection.schema_glance(base, tables)
         except Error:
             return self.snapshot()
 
-    def with_records(self, schema: SchemaSnapshot) -> SchemaSnapshot:
-        """``schema`` of the shard, which has a table for records from now on."""
-        if TABLE in schema.definitions:
-            return schema
+    def ensure_records(self, snapshot: SchemaSnapshot) -> SchemaSnapshot:
+        """Create the table ``django_migrations`` if it is missing; returns the schema with it."""
+        if TABLE in snapshot.definitions:
+            return snapshot
         MigrationRecorder(self.connection).ensure_schema()
         return self.snapshot()
 
-    def next_marker(self) -> str:
-        """A name that was not used yet on this shard in this run."""
+    def new_marker(self) -> str:
+        """The name of a marker that this run has not used on this shard."""
         self._serial += 1
-        return marker(self.step.run.id, self._serial)
+        return marker_name(self.step.run.id, self._serial)
 
-    def at(self, position: Checkpoint, label: str) -> None:
-        """Tell the journal what is done next."""
-        self.position = replace(position, serial=self._serial)
-        self.step.at(
-            migration=".".join(position.migration) if position.migration else "",
+    def begin(self, checkpoint: Checkpoint, label: str) -> None:
+        """Record in the journal which step comes next.
+
+        :param label: the step, for people.
+        """
+        self.checkpoint = replace(checkpoint, serial=self._serial)
+        self.step.begin(
+            migration=".".join(checkpoint.migration) if checkpoint.migration else "",
             operation=label,
-            position=self.position.to_json(),
+            position=self.checkpoint.to_json(),
         )
 
-    def note(self, label: str = "", **changes: Any) -> None:
-        """Add to the position, about what is under way."""
-        assert self.position is not None
-        self.position = replace(self.position, **changes)
-        self.step.at(operation=label or None, position=self.position.to_json())
+    def amend(self, label: str = "", **changes: Any) -> None:
+        """Change the checkpoint of the step that is under way."""
+        assert self.checkpoint is not None
+        self.checkpoint = replace(self.checkpoint, **changes)
+        self.step.begin(operation=label or None, position=self.checkpoint.to_json())
 
     @contextmanager
-    def doing(self, label: str = "") -> Iterator[None]:
-        """Around what :meth:`at` has told of: an error is no interruption, unless it took the
-        session, whose statement may be under way still.
+    def attempt(self, label: str = "") -> Iterator[None]:
+        """Enclose the step that :meth:`begin` has recorded.
 
-        :param label: what is done, where :meth:`at` has told of more.
+        The journal notes an error in the block, so that it does not count as an interruption. It
+        notes nothing if the session was lost, because the server may still run the statement.
+
+        :param label: this part of the step, if :meth:`begin` has recorded several.
         """
         try:
             yield
         except Exception:
-            if self._has_session:
-                self.note(label, raised=True)
+            if self._keeps_session:
+                self.amend(label, raised=True)
             raise
-        assert self.position is not None
-        if self.position.what is What.OWN and not (self.position.marker and self.position.reverts):
-            # Nothing in the database tells of it, should what comes next not be reached.
-            self.note(settled="done")
+        assert self.checkpoint is not None
+        if self.checkpoint.what is What.PER_SHARD and not (
+            self.checkpoint.marker and self.checkpoint.reverts
+        ):
+            # Nothing in the database shows this, if the next checkpoint is not reached.
+            self.amend(settled="done")
 
     @property
-    def _has_session(self) -> bool:
-        """Whether it is the one that was locked, and lives."""
-        return self._locked is self.connection.connection and self.connection.is_usable()
+    def _keeps_session(self) -> bool:
+        """Whether the session that holds the lock is still usable."""
+        return self._lock_holder is self.connection.connection and self.connection.is_usable()
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Around what comes after the last migration.
+    def completion(self) -> Iterator[None]:
+        """Enclose the work after the last migration.
 
-        A position that tells of something that is recorded needs no other after it: to go on from
-        there is to come here.
+        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads
+        here.
         """
         end = Checkpoint(What.END, self.step.run.id)
-        if self.position is None or self.position.what is What.COMPARE:
-            self.at(end, END_LABEL)
+        if self.checkpoint is None or self.checkpoint.what is What.COMPARE:
+            self.begin(end, END_LABEL)
         try:
             yield
         except Exception:
-            self.at(end, END_LABEL)
+            self.begin(end, END_LABEL)
             raise

@@ -1,8 +1,8 @@
-"""For how long writes were refused, over all processes that have worked on a promotion.
+"""How long a promotion refused writes, over all processes that have worked on it.
 
-The moments are in the journal, by the clock of the global database: those of the operators' hosts
-need not agree, and a promotion that is resumed elsewhere is measured as one. They are wrong as far as
-that clock is set in between.
+The journal has the times, by the clock of the global database. So the clocks of the operators'
+hosts need not agree, and a promotion that is resumed on another host is measured as one. The result
+is wrong only if that clock is set in between.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sharded_orm.operations.runs.journal import JournalRun
 
 @dataclass(frozen=True)
 class Pause:
-    """Seconds from the fence until the map was switched; its writers learn of that after it.
+    """Seconds from the fence until the map was switched. Writers learn of the new map after that.
 
-    :param least: it lasted so long at least.
-    :param most: and at most; None if writes were refused before the promotion, which cannot tell
-        since when.
+    :param least: the shortest possible length.
+    :param most: the longest possible length; None if writes were refused before the promotion
+        already, since an unknown time.
     """
 
     least: float
@@ -49,12 +49,12 @@ class Pause:
         }
 
 
-#: Of a promotion that has fenced nothing.
+#: The JSON of a promotion that has fenced nothing.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 
 def moment(run: JournalRun) -> str:
-    """Now, as the journal keeps it."""
+    """The present time, as the journal stores it."""
     return run.now().isoformat()
 
 

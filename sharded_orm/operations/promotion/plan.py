@@ -1,4 +1,4 @@
-"""Which ranges a promotion moves, and from where to where. Asks no server."""
+"""Which ranges a promotion moves, from which node to which. Asks no server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db.utils import load_backend
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, server_of
 
@@ -28,10 +29,10 @@ class Move:
 
 @dataclass(frozen=True)
 class PromotionPlan:
-    """What is to be promoted.
+    """The moves of a promotion.
 
-    :param node: whose ranges move, as the operator named it.
-    :param new: a name of the server that they move to.
+    :param node: the old primary, by the name that the operator gave.
+    :param new: a node name of the server to which the ranges move.
     """
 
     node: str
@@ -40,7 +41,7 @@ class PromotionPlan:
 
     @property
     def old_names(self) -> list[str]:
-        """All names by which the ranges know the old primary."""
+        """All node names by which the ranges refer to the old primary."""
         return sorted({move.old for move in self.moves} | {self.node})
 
     @property
@@ -48,19 +49,19 @@ class PromotionPlan:
         return sorted({move.new for move in self.moves})
 
     def to_json(self) -> dict[str, Any]:
-        return {"node": self.node, "new": self.new, "moves": [asdict(one) for one in self.moves]}
+        return {"node": self.node, "new": self.new, "moves": [asdict(move) for move in self.moves]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PromotionPlan:
-        return cls(data["node"], data["new"], tuple(Move(**one) for one in data["moves"]))
+        return cls(data["node"], data["new"], tuple(Move(**move) for move in data["moves"]))
 
 
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
-    """The promotion that replaces ``node``: every range of every group whose primary it is.
+    """The promotion that replaces ``node`` as the primary of all its ranges, in every group.
 
-    ``read_only`` fences a server as a whole, so there is no promotion of a single range.
+    ``read_only`` fences a whole server, so a single range cannot be promoted.
 
-    :param to: a node that the ranges must name as their replica; None takes the one they name.
+    :param to: the node that the ranges must name as their replica; None accepts any.
     :raises PromotionRefused: the topology does not allow it; lists all reasons.
     """
     unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
@@ -87,9 +88,9 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     moves = tuple(Move(group, r.first, r.last, r.primary, str(r.replica)) for group, r in ranges)
     new = moves[0].new
     if len({server_of(topology.nodes[move.new], move.new) for move in moves}) > 1:
-        named = ", ".join(f"{move}: {move.new!r}" for move in moves)
+        replicas = ", ".join(f"{move}: {move.new!r}" for move in moves)
         problems.append(
-            f"the ranges on {node!r} name different replicas ({named}); all move at once, so they"
+            f"the ranges on {node!r} name different replicas ({replicas}); all move at once, so they"
             " need the same one"
         )
     elif to is not None and not _same(topology, to, new):
@@ -99,14 +100,13 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     return PromotionPlan(node, new, moves)
 
 
-def is_of_mysql(settings: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``DATABASES`` or ``NODES`` is of a MySQL backend."""
-    vendor: str = load_backend(settings["ENGINE"]).DatabaseWrapper.vendor
-    return vendor == "mysql"
+def supports_promotion(settings: Mapping[str, Any]) -> bool:
+    """Whether the backend of an entry of ``DATABASES`` or ``NODES`` has servers that can be promoted."""
+    return features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).supports_promotion
 
 
 def _wrong_engine(topology: Topology, node: str) -> Iterator[str]:
-    if not is_of_mysql(topology.nodes[node]):
+    if not supports_promotion(topology.nodes[node]):
         yield (
             f"node {node!r} has the engine {topology.nodes[node]['ENGINE']!r}; only MariaDB has the"
             " replication that a promotion needs"
@@ -115,11 +115,11 @@ def _wrong_engine(topology: Topology, node: str) -> Iterator[str]:
 
 def _ranges_on(topology: Topology, node: str) -> Iterator[tuple[str, ShardRange]]:
     for group in topology.groups.values():
-        for each in group.ranges:
-            if _same(topology, each.primary, node):
-                yield group.name, each
+        for shard_range in group.ranges:
+            if _same(topology, shard_range.primary, node):
+                yield group.name, shard_range
 
 
-def _same(topology: Topology, one: str, other: str) -> bool:
+def _same(topology: Topology, name: str, other: str) -> bool:
     nodes = topology.nodes
-    return server_of(nodes[one], one) == server_of(nodes[other], other)
+    return server_of(nodes[name], name) == server_of(nodes[other], other)

@@ -1,5 +1,5 @@
-"""What can be done about a promotion that was broken off, as its journal, both servers and the
-source of the topology are now. Reads only."""
+"""How to settle a promotion that was broken off, according to its journal, both servers and the
+source of the topology. Reads only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharded_orm.operations.runs import journal
 
 
 def to_finish(node: str, *, forced: bool) -> str:
-    """The command that goes on, in quotes."""
+    """The command that resumes the promotion, in quotes."""
     return f"'manage.py shards promote {node}{' --force' if forced else ''}'"
 
 
@@ -20,56 +20,57 @@ def to_undo(node: str) -> str:
     return f"'manage.py shards promote {node} --abort'"
 
 
-def refused(plan: PromotionPlan, *, forced: bool) -> str:
-    """What holds for writers between the fence and the new map; to be followed by "until"."""
+def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
+    """A phrase about refused writes between the fence and the new map; continue it by "until"."""
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else "is read only"
     return f"{plan.node!r} {why}: writes to {ranges} are refused"
 
 
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
-    """Where a run was broken off, and which commands work now: finish it, undo it, or both.
+    """Sentences about where a run was broken off, and whether it can be finished, undone, or both.
 
     A login to each server, and one or two round trips to the source; up to five seconds for each
-    of them that does not answer.
+    that does not answer.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]
     finish, undo = to_finish(node, forced=forced), to_undo(node)
-    begin = f"the promotion that replaces {node!r} was broken off in the phase {phase!r}"
-    published = phase == "switched"
-    source = ""
-    if not published:
+    text = f"the promotion that replaces {node!r} was broken off in the phase {phase!r}"
+    is_published = phase == "switched"
+    source_error = ""
+    if not is_published:
         try:
             document = switchover.current()
         except (TopologyError, OSError) as exc:
-            source = str(exc)
+            source_error = str(exc)
         else:
-            published = switchover.switched(plan, document)
-    if published:
-        return f"{begin}. Its map is published, so it cannot be undone; finish it with {finish}"
-    old, new, is_fenced = _look(plan)
+            is_published = switchover.is_switched(plan, document)
+    if is_published:
+        return f"{text}. Its map is published, so it cannot be undone; finish it with {finish}"
+    old_error, new_error, is_fenced = _check_servers(plan)
     if is_fenced and not forced:
-        begin += f". {refused(plan, forced=False)} until that is settled"
-    if source and phase == "switching":
+        text += f". {refused_phrase(plan, forced=False)} until that is settled"
+    if source_error and phase == "switching":
         return (
-            f"{begin}. Whether its map was published is not known ({source}); when it answers,"
+            f"{text}. Whether its map was published is not known ({source_error}); when it answers,"
             f" finish it with {finish} or undo it with {undo}"
         )
-    obstacles = list(_obstacles(plan, old, new, source, forced=forced))
+    obstacles = list(_obstacles(plan, old_error, new_error, source_error, forced=forced))
     if not obstacles:
-        return f"{begin}. Finish it with {finish} or undo it with {undo}"
-    told = f"{begin}. It cannot be finished now: {'; '.join(obstacles)}. Undo it with {undo}"
-    if forced and not (old is not None and preflight.is_silent(old)):
-        told += f", and then promote in order with {to_finish(node, forced=False)}"
-    elif old is not None and preflight.is_silent(old):
-        told += f", and if {node!r} is dead, do without it with {to_finish(node, forced=True)}"
-    return told
+        return f"{text}. Finish it with {finish} or undo it with {undo}"
+    advice = f"{text}. It cannot be finished now: {'; '.join(obstacles)}. Undo it with {undo}"
+    if forced and not (old_error is not None and preflight.is_silent(old_error)):
+        advice += f", and then promote in order with {to_finish(node, forced=False)}"
+    elif old_error is not None and preflight.is_silent(old_error):
+        advice += f", and if {node!r} is dead, do without it with {to_finish(node, forced=True)}"
+    return advice
 
 
-def _look(plan: PromotionPlan) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
-    """Why the old primary and the new one cannot be worked with, and whether the old one is
-    fenced."""
+def _check_servers(
+    plan: PromotionPlan,
+) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
+    """Login errors of the old and the new primary, and whether the old one is fenced."""
     errors: list[PromotionRefused | None] = []
     is_fenced = False
     for name in (plan.node, plan.new):
@@ -86,18 +87,18 @@ def _look(plan: PromotionPlan) -> tuple[PromotionRefused | None, PromotionRefuse
 
 def _obstacles(
     plan: PromotionPlan,
-    old: PromotionRefused | None,
-    new: PromotionRefused | None,
-    source: str,
+    old_error: PromotionRefused | None,
+    new_error: PromotionRefused | None,
+    source_error: str,
     *,
     forced: bool,
 ) -> Iterator[str]:
-    if new is not None:
-        yield from new.problems
+    if new_error is not None:
+        yield from new_error.problems
     if forced:
-        if old is None or not preflight.is_silent(old):
+        if old_error is None or not preflight.is_silent(old_error):
             yield f"{plan.node!r} answers again, and was given up as dead"
-    elif old is not None:
-        yield from old.problems
-    if source:
-        yield source.rstrip(".")
+    elif old_error is not None:
+        yield from old_error.problems
+    if source_error:
+        yield source_error.rstrip(".")

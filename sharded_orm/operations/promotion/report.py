@@ -1,4 +1,4 @@
-"""How a promotion is asked for, and what became of it."""
+"""The options of a promotion, and the report on its outcome."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from sharded_orm.operations.promotion.preflight import Loss
 
 @dataclass(frozen=True)
 class PromotionOptions:
-    """How to promote.
+    """The options of a promotion.
 
-    :param force: the old primary is dead; what it did not send is lost.
-    :param timeout: seconds that the replica may take to come near, and then, fenced, to catch up.
+    :param force: the old primary is dead; events that it did not send are lost.
+    :param timeout: seconds that the replica may take to come near, and again, after the fence, to
+        catch up.
     """
 
     force: bool = False
@@ -26,14 +27,14 @@ class PromotionOptions:
 
 @dataclass
 class PromotionReport:
-    """What became of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
+    """The result of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
 
     plan: PromotionPlan
     outcome: str
     forced: bool = False
-    #: The last position of the old primary, that the new one has.
+    #: The last position of the old primary, which the new one has reached.
     position: str = ""
-    #: For how long writes were refused; None if the promotion has fenced nothing.
+    #: How long writes were refused; None if the promotion has fenced nothing.
     pause: Pause | None = None
     loss: Loss | None = None
     warnings: list[str] = field(default_factory=list)

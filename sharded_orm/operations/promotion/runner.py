@@ -1,4 +1,4 @@
-"""Promotions as an operator asks for them: check, do or go on, undo."""
+"""Promotions as an operator asks for them: check, promote or resume, undo."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations.promotion import preflight, recovery, switchover
-from sharded_orm.operations.promotion.phases import Promotion, Tell
+from sharded_orm.operations.promotion.execution import Promotion
 from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan
 from sharded_orm.operations.promotion.preflight import Findings, Loss
+from sharded_orm.operations.promotion.record import Tell
 from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
-#: One promotion at a time: two could name the same server by different names.
+#: The same subject for all promotions, so that only one runs at a time: two node names may stand
+#: for the same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -24,24 +26,26 @@ Confirm = Callable[[PromotionPlan, Loss], bool]
 def check(
     node: str, *, to: str | None = None, options: PromotionOptions | None = None
 ) -> PromotionReport:
-    """Whether ``node`` could be replaced by its replica now. Changes nothing.
+    """Check whether the replica of ``node`` could replace it now. Changes nothing.
 
-    :raises PromotionRefused: no, or another one was broken off; lists all reasons.
-    :raises TopologyReadOnly: the topology is not changed by commands.
-    :raises TopologyError: its source does not answer.
+    :raises PromotionRefused: it could not, or another promotion was broken off; lists all reasons.
+    :raises TopologyReadOnly: commands cannot change the topology.
+    :raises TopologyError: the source of the topology does not answer.
     :raises JournalMissing: the global database is not migrated.
     """
     options = options or PromotionOptions()
     last = journal.last_run(KIND, SUBJECT)
-    if last is not None and last.state == "broken off" and _has_begun(last):
+    if last is not None and last.state == "broken off" and _may_have_changed(last):
         raise PromotionRefused([recovery.ways_out(last)])
     if last is not None and last.held:
         node_now = last.arguments["node"]
         raise PromotionRefused([f"one that replaces {node_now!r} is under way, by {last.holder}"])
-    plan = _planned(node, to)
+    plan = _find_plan(node, to)
     switchover.require_writable(plan, forced=options.force)
-    found = _examined(plan, options)
-    return PromotionReport(plan, "checked", options.force, loss=found.loss, warnings=found.warnings)
+    findings = _require_checks(plan, options)
+    return PromotionReport(
+        plan, "checked", options.force, loss=findings.loss, warnings=findings.warnings
+    )
 
 
 def promote(
@@ -54,67 +58,67 @@ def promote(
 ) -> PromotionReport:
     """Replace ``node`` as a primary by its replica, for all its ranges (P13).
 
-    No write that was acknowledged is lost. Writers are refused from the fence until they know
-    the new map; readers are not disturbed. A promotion that was broken off is resumed.
+    No acknowledged write is lost. Writers are refused from the fence until they know the new map;
+    readers are not disturbed. A promotion that was broken off is resumed.
 
-    :param to: what the replica must be; None takes the one that the ranges name.
-    :param confirm: asked before a forced promotion, which loses writes; None for yes.
+    :param to: the node that the replica must be; None accepts the one that the ranges name.
+    :param confirm: called before a forced promotion, which loses writes; None confirms.
     :param tell: called with a line for each phase.
     :raises PromotionRefused: the checks failed, and nothing was touched.
-    :raises PromotionFailed: something went wrong; the message tells whether it was undone.
+    :raises PromotionFailed: something went wrong; the message says whether it was undone.
     :raises OperationHeld: another promotion is under way.
     """
     options = options or PromotionOptions()
-    with journal.running(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
+    with journal.hold_run(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
         try:
-            promotion = _resumed(run, node, options, tell)
+            promotion = _resume(run, node, options, tell)
             if promotion is None:
-                promotion = _begun(run, node, to, options, confirm, tell)
+                promotion = _begin(run, node, to, options, confirm, tell)
         except (PromotionRefused, TopologyError) as exc:
-            if not _has_begun(run):
+            if not _may_have_changed(run):
                 run.finish("refused", str(exc))
             raise
         return promotion.run_to_end()
 
 
 def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | None:
-    """Undo the promotion that replaces ``node`` and was broken off; None if there is none.
+    """Undo the broken-off promotion that replaces ``node``; None if there is none.
 
     :raises PromotionFailed: it cannot be undone any more, or a server does not answer.
     """
     last = journal.last_run(KIND, SUBJECT)
     if last is None or last.finished_at is not None or last.arguments["node"] != node:
         return None
-    with journal.running(KIND, SUBJECT, {"node": node, "force": False}) as run:
-        if not _has_begun(run):
+    with journal.hold_run(KIND, SUBJECT, {"node": node, "force": False}) as run:
+        if not _may_have_changed(run):
             run.finish("abandoned")
             return None
         promotion = Promotion(run, PromotionOptions(force=bool(run.arguments["force"])), tell)
         return promotion.abort()
 
 
-def _has_begun(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether anything may have been touched."""
+def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
+    """Whether the run may have changed anything."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
-def _planned(node: str, to: str | None) -> PromotionPlan:
-    # Not by a last good copy, nor by what a push has not brought yet.
+def _find_plan(node: str, to: str | None) -> PromotionPlan:
+    # A last good copy may be outdated, and a push may not have arrived yet.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 
 
-def _examined(plan: PromotionPlan, options: PromotionOptions) -> Findings:
-    found = preflight.examine(plan, force=options.force, timeout=options.timeout)
-    if found.problems:
-        raise PromotionRefused(found.problems)
-    return found
+def _require_checks(plan: PromotionPlan, options: PromotionOptions) -> Findings:
+    findings = preflight.examine(plan, force=options.force, timeout=options.timeout)
+    if findings.problems:
+        raise PromotionRefused(findings.problems)
+    return findings
 
 
-def _resumed(
+def _resume(
     run: journal.JournalRun, node: str, options: PromotionOptions, tell: Tell
 ) -> Promotion | None:
-    if not _has_begun(run):
+    if not _may_have_changed(run):
         return None
     if (run.arguments["node"], run.arguments["force"]) != (node, options.force):
         raise PromotionRefused([recovery.ways_out(run)])
@@ -122,7 +126,7 @@ def _resumed(
     return Promotion(run, options, tell)
 
 
-def _begun(
+def _begin(
     run: journal.JournalRun,
     node: str,
     to: str | None,
@@ -130,24 +134,24 @@ def _begun(
     confirm: Confirm | None,
     tell: Tell,
 ) -> Promotion:
-    plan = _planned(node, to)
+    plan = _find_plan(node, to)
     switchover.require_writable(plan, forced=options.force)
-    found = _examined(plan, options)
-    if found.loss is not None and confirm is not None and not confirm(plan, found.loss):
+    findings = _require_checks(plan, options)
+    if findings.loss is not None and confirm is not None and not confirm(plan, findings.loss):
         raise PromotionRefused(["it was not confirmed"])
-    assert found.new is not None
-    assert found.link is not None
+    assert findings.new is not None
+    assert findings.link is not None
     run.note(
         **plan.to_json(),
         force=options.force,
         phase="checked",
-        link=found.link.name,
+        link=findings.link.name,
         was={
-            "old": found.old is not None and found.old.read_only,
-            "new": found.new.read_only,
+            "old": findings.old is not None and findings.old.read_only,
+            "new": findings.new.read_only,
         },
         position="",
-        loss=found.loss and [found.loss.received, found.loss.executed, found.loss.idle],
-        warnings=found.warnings,
+        loss=findings.loss and [findings.loss.received, findings.loss.executed, findings.loss.idle],
+        warnings=findings.warnings,
     )
     return Promotion(run, options, tell)

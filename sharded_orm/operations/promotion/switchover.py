@@ -1,4 +1,4 @@
-"""The map: which document switches a promotion, and whether it was published."""
+"""The map, which is the topology document: switching it for a promotion, and reading it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
 
 
-def switched(plan: PromotionPlan, document: Document) -> bool:
-    """Whether the map that ``plan`` publishes is there, or a later one: all shards have moved,
-    however they are divided into ranges by now."""
+def is_switched(plan: PromotionPlan, document: Document) -> bool:
+    """Whether ``document`` is the map that ``plan`` publishes, or a later one.
+
+    All shards of the plan have moved then, however they are divided into ranges by now.
+    """
     return all(
         primary in plan.new_names
         for (group, first, last), primary in _primaries(document).items()
@@ -26,9 +28,9 @@ def switched(plan: PromotionPlan, document: Document) -> bool:
 
 def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
     return {
-        (group, *each["range"]): each["primary"]
-        for group, entry in document.groups.items()
-        for each in entry.get("RANGES", ())
+        (group, *entry["range"]): entry["primary"]
+        for group, options in document.groups.items()
+        for entry in options.get("RANGES", ())
     }
 
 
@@ -39,81 +41,82 @@ def switch(
 
     The old primary becomes the replica of its ranges, unless it is dead.
 
-    :param confirm: called after each time that the topology was read, and before what was made
-        of it is published; raises if nothing must be published any more. What
-        :func:`rule_out` does after that makes the publication fail.
-    :raises PromotionRefused: somebody has changed which ranges there are on the old primary.
+    :param confirm: called whenever the topology was read, before the changed topology is published;
+        raises if nothing may be published any more. A later :func:`rule_out` makes the publication
+        fail.
+    :raises PromotionRefused: the ranges on the old primary have changed.
     """
     moves = {(move.group, move.first, move.last): move for move in plan.moves}
 
     def edit(document: Document) -> Document:
         confirm()
-        if switched(plan, document):
+        if is_switched(plan, document):
             return document
         _require_same(plan, document)
         content = document.content()
-        for group, entry in content["groups"].items():
-            for each in entry.get("RANGES", ()):
-                move = moves.get((group, *each["range"]))
+        for group, options in content["groups"].items():
+            for entry in options.get("RANGES", ()):
+                move = moves.get((group, *entry["range"]))
                 if move is not None:
-                    each["primary"] = move.new
-                    each["replica"] = None if forced else move.old
+                    entry["primary"] = move.new
+                    entry["replica"] = None if forced else move.old
         return Document.from_content(content)
 
-    how = "without it" if forced else "in order"
-    return topology.change(edit, f"{plan.new} promoted in place of {plan.node}, {how}")
+    manner = "without it" if forced else "in order"
+    return topology.change(edit, f"{plan.new} promoted in place of {plan.node}, {manner}")
 
 
 def _require_same(plan: PromotionPlan, document: Document) -> None:
-    there = {span for span, name in _primaries(document).items() if name in plan.old_names}
-    planned = {(move.group, move.first, move.last) for move in plan.moves}
-    if there != planned:
+    current_spans = {span for span, name in _primaries(document).items() if name in plan.old_names}
+    planned_spans = {(move.group, move.first, move.last) for move in plan.moves}
+    if current_spans != planned_spans:
         raise PromotionRefused(
             [
                 f"the topology was changed meanwhile: the ranges on {plan.node!r} are now"
-                f" {sorted(there)!r}, and this promotion began with {sorted(planned)!r}"
+                f" {sorted(current_spans)!r}, and this promotion began with {sorted(planned_spans)!r}"
             ]
         )
 
 
 def current() -> Document:
-    """What the source holds.
+    """The topology that the source holds.
 
-    :raises TopologyError: it does not answer.
+    :raises TopologyError: the source does not answer.
     """
     return topology.current()
 
 
-def require_there(plan: PromotionPlan) -> None:
-    """Ask the source, so that nothing is touched if it does not answer, or holds other ranges.
+def require_same_ranges(plan: PromotionPlan) -> None:
+    """Check that the source answers and still has the ranges of the plan, before anything is
+    touched.
 
-    :raises TopologyError: it does not answer.
-    :raises PromotionRefused: somebody has changed which ranges there are on the old primary.
+    :raises TopologyError: the source does not answer.
+    :raises PromotionRefused: the ranges on the old primary have changed.
     """
     document = topology.current()
-    if not switched(plan, document):
+    if not is_switched(plan, document):
         _require_same(plan, document)
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Ask the source whether the switch was published; for one whose outcome is unknown."""
-    return switched(plan, topology.current())
+    """Ask the source whether the switch was published."""
+    return is_switched(plan, topology.current())
 
 
 def rule_out(plan: PromotionPlan) -> bool:
     """Make sure that a switch which may be on its way cannot be published any more.
 
-    Publishes the topology as it is under a new version: of two publications in the place of
-    one version the source takes one.
+    Publishes the present topology as a new version: if two publications replace the same version,
+    the source accepts only one.
 
-    :return: False if it has been published already.
+    :return: False if the switch has been published already.
     :raises TopologyUnavailable: the source does not answer.
     """
     source = runtime.source()
     comment = f"promotion in place of {plan.node} broken off"
     while True:
         document = topology.current()
-        if switched(plan, document):
+        if is_switched(plan, document):
             return False
         version = document.version
         try:

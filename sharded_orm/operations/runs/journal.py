@@ -1,13 +1,13 @@
-"""What long operations remember in the global database, so that a kill at any moment loses
-nothing (DESIGN decision 10).
+"""The journal of long operations in the global database: a kill at any moment loses nothing
+(DESIGN decision 10).
 
-A *run* is one execution of an operation on a subject, such as migrating a group. It is
-held by one process (:mod:`~sharded_orm.operations.runs.lease`) and has a *step* for each shard it
-works on. A run that was broken off is unfinished: the next execution goes on with it. What a
-finished run left undone on a shard (failed, unclear, in the middle) is carried over to the
-next run that works on that shard.
+A *run* is one execution of an operation on a subject, such as the migration of a group. One process
+at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
+shard that it works on. A run that was broken off is unfinished, and the next execution goes on with
+it. A step that a finished run left open (failed, unclear, interrupted) is carried over to the next
+run that works on that shard.
 
-All is written in autocommit, from any thread; a thread closes its connections at its end.
+All writes are in autocommit, from any thread. A thread closes its connections at its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases
 
-#: Rows of one statement.
+#: Rows that one statement reads or writes.
 BATCH = 500
 _autonomous = AutonomousConnections()
 
@@ -37,15 +37,15 @@ _autonomous = AutonomousConnections()
 PENDING: Final = "pending"
 """Nothing has been done."""
 RUNNING: Final = "running"
-"""A process works on it, or was killed while it did."""
+"""A process works on the shard, or was killed while it did."""
 STOPPED: Final = "stopped"
-"""Left in order after a statement; ``position`` tells where."""
+"""Left in order after a statement; ``position`` says after which."""
 DONE: Final = "done"
 FAILED: Final = "failed"
 UNCLEAR: Final = "unclear"
-"""Nobody can tell whether the interrupted operation took effect: a person has to look."""
+"""Nothing shows whether the interrupted operation took effect: a person has to look."""
 CARRIED: Final = "carried"
-"""A later run goes on with it."""
+"""A later run goes on with the step."""
 
 LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
@@ -53,8 +53,8 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 class JournalStep:
     """One shard in one run. Used by one thread at a time.
 
-    Each method that changes it is one UPDATE, which matches nothing once another process
-    holds the run; then :exc:`LeaseLost` is raised.
+    Each method that changes the step is one UPDATE. It matches no row once another process holds
+    the run; then :exc:`LeaseLost` is raised.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -68,69 +68,73 @@ class JournalStep:
         self.position = row.position
         self.error = row.error
 
-    def at(
+    def begin(
         self,
         *,
         migration: str | None = None,
         operation: str | None = None,
         position: dict[str, Any] | None = None,
     ) -> None:
-        """Tell what is done next, before it is done. None leaves the value as it is.
+        """Record what is done next, before it is done. None leaves a value as it is.
 
         :param migration: for people, such as ``photos.0002_title``; may be "".
         :param operation: for people; may be "".
-        :param position: what is needed to go on from here; of values that JSON has.
+        :param position: all that a later process needs to go on from here, as JSON values.
         """
-        given = {"migration": migration, "operation": operation, "position": position}
-        changes = {name: value for name, value in given.items() if value is not None}
+        values = {"migration": migration, "operation": operation, "position": position}
+        changes = {name: value for name, value in values.items() if value is not None}
         self._write(state=RUNNING, error="", **changes)
 
-    def done(self) -> None:
+    def mark_done(self) -> None:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
-    def failed(self, exc: BaseException) -> None:
-        """Keep the cause; the position stays, so that a later run goes on from there."""
+    def mark_failed(self, exc: BaseException) -> None:
+        """Record the cause; the position stays, so that a later run goes on from there."""
         self._write(state=FAILED, error=one_line(exc))
 
-    def unclear(self, message: str) -> None:
-        """:param message: what to look at, and how to tell what was found."""
+    def mark_unclear(self, message: str) -> None:
+        """Leave the step for a person.
+
+        :param message: what to look at, and how to report the answer.
+        """
         self._write(state=UNCLEAR, error=message)
 
-    def stopped(self) -> None:
-        """Leave it for a later run, which goes on from the position."""
+    def mark_stopped(self) -> None:
+        """Leave the step for a later run, which goes on from the position."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # Compiled once: the ORM would spend a millisecond on each, and each shard has several.
-        # A function of a migration may have a transaction on the global database.
+        # Compiled once: the ORM would need a millisecond for each, and each shard has several.
+        # On a connection of its own: a migration's function may be in a transaction on the global
+        # database.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
-            for field in _WRITTEN
+            for field in _WRITTEN_FIELDS
         ]
-        updated = _UPDATED.get_db_prep_save(timezone.now(), connection)
+        updated = _UPDATED_FIELD.get_db_prep_save(timezone.now(), connection)
         with connection.cursor() as cursor:
             cursor.execute(
-                _update(connection.vendor),
+                _update_sql(connection.vendor),
                 [*values, updated, self.run.id, self.alias, self.run.id, self.run.lease.token],
             )
             if not cursor.rowcount:
-                raise self.run.lease.lost()
+                raise self.run.lease.lost_error()
         for name, value in changes.items():
             setattr(self, name, value)
 
 
 _step_field = OperationStep._meta.get_field
-_WRITTEN: Final[list[Any]] = [
+_WRITTEN_FIELDS: Final[list[Any]] = [
     _step_field(name) for name in ("state", "migration", "operation", "position", "error")
 ]
-_UPDATED: Final[Any] = _step_field("updated_at")
+_UPDATED_FIELD: Final[Any] = _step_field("updated_at")
 
 
 @cache
-def _update(vendor: str) -> str:
+def _update_sql(vendor: str) -> str:
     quote = connections[DEFAULT_DB_ALIAS].ops.quote_name
-    sets = ", ".join(f"{quote(field.column)} = %s" for field in [*_WRITTEN, _UPDATED])
+    sets = ", ".join(f"{quote(field.column)} = %s" for field in [*_WRITTEN_FIELDS, _UPDATED_FIELD])
     step, run = quote(OperationStep._meta.db_table), quote(OperationRun._meta.db_table)
     return (
         f"UPDATE {step} SET {sets} WHERE {quote('run_id')} = %s AND {quote('alias')} = %s"
@@ -139,51 +143,53 @@ def _update(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run that this process holds; made by :func:`running`. Thread-safe."""
+    """A run that this process holds; created by :func:`hold_run`. Thread-safe."""
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
         self.id: int = row.pk
         self.kind = row.kind
         self.subject = row.subject
-        #: Those it was begun with, if it is resumed.
+        #: A resumed run has the arguments with which it was begun.
         self.arguments: dict[str, Any] = row.arguments
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # As they were made: only this process writes them.
-        self._fresh: set[str] = set()
+        # Aliases of steps that are as this process has created them: nobody else writes them.
+        self._new_steps: set[str] = set()
 
     def check(self) -> None:
-        """Ask before each thing that is done; no database is asked.
+        """Make sure that this process still holds the run. Call it before each step; no query.
 
         :raises LeaseLost: another process may have the run by now.
         """
         self.lease.check()
 
     def now(self) -> datetime:
-        """By the clock of the global database: what processes of several hosts note by it can be
-        compared. It goes wrong only as far as that one clock is set meanwhile. One query."""
+        """The time by the clock of the global database, so that processes on several hosts agree.
+
+        Differences are wrong only if that one clock is set in between. One query.
+        """
         row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Add to what the run remembers."""
+        """Add to the arguments that the run remembers, or replace them."""
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
         self.arguments = merged
 
     def finish(self, state: str = "done", error: str = "") -> None:
-        """The run is over, in whatever way; the next one is another.
+        """End the run; the next execution is another run.
 
         :param state: "done", "failed" …, for people.
         """
-        # In one transaction: a kill in between would leave the scripts.
+        # One transaction, because a kill in between would leave the scripts.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
             )
-            if not left_over(self.kind, self.subject).exists():
+            if not open_steps(self.kind, self.subject).exists():
                 OperationScript.objects.using(DEFAULT_DB_ALIAS).filter(
                     run__kind=self.kind, run__subject=self.subject, run__unfinished=None
                 ).delete()
@@ -191,45 +197,50 @@ class JournalRun:
 
     # ##### Steps #####
 
-    def steps(self, aliases: Iterable[str]) -> None:
-        """Make the steps that are missing, with what earlier runs left of them.
+    def create_steps(self, aliases: Iterable[str]) -> None:
+        """Create the missing steps, with the state in which earlier runs left them.
 
-        Cost: five statements for each 500.
+        Cost: five statements for each 500 steps.
         """
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # A write first: it is the guard, and SQLite lets no reader become a writer.
+                # A write comes first: it checks the lease, and SQLite lets no reader become a
+                # writer.
                 self._write(signs=F("signs") + 1)
-                fresh = self._make(batch)
-            self._fresh.update(fresh)
+                new = self._create_batch(batch)
+            self._new_steps.update(new)
 
-    def _make(self, aliases: list[str]) -> list[str]:
-        """Returns those of which no run has left anything."""
+    def _create_batch(self, aliases: list[str]) -> list[str]:
+        """Create the missing steps of a batch; returns aliases without a step in an earlier run."""
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
-        earlier = left_over(self.kind, self.subject).exclude(run_id=self.id)
-        found = {row.alias: row for row in earlier.filter(alias__in=aliases).order_by("run_id")}
-        mine = set(table.filter(run_id=self.id, alias__in=aliases).values_list("alias", flat=True))
-        made = []
+        left = open_steps(self.kind, self.subject).exclude(run_id=self.id)
+        earlier_steps = {
+            row.alias: row for row in left.filter(alias__in=aliases).order_by("run_id")
+        }
+        existing = set(
+            table.filter(run_id=self.id, alias__in=aliases).values_list("alias", flat=True)
+        )
+        steps = []
         for alias in aliases:
-            if alias in mine:
+            if alias in existing:
                 continue
             step = OperationStep(run_id=self.id, alias=alias)
-            if alias in found:
+            if alias in earlier_steps:
                 for name in ("state", "migration", "operation", "position", "error"):
-                    setattr(step, name, getattr(found[alias], name))
-            made.append(step)
-        table.bulk_create(made)
-        table.filter(pk__in=[row.pk for row in found.values()]).update(state=CARRIED)
-        return [step.alias for step in made if step.alias not in found]
+                    setattr(step, name, getattr(earlier_steps[alias], name))
+            steps.append(step)
+        table.bulk_create(steps)
+        table.filter(pk__in=[row.pk for row in earlier_steps.values()]).update(state=CARRIED)
+        return [step.alias for step in steps if step.alias not in earlier_steps]
 
     def step(self, alias: str) -> JournalStep:
-        """The step of ``alias``, made by :meth:`steps` before.
+        """The step of ``alias``, which :meth:`create_steps` has created.
 
-        One query; none for one that :meth:`steps` has just made and nobody has asked for.
+        One query; none at the first call for a new step.
         """
-        if alias in self._fresh:
-            self._fresh.discard(alias)
+        if alias in self._new_steps:
+            self._new_steps.discard(alias)
             return JournalStep(self, OperationStep(run_id=self.id, alias=alias))
         return JournalStep(self, self._steps().get(alias=alias))
 
@@ -237,7 +248,7 @@ class JournalRun:
         return _by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Steps that failed or are unclear, by alias. One query for each 500."""
+        """Steps that failed or are unclear, ordered by alias. One query for each 500."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -245,33 +256,32 @@ class JournalRun:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id)
 
     def _write(self, **changes: Any) -> None:
-        if not self.lease.held().update(**changes):
-            raise self.lease.lost()
+        if not self.lease.own_row().update(**changes):
+            raise self.lease.lost_error()
 
 
 @contextmanager
-def running(
+def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
-    """Hold the run of ``kind`` on ``subject``, so that nobody else runs it meanwhile.
+    """Hold the run of ``kind`` on ``subject`` inside the block; nobody else can run it meanwhile.
 
-    Leaving the block lets it go. A run that was not finished by :meth:`JournalRun.finish` is
-    resumed by the next call, whatever its arguments.
+    A run that :meth:`JournalRun.finish` has not finished is resumed by the next call, whatever its
+    arguments. A thread gives a sign of life every five seconds.
 
     :param kind: up to 32 characters, such as ``"migrate"``.
-    :param subject: up to 128 characters; what two runs must not work on at once.
-    :param arguments: values that JSON has; no credentials.
+    :param subject: up to 128 characters; two runs must not work on it at once.
+    :param arguments: JSON values without credentials.
     :param resume: False gives an unfinished run up (it is "abandoned") and begins another.
-    :raises OperationHeld: another process holds it, or is so lately dead that this cannot be told.
-    :raises JournalMissing: ``migrate`` has not made the tables; or the caller is in a transaction.
-
-    A thread gives a sign of life every five seconds.
+    :raises OperationHeld: another process holds the run, or died so recently that it may still
+        live.
+    :raises JournalMissing: the tables do not exist, or the caller is in a transaction.
     """
-    lease, resumed = _take(kind, subject, arguments)
+    lease, resumed = _take_lease(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
     if resumed and not resume:
         JournalRun(row, lease, True).finish("abandoned")
-        lease, resumed = _take(kind, subject, arguments)
+        lease, resumed = _take_lease(kind, subject, arguments)
         row = leases.runs().get(pk=lease.run_id)
     lease.start()
     try:
@@ -280,7 +290,7 @@ def running(
         lease.release()
 
 
-def _take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
+def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
     default = connections[DEFAULT_DB_ALIAS]
     if default.in_atomic_block or not default.get_autocommit():
         raise JournalMissing(
@@ -289,15 +299,15 @@ def _take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Le
             " resumed, and its threads would not see it. Call it outside (in tests: in a"
             " TransactionTestCase)."
         )
-    with journal_there():
+    with require_journal():
         return leases.take(kind, subject, arguments)
 
 
 @contextmanager
-def journal_there() -> Iterator[None]:
-    """Say it better when the tables are missing.
+def require_journal() -> Iterator[None]:
+    """Replace the database's error if the journal's tables are missing.
 
-    :raises JournalMissing: they are.
+    :raises JournalMissing: the tables are missing.
     """
     try:
         yield
@@ -311,49 +321,52 @@ def journal_there() -> Iterator[None]:
         ) from exc
 
 
-# ##### What was recorded for many steps #####
+# ##### Scripts, which many steps share #####
 
 
 class Scripts:
-    """Things recorded once in a run, by key. Thread-safe; nothing is kept in memory.
+    """Contents that a run stores once for many steps, by key. Thread-safe; no cache in memory.
 
-    They are deleted when a run finishes and no step of its kind and subject is left.
+    They are deleted when a run finishes and its kind and subject have no open step.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """What was put under ``key`` in that run; a carried position names the run itself."""
+        """The content of ``key`` in a run; None if there is none.
+
+        The position of a carried step names the earlier run that has its script.
+        """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
-            .filter(run_id=_number(run), key=key)
+            .filter(run_id=_run_id(run), key=key)
             .values_list("content", flat=True)
             .first()
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Keep ``content``; returns what is kept: of two threads, the first one's."""
-        made = OperationScript(run_id=_number(run), key=key, content=content)
-        OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([made], ignore_conflicts=True)
-        kept = self.get(run, key)
-        assert kept is not None
-        return kept
+        """Store ``content`` and return the stored content: if two threads store, the first wins."""
+        script = OperationScript(run_id=_run_id(run), key=key, content=content)
+        OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
+        stored = self.get(run, key)
+        assert stored is not None
+        return stored
 
 
-def _number(run: JournalRun | int) -> int:
+def _run_id(run: JournalRun | int) -> int:
     return run if isinstance(run, int) else run.id
 
 
-# ##### Looking #####
+# ##### Status #####
 
 
-def left_over(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Steps that some run began and none has ended: in the middle, failed or unclear."""
+def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
+    """Steps that some run began and no run has ended: interrupted, failed or unclear."""
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT
     )
 
 
 class RunStatus:
-    """A run as others see it."""
+    """A run as other processes see it."""
 
     def __init__(self, row: Any) -> None:
         self.id: int = row.pk
@@ -361,7 +374,7 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         self.held = leases.is_held(row)
-        #: "running" only while a process holds it.
+        #: "running" only while a process holds the run.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"
@@ -374,16 +387,16 @@ class RunStatus:
 
 
 def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
-    """Steps by alias and run; never all of them in memory, as MySQL's driver would have them."""
+    """Steps ordered by alias and run, read in batches: MySQL's driver would hold all in memory."""
     last: Any = None
     ordered = rows.order_by("alias", "run_id")
     while True:
-        following = ordered
+        later = ordered
         if last is not None:
-            following = ordered.filter(
+            later = ordered.filter(
                 Q(alias__gt=last.alias) | Q(alias=last.alias, run_id__gt=last.run_id)
             )
-        batch = list(following[:BATCH])
+        batch = list(later[:BATCH])
         yield from batch
         if len(batch) < BATCH:
             return
@@ -393,9 +406,9 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 def last_run(kind: str, subject: str) -> RunStatus | None:
     """The latest run; None if there was none. One query.
 
-    :raises JournalMissing: ``migrate`` has not made the tables.
+    :raises JournalMissing: the tables do not exist.
     """
-    with journal_there():
+    with require_journal():
         row = (
             leases.with_silence(leases.runs())
             .filter(kind=kind, subject=subject)
@@ -406,11 +419,11 @@ def last_run(kind: str, subject: str) -> RunStatus | None:
 
 
 def one_line(exc: BaseException) -> str:
-    """The cause in one line, as reports show it."""
+    """An exception in one line, as reports show it."""
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
 def _by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
-    counted = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
-    return dict(counted)
+    counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
+    return dict(counts)

@@ -1,8 +1,7 @@
-"""The right to work on one run: held by one process at a time, and told by signs of life.
+"""The lease of a run: one process at a time may work on the run, and gives signs of life.
 
-Invariant: whoever writes for a run names the token in the very statement that writes, so
-a process that was silent for too long (stopped, swapped out, cut off) writes nothing after
-another one took over.
+Invariant: each statement that writes for a run also checks the run's token. So a process that was
+silent for too long (stopped, swapped out, cut off) writes nothing after another one took over.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from sharded_orm.models.tables.journal import OperationRun
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: Seconds between two signs of life, and after how many without one a run may be taken over.
+#: Seconds between two signs of life, and seconds of silence after which a run may be taken over.
 INTERVAL, EXPIRES = 5.0, 30.0
 
 
 class DatabaseClock(Now):
-    """The clock of the database, in UTC: those of several hosts need not agree."""
+    """The clock of the database, in UTC: the clocks of several hosts need not agree."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Overrides Now.as_mysql: the session's time zone may have a summer time.
+        # Overrides Now.as_mysql: the session's time zone may have daylight saving time.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
@@ -43,7 +42,7 @@ def runs() -> QuerySet[OperationRun]:
 
 
 class Lease:
-    """A lease that was taken. :meth:`check` is thread-safe and asks no database."""
+    """A lease that this process has taken. :meth:`check` is thread-safe and needs no query."""
 
     def __init__(self, run_id: int, token: str) -> None:
         self.run_id = run_id
@@ -55,16 +54,16 @@ class Lease:
             target=self._give_signs, name=f"sharded_orm run {run_id}", daemon=True
         )
 
-    def held(self) -> QuerySet[OperationRun]:
-        """The run's row, while this process holds it; none afterwards."""
+    def own_row(self) -> QuerySet[OperationRun]:
+        """The run's row while this process holds the run; no row afterwards."""
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
         """:raises LeaseLost: another process may have the run by now."""
         if self._lost or time.monotonic() - self._renewed > EXPIRES:
-            raise self.lost()
+            raise self.lost_error()
 
-    def lost(self) -> LeaseLost:
+    def lost_error(self) -> LeaseLost:
         self._lost = True
         return LeaseLost(
             f"Run {self.run_id} was taken over by another process, or may be: this one could give"
@@ -80,26 +79,26 @@ class Lease:
     def _give_signs(self) -> None:
         try:
             while not self._ended.wait(INTERVAL):
-                began = time.monotonic()
+                sent_at = time.monotonic()
                 try:
-                    if not self.held().update(signs=F("signs") + 1, alive_at=DatabaseClock()):
+                    if not self.own_row().update(signs=F("signs") + 1, alive_at=DatabaseClock()):
                         self._lost = True
                         return
                 except Error as exc:
-                    # The next one may come through; check() counts the seconds.
+                    # The next sign may succeed; check() counts the seconds.
                     logger.warning("run %d gives no sign of life: %s", self.run_id, exc)
                     connections[DEFAULT_DB_ALIAS].close()
                 else:
-                    self._renewed = began
+                    self._renewed = sent_at
         finally:
             connections.close_all()
 
     def release(self) -> None:
-        """Let others go on at once. Never raises: an unreachable database lets it expire."""
+        """Let others take the run at once. Never raises: without a database, the lease expires."""
         self._ended.set()
-        self._thread.join(INTERVAL)  # Not for ever: its database may not answer.
+        self._thread.join(INTERVAL)  # Not forever: the database may not answer.
         try:
-            self.held().update(token="", alive_at=None)
+            self.own_row().update(token="", alive_at=None)
         except Error as exc:
             logger.warning("run %d stays held until it expires: %s", self.run_id, exc)
 
@@ -107,29 +106,29 @@ class Lease:
 def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, bool]:
     """Take the unfinished run of ``kind`` and ``subject``, or begin one.
 
-    :returns: the lease, and whether the run was begun by somebody else.
-    :raises OperationHeld: it is held by a process that lives, or may.
+    :returns: the lease, and whether another process began the run.
+    :raises OperationHeld: a process that lives, or may live, holds the run.
 
     Two or three statements, each committed on its own.
     """
     for _ in range(10):
         token = secrets.token_hex(16)
         row = with_silence(runs()).filter(kind=kind, subject=subject, unfinished=True).first()
-        mine = {"token": token, "alive_at": DatabaseClock(), **_who()}
+        holder = {"token": token, "alive_at": DatabaseClock(), **_holder_columns()}
         if row is None:
             try:
                 with transaction.atomic(using=DEFAULT_DB_ALIAS):
                     row = runs().create(
-                        kind=kind, subject=subject, arguments=arguments, unfinished=True, **mine
+                        kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Somebody began it just now.
+                continue  # Another process began it just now.
             return Lease(row.pk, token), False
         if not _is_free(row):
-            raise _held(row)
-        # Whoever lives has given a sign since, and whoever took it over has another token.
+            raise _held_error(row)
+        # A living holder has given a sign since, and a new holder has another token.
         if runs().filter(pk=row.pk, token=row.token, signs=row.signs, unfinished=True).update(
-            signs=F("signs") + 1, state="running", **mine
+            signs=F("signs") + 1, state="running", **holder
         ):  # fmt: skip
             return Lease(row.pk, token), True
     raise OperationHeld(
@@ -138,23 +137,26 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """``rows`` with ``silent``, the time since the last sign of life; None where nobody holds."""
+    """Annotate runs with ``silent``: time since the last sign of life; None without a holder."""
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
 
 
 def is_held(row: Any) -> bool:
-    """Whether a process works on the run; ``row`` comes from :func:`with_silence`."""
+    """Whether a process works on the run.
+
+    :param row: a row from :func:`with_silence`.
+    """
     return bool(row.token) and not _is_free(row)
 
 
 def _is_free(row: Any) -> bool:
     if not row.token or row.silent is None or row.silent > timedelta(seconds=EXPIRES):
         return True
-    return bool(row.machine == _machine()) and not _lives(row.pid)
+    return bool(row.machine == _machine()) and not _is_alive(row.pid)
 
 
-def _held(row: Any) -> OperationHeld:
+def _held_error(row: Any) -> OperationHeld:
     silent = max(row.silent.total_seconds(), 0)
     return OperationHeld(
         f"The operation {row.kind!r} on {row.subject!r} is run {row.pk}, held by"
@@ -164,26 +166,27 @@ def _held(row: Any) -> OperationHeld:
     )
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # It is another user's.
+        pass  # The process belongs to another user.
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # After its name: Z for one that has ended, and that nobody has waited for.
+            # The field after the name is Z for a zombie: a process that has ended, but whose parent
+            # has not waited for it. In a container whose first process never waits, it stays.
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True
 
 
-def _who() -> dict[str, Any]:
+def _holder_columns() -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # An account without a name, as in containers.
+        user = str(os.getuid())  # In a container, the account may have no name.
     return {
         "user": user[:64],
         "host": socket.gethostname()[:255],
@@ -193,11 +196,14 @@ def _who() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """What is the same for processes whose ids mean the same; unique to this one if unknown."""
+    """The id of the process-id namespace: process ids are comparable where it is equal.
+
+    Unique to this call if the system does not provide it.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # Containers of one host number their processes each on their own.
+        # Each container on a host numbers its processes on its own.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

@@ -1,4 +1,4 @@
-"""What a text tells of database accounts, cut out of it before it is shown."""
+"""Removing the names of database accounts from a text before people see it."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from sharded_orm.exceptions import ShardedOrmError
 _QUOTED = r"""(?:'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`)"""
 # 1045: Access denied for user 'site'@'10.0.0.7'; DEFINER=`site`@`%`
 _AT = rf"(?:\b[Uu]ser )?{_QUOTED}@(?:{_QUOTED}|[\w.%:-]+)"
-# 1226: User 'site' has exceeded …; and as PostgreSQL says: role "site" does not exist
+# 1226: User 'site' has exceeded …; PostgreSQL: role "site" does not exist
 _NAMED = rf"\b(?:[Uu]ser|role) {_QUOTED}"
 # 1203: User site already has more than 'max_user_connections' active connections
 _BARE = r"\b[Uu]ser [^\s'\"`]+(?= already has)"
-# Of replication: error connecting to master 'repl@10.0.0.7:3306'
+# Replication: error connecting to master 'repl@10.0.0.7:3306'
 _MASTER = r"'[^'@\s]+@[^'@\s]+:\d+'"
-_SHAPES = re.compile("|".join((_AT, _NAMED, _BARE, _MASTER)))
-# Our own words: node 'db1' refuses the OPERATOR account 'operator'
-_OWN = re.compile(rf"\b(account) {_QUOTED}")
-_SHOWN = "this account"
+_PHRASES = re.compile("|".join((_AT, _NAMED, _BARE, _MASTER)))
+# This library: node 'db1' refuses the OPERATOR account 'operator'
+_OWN_PHRASE = re.compile(rf"\b(account) {_QUOTED}")
+_REPLACEMENT = "this account"
 
 
 def without_accounts(text: str) -> str:
-    """``text``, which a server or this library said, without the database accounts that it names.
+    """Return ``text``, a message of a server or of this library, without names of database
+    accounts.
 
-    Cut out are accounts by the shapes in which servers tell them, and the configured ones of nodes,
-    operators, ticket servers, the directory and the global database, in quotes or after "user". A
-    configured name that is a node's or a group's as well stays elsewhere: it tells nothing.
+    Two kinds of names are replaced: any name in a phrase in which servers name accounts, such as
+    that of replication, which no setting has; and, in quotes or after "user", the accounts in the
+    settings of nodes, operators, ticket servers, the directory and the global database. A
+    configured name that is also the name of a node or group is replaced only in such phrases.
 
-    Costs some microseconds and asks nobody. Never raises.
+    Costs some microseconds and no query. Never raises.
     """
-    text = _SHAPES.sub(_SHOWN, _OWN.sub(r"\1", text))
-    configured = _configured(frozenset(_names()))
-    return text if configured is None else configured.sub(_SHOWN, text)
+    text = _PHRASES.sub(_REPLACEMENT, _OWN_PHRASE.sub(r"\1", text))
+    pattern = _configured_pattern(frozenset(_configured_names()))
+    return text if pattern is None else pattern.sub(_REPLACEMENT, text)
 
 
-def _names() -> Iterator[str]:
+def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        return  # Nothing is known of any; the shapes have been cut out.
+        return  # Without settings, only the phrases of servers are known.
     topology = config.topology
     entries = [
         *topology.nodes.values(),
@@ -63,9 +65,9 @@ def _names() -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _configured(names: frozenset[str]) -> re.Pattern[str] | None:
+def _configured_pattern(names: frozenset[str]) -> re.Pattern[str] | None:
     if not names:
         return None
-    # The longest first: one may begin with another.
+    # The longest name comes first, because one name may begin with another.
     any_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return re.compile(rf"(['\"`])(?:{any_of})\1|\b(?:[Uu]ser|account)[ =:](?:{any_of})(?!\w)")

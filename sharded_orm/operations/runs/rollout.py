@@ -1,4 +1,7 @@
-"""Work on many shards in waves: a few first, then the others, fair to each node."""
+"""Work on many shards in waves: a few shards first, the *canary*, then the others.
+
+Within a wave, the nodes (database servers) work evenly.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,35 @@ from django.db import connections
 from sharded_orm.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# Seconds from one look to the next whether a pause was stopped.
-_LOOK = 0.1
+# Seconds between two checks whether a pause was stopped.
+_CHECK_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
 class Waves:
-    """How shards are worked on."""
+    """In which order, and how many at once, shards are worked on."""
 
-    #: How many are done before the others; if one of them fails, nothing else is begun.
+    #: Number of shards before all others; if one of them fails, no other shard is begun.
     canary: int = 1
-    #: Shards of one node that are worked on at once.
+    #: Number of shards of one node at once.
     parallel: int = 4
-    #: Shards of a wave, over all nodes; None for one wave.
+    #: Number of shards in a wave, over all nodes; None for a single wave.
     size: int | None = None
-    #: Seconds from the end of a wave to the next.
+    #: Seconds between two waves.
     pause: float = 0.0
-    #: With more failures than that no other shard is begun; None for any number.
+    #: After more failures than this, no other shard is begun; None for no limit.
     max_failures: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
+        for name, minimum in (
             ("canary", 0), ("parallel", 1), ("size", 1), ("pause", 0), ("max_failures", 0)
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidWaves(f"{name} must be at least {least}, not {value!r}")
+            if value is not None and value < minimum:
+                raise InvalidWaves(f"{name} must be at least {minimum}, not {value!r}")
 
     def cut(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """The waves of ``shards``, the nodes taking turns within each."""
+        """Divide ``shards`` into waves; within a wave, the nodes take turns."""
         nodes: dict[str, list[Shard]] = {}
         for shard in shards:
             nodes.setdefault(shard.node, []).append(shard)
@@ -58,9 +61,9 @@ class Waves:
 
 
 class Stopping:
-    """Whether no more work is to be begun, and why. The first cause counts.
+    """Whether no more work may be begun, and why. The first cause counts.
 
-    Has no lock: a signal handler calls :meth:`stop` in a thread that may be anywhere.
+    Has no lock, because a signal handler calls :meth:`stop` and may interrupt any code.
     """
 
     def __init__(self) -> None:
@@ -74,10 +77,10 @@ class Stopping:
         self.cause = self.cause or cause
 
     def wait(self, seconds: float) -> None:
-        """Until so much time has passed, or it is stopped."""
+        """Wait until the time has passed, or :meth:`stop` is called."""
         until = time.monotonic() + seconds
         while not self() and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK))
+            time.sleep(min(left, _CHECK_INTERVAL))
 
 
 def work_through(
@@ -86,17 +89,19 @@ def work_through(
     waves: Waves,
     stopping: Stopping,
 ) -> None:
-    """Call ``work`` for each shard, in threads, ``waves.parallel`` per node.
+    """Call ``work`` for each shard, in ``waves.parallel`` threads per node.
 
-    :param work: returns whether the shard is done. What it raises ends everything: work that is
-        under way ends as ``stopping`` makes it, and the first exception is raised here.
-    :param stopping: tells work under way to end; is stopped by failures, too.
+    :param work: returns whether the shard is done. An exception ends everything: work under way
+        ends as it does when stopped, and the first exception is raised here.
+    :param stopping: makes work under way end; failures stop it, too.
 
     A worker's connections are closed at the end of each wave. Memory: one list of the shards.
     """
     failures = _Failures(waves, stopping)
-    most = waves.parallel * len({shard.node for shard in shards})
-    with ThreadPoolExecutor(max(most, 1), thread_name_prefix="sharded_orm wave") as threads:
+    workers_at_most = waves.parallel * len({shard.node for shard in shards})
+    with ThreadPoolExecutor(
+        max(workers_at_most, 1), thread_name_prefix="sharded_orm wave"
+    ) as threads:
         for number, wave in enumerate(waves.cut(shards)):
             if number and waves.pause:
                 stopping.wait(waves.pause)
@@ -111,7 +116,7 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                worker.exception()  # Waits; all end before anything is raised.
+                worker.exception()  # Waits: all workers end before one of their errors is raised.
             for worker in workers:
                 worker.result()
             is_canary = number == 0 and waves.canary > 0 and len(wave) < len(shards)
@@ -128,9 +133,9 @@ class _Failures:
     def add(self) -> None:
         with self._lock:
             self._count += 1
-        most = self._waves.max_failures
-        if most is not None and self._count > most:
-            self._stopping.stop(f"more than {most} shard{'s' if most != 1 else ''} failed")
+        limit = self._waves.max_failures
+        if limit is not None and self._count > limit:
+            self._stopping.stop(f"more than {limit} shard{'s' if limit != 1 else ''} failed")
 
     def end_of_wave(self, *, is_canary: bool) -> None:
         if self._count and is_canary:

@@ -1,4 +1,7 @@
-"""Key columns of text that take two keys for one; see :mod:`sharded_orm.models.text_keys`."""
+"""Text key columns with a collation that treats two keys as equal.
+
+See :mod:`sharded_orm.models.text_keys`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 @dataclass
 class InexactColumn:
-    """One column that is wrong in the same way on some shards."""
+    """A column with the same wrong collation on some shards."""
 
     key: KeyColumn
     what: str
@@ -21,33 +24,40 @@ class InexactColumn:
 
     @property
     def problem(self) -> str:
-        """A sentence that names model, column, collation and shards."""
+        """A sentence about model, column, collation and shards."""
         first = self.shards[0].alias
         number = len(self.shards)
         where = f"on {number} shards, {first!r} for one" if number > 1 else f"on {first!r}"
         return f"{describe_inexact(self.key, self.what)}: {where}."
 
 
-def inexact_columns(found: Iterable[InexactKey]) -> list[InexactColumn]:
-    """``found``, each column once."""
+def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
+    """Merge the columns of single shards: each column once per problem, with its shards."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
-    for one in found:
-        name = one.key.table, one.key.field.column, one.what
-        column = columns.setdefault(name, InexactColumn(one.key, one.what, one.remedy))
-        column.shards.append(one.shard)
+    for column_on_shard in inexact:
+        column_key = (
+            column_on_shard.key.table,
+            column_on_shard.key.field.column,
+            column_on_shard.what,
+        )
+        column = columns.setdefault(
+            column_key,
+            InexactColumn(column_on_shard.key, column_on_shard.what, column_on_shard.remedy),
+        )
+        column.shards.append(column_on_shard.shard)
     return list(columns.values())
 
 
 def read(shards: Sequence[Shard]) -> list[InexactColumn]:
-    """What is wrong on ``shards``; one query per node, group and 500 shards.
+    """Return the wrong columns on ``shards``; one query per node, group and 500 shards.
 
     :raises django.db.Error: a node does not answer.
     """
-    places: dict[tuple[str, str], list[Shard]] = {}
+    by_node_and_group: dict[tuple[str, str], list[Shard]] = {}
     for shard in shards:
-        places.setdefault((shard.node, shard.group), []).append(shard)
-    found: list[InexactKey] = []
-    for (node, _), several in places.items():
+        by_node_and_group.setdefault((shard.node, shard.group), []).append(shard)
+    inexact: list[InexactKey] = []
+    for (node, _), members in by_node_and_group.items():
         with node_connection(node) as connection:
-            found += inexact_keys(connection, several)
-    return inexact_columns(found)
+            inexact += inexact_keys(connection, members)
+    return inexact_columns(inexact)

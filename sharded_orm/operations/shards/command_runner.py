@@ -1,6 +1,7 @@
-"""Any management command, once for each of many shards.
+"""Running a management command once for each of many shards.
 
-Nothing here needs the app registry at import: worker processes come here before it is filled.
+Importing this module needs no app registry: worker processes import it before the registry is
+filled.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from sharded_orm.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: Stands for the alias of the shard.
+#: The placeholder for the alias of the shard.
 PLACEHOLDER = "{alias}"
 
 
 @dataclass(frozen=True)
 class ShardCommand:
-    """A management command to be run on shards; see :func:`parse`."""
+    """A management command for shards; see :func:`parse`."""
 
     name: str
-    #: As on a command line, with a placeholder for the alias.
+    #: Arguments as on a command line, with a placeholder for the alias.
     arguments: tuple[str, ...]
 
 
@@ -51,8 +52,8 @@ class ShardCommand:
 class Outcome:
     """How the command ended on one shard.
 
-    :param error: None if it succeeded.
-    :param output: what it printed, errors included.
+    :param error: the error; None if the command succeeded.
+    :param output: the command's output, including errors.
     """
 
     alias: str
@@ -62,11 +63,11 @@ class Outcome:
 
 
 def parse(text: str) -> ShardCommand:
-    """A command line such as ``clearsessions --database {alias}``, without ``manage.py``.
+    """Parse a command line such as ``clearsessions --database {alias}``, without ``manage.py``.
 
-    A command that has the option ``--database`` need not be given it.
+    If the command has the option ``--database``, it may be left out.
 
-    :raises InvalidShardCommand: it cannot be run on a shard.
+    :raises InvalidShardCommand: the command cannot run on a shard.
     """
     try:
         name, *arguments = shlex.split(text) or [""]
@@ -94,12 +95,13 @@ def parse(text: str) -> ShardCommand:
 
 
 def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) -> Iterator[Outcome]:
-    """Run ``command`` on each of ``shards``; yields how it ended, as each is done.
+    """Run ``command`` on each of ``shards``; yields each outcome as soon as it is known.
 
-    What fails on one shard does not keep the others back. It can ask nobody anything.
+    A failure on one shard does not affect the others. The command has no input.
 
-    :param parallel: 1 runs one after the other in this process; more, in so many processes, each of
-        which loads the project once. Commands are not made for threads.
+    :param parallel: number of processes, each of which loads the project once. 1 runs the command
+        in this process, one shard after the other. Threads are not used: commands are not made for
+        them.
     """
     if parallel <= 1:
         for shard in shards:
@@ -110,13 +112,13 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
         min(parallel, len(shards)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
     try:
-        waiting = {pool.submit(_run_one, command, shard.alias): shard.alias for shard in shards}
-        for future in as_completed(waiting):
+        aliases = {pool.submit(_run_one, command, shard.alias): shard.alias for shard in shards}
+        for future in as_completed(aliases):
             try:
                 yield future.result()
             except BrokenProcessPool:
                 yield Outcome(
-                    waiting[future],
+                    aliases[future],
                     "a worker process died, so it was cut off or not begun",
                     "",
                     0.0,
@@ -126,7 +128,7 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
 
 def _begin_worker() -> None:
-    # The process that waits stops the work; a shard that is begun is brought to its end.
+    # The parent process stops the work; the command finishes on shards that are under way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
@@ -134,8 +136,8 @@ def _begin_worker() -> None:
 def _run_one(command: ShardCommand, alias: str) -> Outcome:
     output = io.StringIO()
     arguments = [argument.replace(PLACEHOLDER, alias) for argument in command.arguments]
-    began = time.monotonic()
-    with _alone(output), _choosable(arguments, alias):
+    started = time.monotonic()
+    with _capture_output(output), _expose_alias(arguments, alias):
         try:
             call_command(command.name, *arguments, stdout=output, stderr=output)
             error = None
@@ -146,19 +148,19 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
         except CommandError as exc:
             error = str(exc)
         except Exception as exc:
-            # Whatever a command of somebody else raises is the outcome of this shard only.
+            # Any exception of the command is the outcome of this shard alone.
             error = f"{type(exc).__name__}: {exc}"
         finally:
             connections[alias].close()
-    return Outcome(alias, error, output.getvalue(), time.monotonic() - began)
+    return Outcome(alias, error, output.getvalue(), time.monotonic() - started)
 
 
 @contextmanager
-def _alone(output: io.StringIO) -> Iterator[None]:
-    """What commands print without Django's streams goes to ``output``; there is no input."""
+def _capture_output(output: io.StringIO) -> Iterator[None]:
+    """Send direct prints of a command to ``output``, and give it an empty input."""
     stdin = sys.stdin
-    with open(os.devnull) as nothing, redirect_stdout(output), redirect_stderr(output):
-        sys.stdin = nothing
+    with open(os.devnull) as devnull, redirect_stdout(output), redirect_stderr(output):
+        sys.stdin = devnull
         try:
             yield
         finally:
@@ -166,9 +168,11 @@ def _alone(output: io.StringIO) -> Iterator[None]:
 
 
 @contextmanager
-def _choosable(arguments: Sequence[str], alias: str) -> Iterator[None]:
-    """``--database ALIAS`` among ``arguments`` may name the shard: Django lets one choose among
-    the aliases that it iterates over."""
+def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
+    """Let ``--database ALIAS`` in ``arguments`` name the shard.
+
+    Django accepts only aliases that it finds when it iterates over ``DATABASES``.
+    """
     databases = settings.DATABASES
     if not isinstance(databases, ShardedDatabases) or dict.__contains__(databases, alias):
         yield

@@ -1,4 +1,4 @@
-"""Making the schemas of shards that do not exist yet."""
+"""Creating the schemas of shards that do not exist yet."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from django.db import DatabaseError, connections
 
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
-from sharded_orm.operations.shards.status import PATIENCE, shards_by_node, told_by
+from sharded_orm.operations.shards.status import PATIENCE, error_line, shards_by_node
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Seconds that making one schema may take.
+#: Seconds for the creation of one schema.
 SILENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Created:
-    """What :func:`create` did.
+    """The result of :func:`create`.
 
-    :param made: aliases of the shards that were made.
-    :param existing: how many were there.
-    :param failures: alias of a shard, or name of a node that does not answer -> why.
+    :param made: aliases of the shards that were created.
+    :param existing: number of shards that existed before.
+    :param failures: alias of a shard, or name of a node that does not answer -> the reason.
     """
 
     made: tuple[str, ...]
@@ -37,50 +37,52 @@ def create(
     timeout: float = PATIENCE,
     progress: Callable[[Shard, bool], None] | None = None,
 ) -> Created:
-    """Make the schemas (SQLite: files) of ``shards`` that do not exist, empty.
+    """Create the missing schemas (SQLite: files) of ``shards``, empty.
 
-    Nodes work side by side. What exists is left alone, so it can be repeated, also by two at
-    once. Costs one query per node, and one session for each schema that is made.
+    Works on all nodes in parallel. Existing schemas stay as they are, so the call may be repeated,
+    even by two processes at once. One query per node, and one session for each new schema.
 
     :param timeout: seconds for the first answer of a node.
-    :param progress: told of each shard, and whether it was made, by several threads.
+    :param progress: called with each shard and whether it was created, by several threads.
     """
     by_node = shards_by_node(shards)
 
-    def make(node: str, alive: Alive) -> tuple[list[str], int, dict[str, str]]:
+    def create_missing(node: str, alive: Alive) -> tuple[list[str], int, dict[str, str]]:
         with node_connection(node) as wrapper:
             present = wrapper.schemas_present()
         alive()
-        made: list[str] = []
+        created_here: list[str] = []
         failures: dict[str, str] = {}
         for shard in by_node[node]:
             if shard.schema not in present:
                 try:
-                    _make(shard)
+                    _create_schema(shard)
                 except (DatabaseError, OSError) as exc:
                     if isinstance(exc, DatabaseError) and is_node_gone(exc):
                         raise
-                    failures[shard.alias] = told_by(exc)
+                    failures[shard.alias] = error_line(exc)
                     continue
-                made.append(shard.alias)
+                created_here.append(shard.alias)
                 alive()
             if progress is not None:
                 progress(shard, shard.schema not in present)
-        return made, len(by_node[node]) - len(made) - len(failures), failures
+        return created_here, len(by_node[node]) - len(created_here) - len(failures), failures
 
-    done: list[str] = []
+    created: list[str] = []
     existing, failures = 0, {}
-    for node, outcome in ask_nodes(by_node, make, patience=timeout, silence=SILENCE).items():
+    for node, outcome in ask_nodes(
+        by_node, create_missing, patience=timeout, silence=SILENCE
+    ).items():
         if isinstance(outcome, Exception):
-            failures[node] = told_by(outcome)
+            failures[node] = error_line(outcome)
         else:
-            done += outcome[0]
+            created += outcome[0]
             existing += outcome[1]
             failures |= outcome[2]
-    return Created(tuple(sorted(done)), existing, failures)
+    return Created(tuple(sorted(created)), existing, failures)
 
 
-def _make(shard: Shard) -> None:
+def _create_schema(shard: Shard) -> None:
     wrapper = connections[shard.alias]
     assert isinstance(wrapper, ShardConnectionMixin)
     wrapper.create_shard_database()

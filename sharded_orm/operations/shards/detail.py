@@ -1,4 +1,4 @@
-"""One shard looked at closely, and many by size, by somebody who does not wait for long."""
+"""Details of one shard, and the sizes of many, within a time limit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from sharded_orm import runtime
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.write_hooks.session_id import OpenSessions
-from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
+from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: Siblings that a shard's schema is compared with.
+#: Number of siblings with which a shard's schema is compared.
 SIBLINGS = 4
-#: Shards whose sizes one statement asks for: what has arrived counts, so the steps are small.
+#: Shards whose sizes one statement reads. Small, because answers before the time limit count.
 _BATCH = 100
 
 
@@ -24,11 +24,11 @@ _BATCH = 100
 class ShardDetail:
     """One shard on its primary.
 
-    :param error: why nothing is known of it: its node does not answer.
-    :param tables: None if they could not be read within the time.
-    :param sessions: of its node; None where there is no server, or it did not tell.
-    :param drift: how it differs from most of its siblings, if it does.
-    :param compared: with how many siblings of the same migrations.
+    :param error: why the node does not answer; then nothing else is known.
+    :param tables: the sizes of the tables; None if they could not be read in time.
+    :param sessions: the open sessions on the node; None without a server, or without its answer.
+    :param drift: how the schema differs from that of most siblings; None if it does not.
+    :param compared: number of siblings with the same migrations that were compared.
     """
 
     shard: Shard
@@ -40,92 +40,98 @@ class ShardDetail:
     compared: int = 0
 
 
-def look_at(shard: Shard, *, within: float) -> ShardDetail:
-    """Look at ``shard``, and at the schemas of some siblings. Changes nothing.
+def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
+    """Read the state of ``shard``, and the schemas of some siblings. Changes nothing.
 
-    Costs what ``status`` does for at most five shards, two queries on its node, and two round
-    trips for each schema.
+    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two
+    round trips for each schema.
 
-    :param within: seconds for a node's state; the rest has what is left of them, and a third at
-        least.
+    :param within: seconds to wait for the state of a node. The other questions get the remaining
+        time, but at least a third.
     """
     began = time.monotonic()
-    found = status([shard, *_siblings(shard)], within=within)
-    by_alias = {one.shard.alias: one for one in found.shards}
-    mine = by_alias.get(shard.alias)
-    if mine is None:
-        (error,) = (node.error for node in found.nodes if node.name == shard.node)
+    fleet = status([shard, *_siblings(shard)], within=within)
+    by_alias = {entry.shard.alias: entry for entry in fleet.shards}
+    own_status = by_alias.get(shard.alias)
+    if own_status is None:
+        (error,) = (node.error for node in fleet.nodes if node.name == shard.node)
         return ShardDetail(shard, error=error)
-    alike = [one for one in by_alias.values() if _comparable(one, mine)]
+    comparable = [entry for entry in by_alias.values() if _is_comparable(entry, own_status)]
 
-    def look(node: str, alive: Alive) -> tuple[Schemas, _NodeShards]:
-        schemas, own = Schemas(), _NodeShards()
+    def read(node: str, alive: Alive) -> tuple[Schemas, _NodeData]:
+        schemas, node_data = Schemas(), _NodeData()
         if node == shard.node:
             with node_connection(node) as wrapper:
-                own = _NodeShards(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
-        schemas.read([one for one in alike if one.shard.node == node], unheard)
-        return schemas, own
+                node_data = _NodeData(tuple(wrapper.table_sizes(shard)), wrapper.open_sessions())
+        schemas.read([entry for entry in comparable if entry.shard.node == node], ignore_answer)
+        return schemas, node_data
 
-    nodes = {shard.node, *(one.shard.node for one in alike)}
-    schemas, own = Schemas(), _NodeShards()
-    for outcome in ask_nodes(nodes, look, patience=left_of(within, began)).values():
+    nodes = {shard.node, *(entry.shard.node for entry in comparable)}
+    schemas, node_data = Schemas(), _NodeData()
+    for outcome in ask_nodes(nodes, read, patience=seconds_left(within, began)).values():
         if not isinstance(outcome, Exception):
             schemas.add(outcome[0])
-            own = own if outcome[1].tables is None else outcome[1]
-    drift = next((one for one in schemas.drifts() if one.shard == shard), None)
+            node_data = node_data if outcome[1].tables is None else outcome[1]
+    drift = next((entry for entry in schemas.drifts() if entry.shard == shard), None)
     return ShardDetail(
-        shard, mine, mine.error, own.tables, own.sessions, drift, _number_of(schemas, shard)
+        shard,
+        own_status,
+        own_status.error,
+        node_data.tables,
+        node_data.sessions,
+        drift,
+        _count_siblings(schemas, shard),
     )
 
 
-def left_of(within: float, began: float) -> float:
-    """Seconds for a second question, when the first one began at ``began`` (monotonic)."""
+def seconds_left(within: float, began: float) -> float:
+    """Seconds for a second question, if the first one began at ``began`` (monotonic clock)."""
     return max(within / 3, within - (time.monotonic() - began))
 
 
 @dataclass(frozen=True)
-class _NodeShards:
+class _NodeData:
     tables: tuple[TableSize, ...] | None = None
     sessions: OpenSessions | None = None
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:
-    """Some of the group, far apart: what was changed by hand was changed on one node."""
+    """Some shards of the group, far apart: manual changes usually affect a single node."""
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)
-    numbers = {round(shard.number + step * one) % group.count for one in range(1, SIBLINGS + 1)}
+    numbers = {round(shard.number + step * index) % group.count for index in range(1, SIBLINGS + 1)}
     return (group.shard(number) for number in sorted(numbers - {shard.number}))
 
 
-def _comparable(one: ShardStatus, other: ShardStatus) -> bool:
-    return one.state in ("current", "behind") and one.digest == other.digest
+def _is_comparable(shard_status: ShardStatus, other: ShardStatus) -> bool:
+    return shard_status.state in ("current", "behind") and shard_status.digest == other.digest
 
 
-def _number_of(schemas: Schemas, shard: Shard) -> int:
-    """With how many others ``shard`` was compared."""
-    for looks in schemas.looks.values():
-        shards = [one for look in looks.values() for one in look.shards]
+def _count_siblings(schemas: Schemas, shard: Shard) -> int:
+    """The number of other shards with which ``shard`` was compared."""
+    for variants in schemas.variants.values():
+        shards = [member for variant in variants.values() for member in variant.shards]
         if shard in shards:
             return len(shards) - 1
     return 0
 
 
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
-    """Alias -> how large the shard is; without those whose node did not tell in time.
+    """Return alias -> size of the shard, without shards whose node did not answer in time.
 
-    Costs a query per node and 100 shards, of the server's tables of tables: on MySQL far more
-    than asking for states.
+    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more
+    than reading states.
 
     :param within: seconds for a node.
     """
     by_node = shards_by_node(shards)
-    found: dict[str, ShardSize] = {}
+    sizes_by_alias: dict[str, ShardSize] = {}
 
-    def look(node: str, alive: Alive) -> None:
+    def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # One step: a copy that is made meanwhile has all of a batch, or nothing.
-                found.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
+                # update() is atomic: a copy made meanwhile has either all or none of the batch.
+                sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
-    ask_nodes(by_node, look, patience=within)
-    return dict(found)
+    ask_nodes(by_node, read, patience=within)
+    return dict(sizes_by_alias)

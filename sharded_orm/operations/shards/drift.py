@@ -1,4 +1,4 @@
-"""Schema drift: shards whose tables differ from those of their siblings."""
+"""Schema drift: shards whose tables differ from those of other shards of the group."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from django.db import DatabaseError, connections
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.nodes import Alive
-from sharded_orm.operations.shards.status import ShardStatus, told_by
+from sharded_orm.operations.shards.status import ShardStatus, error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A shard whose schema is not that of its siblings in the same state of migrations.
+    """A shard whose schema differs from that of most siblings with the same migrations.
 
-    :param sibling: one of those that it differs from, the larger part of them.
-    :param differences: what is different, in sentences.
+    :param sibling: one of the siblings that it differs from.
+    :param siblings: their number.
+    :param differences: sentences.
     """
 
     shard: Shard
@@ -30,8 +31,8 @@ class Drift:
 
 
 @dataclass
-class _Look:
-    """The shards of one group and state whose schemas are equal."""
+class _SchemaVariant:
+    """Shards of one group with the same migrations and equal schemas."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)
@@ -39,54 +40,55 @@ class _Look:
 
 @dataclass
 class Schemas:
-    """What shards look like, each distinct schema once. Belongs to one thread; see :meth:`add`."""
+    """The schemas of shards, each distinct schema once. Belongs to one thread; see :meth:`add`."""
 
-    #: (group, digest of migrations) -> fingerprint -> those that look so.
-    looks: dict[tuple[str, str], dict[str, _Look]] = field(default_factory=dict)
+    #: (group, digest of migrations) -> fingerprint -> the shards with that schema.
+    variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
     #: Alias -> why its schema could not be read.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schema of each shard; two round trips each, on MySQL."""
-        for one in shards:
-            wrapper = connections[one.shard.alias]
+        """Read the schema of each shard; on MySQL, two round trips for each."""
+        for shard_status in shards:
+            wrapper = connections[shard_status.shard.alias]
             assert isinstance(wrapper, ShardConnectionMixin)
             try:
                 snapshot = wrapper.schema_snapshot()
             except DatabaseError as exc:
                 if is_node_gone(exc):
                     raise
-                self.errors[one.shard.alias] = told_by(exc)
+                self.errors[shard_status.shard.alias] = error_line(exc)
             else:
-                self._note(one.shard, one.digest or "", snapshot)
+                self._add_shard(shard_status.shard, shard_status.digest or "", snapshot)
             finally:
                 wrapper.close()
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Take over what was read of another node."""
-        for key, looks in other.looks.items():
-            for look in looks.values():
-                for shard in look.shards:
-                    self._note(shard, key[1], look.snapshot)
+        """Add the schemas of another node."""
+        for key, variants in other.variants.items():
+            for variant in variants.values():
+                for shard in variant.shards:
+                    self._add_shard(shard, key[1], variant.snapshot)
         self.errors.update(other.errors)
 
-    def _note(self, shard: Shard, digest: str, snapshot: SchemaSnapshot) -> None:
-        looks = self.looks.setdefault((shard.group, digest), {})
-        looks.setdefault(snapshot.fingerprint, _Look(snapshot)).shards.append(shard)
+    def _add_shard(self, shard: Shard, digest: str, snapshot: SchemaSnapshot) -> None:
+        variants = self.variants.setdefault((shard.group, digest), {})
+        variants.setdefault(snapshot.fingerprint, _SchemaVariant(snapshot)).shards.append(shard)
 
     def drifts(self) -> list[Drift]:
-        """The shards that do not look as most of their siblings do, in order."""
-        found = []
-        for looks in self.looks.values():
-            # Of as many on both sides, those with the first shard are taken for right.
-            usual, *others = sorted(
-                looks.values(), key=lambda look: (-len(look.shards), look.shards[0].number)
+        """The shards whose schema differs from that of most siblings, ordered by alias."""
+        drifts = []
+        for variants in self.variants.values():
+            # If two variants have equally many shards, that of the first shard counts as right.
+            majority, *others = sorted(
+                variants.values(),
+                key=lambda variant: (-len(variant.shards), variant.shards[0].number),
             )
-            for look in others:
-                differences = tuple(look.snapshot.differences(usual.snapshot))
-                found += [
-                    Drift(shard, usual.shards[0], len(usual.shards), differences)
-                    for shard in look.shards
+            for variant in others:
+                differences = tuple(variant.snapshot.differences(majority.snapshot))
+                drifts += [
+                    Drift(shard, majority.shards[0], len(majority.shards), differences)
+                    for shard in variant.shards
                 ]
-        return sorted(found, key=lambda one: one.shard.alias)
+        return sorted(drifts, key=lambda drift: drift.shard.alias)

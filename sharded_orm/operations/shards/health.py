@@ -1,4 +1,4 @@
-"""Everything that can be wrong with shards: :func:`status`, keys of text, drift, misplaced rows."""
+"""All checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from sharded_orm.operations.shards.status import (
     FleetStatus,
     GroupOnNode,
     ShardStatus,
+    error_line,
     status,
-    told_by,
 )
 from sharded_orm.topology.model import Shard
 
-#: Rows of each table of each shard that are looked at.
+#: Rows to check in each table of each shard.
 SAMPLE = 100
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What :func:`check` found.
+    """The results of :func:`check`.
 
-    :param inexact: columns that take two shard keys for one.
-    :param rows: how many rows were looked at.
-    :param errors: alias, node or group -> why it could not be looked at to the end.
+    :param inexact: columns whose collation treats two shard keys as equal.
+    :param rows: number of rows that were checked.
+    :param errors: alias, node or group -> why its check did not finish.
     """
 
     status: FleetStatus
@@ -42,12 +42,12 @@ class HealthReport:
 
     @property
     def problems(self) -> list[str]:
-        """Each with its remedy."""
+        """All problems in sentences, each with its remedy."""
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
-            *map(_of_drift, self.drifts),
-            *map(_of_rows, self.misplaced),
+            *map(_drift_problem, self.drifts),
+            *map(_misplaced_problem, self.misplaced),
             *(
                 f"{name!r} cannot be looked at to the end: {why}."
                 for name, why in self.errors.items()
@@ -62,45 +62,50 @@ def check(
     sample: int | None = SAMPLE,
     sizes: bool = True,
 ) -> HealthReport:
-    """Look for everything that is wrong with shards. Changes nothing.
+    """Check shards for every known problem. Changes nothing.
 
-    Costs what :func:`status` does, a query per 500 shards of a group with keys of text, two round
-    trips for the schema of each shard, and what :meth:`RowScan.read` says for the rows. Nodes are asked at the same time. Memory: a small record for
-    each shard, and each distinct schema once.
+    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round
+    trips for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are
+    asked in parallel. Memory: a small record for each shard, and each distinct schema once.
 
-    :param shards: only these; by default all.
+    :param shards: the shards to check; by default all.
     :param timeout: seconds for the first answer of a node.
-    :param sample: rows of each table of each shard; 0 for none, None for all.
+    :param sample: rows to check in each table of each shard; 0 for none, None for all.
+    :param sizes: whether to read the sizes of shards.
     """
-    found = status(shards, timeout=timeout, sizes=sizes)
-    alive_nodes = {node.name: node for node in found.nodes if node.error is None}
+    fleet = status(shards, timeout=timeout, sizes=sizes)
+    alive_nodes = {node.name: node for node in fleet.nodes if node.error is None}
 
-    def look(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
+    def read(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
         inexact: list[InexactKey] = []
         schemas, rows = Schemas(), RowScan(sample)
         with node_connection(name) as wrapper:
             for group in alive_nodes[name].groups:
                 existing = list(_existing(group))
-                inexact += inexact_keys(wrapper, [one.shard for one in existing])
+                inexact += inexact_keys(wrapper, [shard_status.shard for shard_status in existing])
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # Models may not fit the tables of a shard that is behind.
-                    current = [one.shard for one in existing if one.state == "current"]
+                    # The models may not match the tables of a shard that is behind.
+                    current = [
+                        shard_status.shard
+                        for shard_status in existing
+                        if shard_status.state == "current"
+                    ]
                     rows.read(wrapper, current, alive)
         return inexact, schemas, rows
 
     inexact: list[InexactKey] = []
     schemas, rows, errors = Schemas(), RowScan(sample), {}
-    for name, outcome in ask_nodes(alive_nodes, look, patience=timeout).items():
+    for name, outcome in ask_nodes(alive_nodes, read, patience=timeout).items():
         if isinstance(outcome, Exception):
-            errors[name] = told_by(outcome)
+            errors[name] = error_line(outcome)
         else:
             inexact += outcome[0]
             schemas.add(outcome[1])
             rows.add(outcome[2])
     return HealthReport(
-        found,
+        fleet,
         tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),
         tuple(rows.misplaced),
@@ -110,10 +115,12 @@ def check(
 
 
 def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
-    return (one for one in group.shards if one.state in ("current", "behind"))
+    return (
+        shard_status for shard_status in group.shards if shard_status.state in ("current", "behind")
+    )
 
 
-def _of_drift(drift: Drift) -> str:
+def _drift_problem(drift: Drift) -> str:
     shown = "; ".join(drift.differences[:5])
     more = f"; and {len(drift.differences) - 5} more" if len(drift.differences) > 5 else ""
     return (
@@ -124,15 +131,15 @@ def _of_drift(drift: Drift) -> str:
     )
 
 
-def _of_rows(one: Misplaced) -> str:
-    example = one.examples[0]
+def _misplaced_problem(rows: Misplaced) -> str:
+    example = rows.examples[0]
     if example.home is not None:
-        belongs = f"belongs on {example.home!r}: {example.why}"
+        where = f"belongs on {example.home!r}: {example.why}"
     else:
-        belongs = f"has no shard: {example.why}"
+        where = f"has no shard: {example.why}"
     return (
-        f"{one.rows} row{'s' if one.rows > 1 else ''} of {one.model} on {one.shard.alias!r} with"
-        f" {one.keys} key{'s' if one.keys > 1 else ''} that no query looks for there;"
-        f" {one.key_name}={example.key!r} {belongs}. Copy them to where they belong and delete them"
+        f"{rows.rows} row{'s' if rows.rows > 1 else ''} of {rows.model} on {rows.shard.alias!r} with"
+        f" {rows.keys} key{'s' if rows.keys > 1 else ''} that no query looks for there;"
+        f" {rows.key_name}={example.key!r} {where}. Copy them to where they belong and delete them"
         " here, or correct what places the key."
     )

@@ -1,4 +1,4 @@
-"""Rows that are on another shard than their shard key says, where no query finds them."""
+"""Rows that are on a shard other than that of their shard key, where no query finds them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.operations.nodes import Alive
-from sharded_orm.operations.shards.status import told_by
+from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Shards that one statement reads, where one can read several.
+#: Shards that one statement reads, if the database can read several.
 BATCH = 256
-#: Keys that are looked up at once.
+#: Keys that are located at once.
 KEYS = 5000
-#: Keys of a table of a shard that are named.
+#: Misplaced keys that are reported for each table of each shard.
 EXAMPLES = 3
-_BIG: Any = BigIntegerField()
+_BIG_INTEGER: Any = BigIntegerField()
 
 
 @dataclass(frozen=True, slots=True)
 class StrayKey:
-    """A shard key with rows where it does not belong.
+    """A shard key that has rows on a wrong shard.
 
-    :param home: alias of its shard; None if the key has none.
-    :param why: as the strategy explains it.
+    :param home: the alias of the right shard; None if the key has no shard.
+    :param why: the strategy's explanation.
     """
 
     key: Any
@@ -44,10 +44,10 @@ class StrayKey:
 
 @dataclass
 class Misplaced:
-    """Rows of one table of one shard that belong elsewhere.
+    """Rows of one table of one shard that belong to other shards.
 
-    :param keys: how many keys they have.
-    :param rows: how many there are; of a sample, how many of its rows.
+    :param keys: number of their shard keys.
+    :param rows: number of rows, or of rows in the sample.
     """
 
     shard: Shard
@@ -60,43 +60,46 @@ class Misplaced:
 
 @dataclass
 class RowScan:
-    """What was looked at, and found. Belongs to one thread.
+    """Scans rows for misplaced ones, and collects the results. Belongs to one thread.
 
-    :param sample: rows of each table of each shard, from a random place on; None for all.
+    :param sample: rows to read from each table of each shard, from a random row on; None for all.
+    :param looked_at: number of rows that were checked.
     """
 
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Alias or group -> why its rows could not be read or judged.
+    #: Alias or group -> why its rows could not be read or checked.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
-        """Look at the rows of ``shards``, of one node and group.
+        """Check the rows of ``shards``, which have the same node and group.
 
-        Costs for each model one statement per 256 shards (one per shard on SQLite, and of all
-        rows), and with a directory one look-up per 500 keys. Memory: the keys of one batch.
+        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan
+        of all rows); with a directory, also one look-up per 500 keys. Memory: the keys of one
+        batch.
 
-        :param wrapper: a connection object of their node.
+        :param wrapper: a connection object of the node.
+        :param alive: called after each answer of the node.
         """
         if not shards:
             return
         for options in sharded_models(shards[0].group):
             table = _Table(options, connections[shards[0].alias], self.sample)
-            found: dict[str, Misplaced] = {}
+            misplaced: dict[str, Misplaced] = {}
             batch: list[tuple[Shard, Any, int]] = []
             for row in self._rows(table, wrapper, shards):
                 batch.append(row)
                 if len(batch) >= KEYS:
-                    self._judge(options, batch, found)
+                    self._check_rows(options, batch, misplaced)
                     batch.clear()
                     alive()
-            self._judge(options, batch, found)
-            self.misplaced += found.values()
+            self._check_rows(options, batch, misplaced)
+            self.misplaced += misplaced.values()
             alive()
 
     def add(self, other: RowScan) -> None:
-        """Take over what was found on another node."""
+        """Add the results of another node."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
@@ -104,49 +107,49 @@ class RowScan:
     def _rows(
         self, table: _Table, wrapper: Any, shards: Sequence[Shard]
     ) -> Iterator[tuple[Shard, Any, int]]:
-        if self.sample is not None and wrapper.scatter_union:
+        if self.sample is not None and wrapper.features.can_union_shards:
             for start in range(0, len(shards), BATCH):
-                yield from self._union(table, wrapper, shards[start : start + BATCH])
+                yield from self._read_union(table, wrapper, shards[start : start + BATCH])
             return
         for shard in shards:
             try:
-                yield from table.of_one(wrapper, shard)
+                yield from table.read_one(wrapper, shard)
             except DatabaseError as exc:
-                self._failed(shard, exc)
+                self._note_failure(shard, exc)
 
-    def _union(
+    def _read_union(
         self, table: _Table, wrapper: Any, shards: Sequence[Shard]
     ) -> list[tuple[Shard, Any, int]]:
         try:
-            return table.of_several(wrapper, shards)
+            return table.read_several(wrapper, shards)
         except DatabaseError as exc:
             if len(shards) == 1 or is_node_gone(exc):
-                self._failed(shards[0], exc)
+                self._note_failure(shards[0], exc)
                 return []
-        # One of them lacks the table, say.
+        # One shard may lack the table, for example.
         middle = len(shards) // 2
         return [
-            *self._union(table, wrapper, shards[:middle]),
-            *self._union(table, wrapper, shards[middle:]),
+            *self._read_union(table, wrapper, shards[:middle]),
+            *self._read_union(table, wrapper, shards[middle:]),
         ]
 
-    def _failed(self, shard: Shard, exc: DatabaseError) -> None:
+    def _note_failure(self, shard: Shard, exc: DatabaseError) -> None:
         if is_node_gone(exc):
             raise exc
-        self.errors[shard.alias] = told_by(exc)
+        self.errors[shard.alias] = error_line(exc)
 
-    def _judge(
+    def _check_rows(
         self,
         options: ShardOptions,
         rows: Iterable[tuple[Shard, Any, int]],
-        found: dict[str, Misplaced],
+        misplaced: dict[str, Misplaced],
     ) -> None:
         rows = list(rows)
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
-            # The directory's server, which is not the one whose rows these are.
-            self.errors[options.group] = f"its keys cannot be looked up ({told_by(exc)})"
+            # The error comes from the directory's server and not from that of the rows.
+            self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
         for shard, key, count in rows:
@@ -155,30 +158,30 @@ class RowScan:
                 before = strays.get((shard.alias, key), (shard, 0))[1]
                 strays[shard.alias, key] = (shard, before + count)
         for (alias, key), (shard, count) in strays.items():
-            one = found.setdefault(
+            entry = misplaced.setdefault(
                 alias, Misplaced(shard, options.model._meta.label, _key_field(options).name)
             )
-            one.keys += 1
-            one.rows += count
-            if len(one.examples) < EXAMPLES:
-                one.examples.append(_stray(options.group, key, homes[key]))
+            entry.keys += 1
+            entry.rows += count
+            if len(entry.examples) < EXAMPLES:
+                entry.examples.append(_stray_key(options.group, key, homes[key]))
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
-    """The models of ``group`` that have a table and a shard key of their own, by label.
+    """The models of ``group`` that have a table with its own shard key, ordered by label.
 
-    Rows of an automatic many-to-many table are held to their shard by foreign keys.
+    Automatic many-to-many tables are left out: foreign keys keep their rows on the right shard.
     """
-    found = []
+    models = []
     for model in apps.get_models():
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
-            # A child's key may be in its parent's table.
-            own = options.key in meta.local_concrete_fields
-            if meta.managed and not meta.proxy and own:
-                found.append(options)
-    return sorted(found, key=lambda one: one.model._meta.label)
+            # The key of a child model may be in its parent's table.
+            is_own = options.key in meta.local_concrete_fields
+            if meta.managed and not meta.proxy and is_own:
+                models.append(options)
+    return sorted(models, key=lambda options: options.model._meta.label)
 
 
 class _Table:
@@ -198,9 +201,9 @@ class _Table:
         self._key = quote(key.column)
         pks = options.model._meta.pk_fields
         self._pks = [quote(pk.column) for pk in pks]
-        # What is half way between two keys can be told of numbers only.
+        # Only integer keys can be bisected.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
-        self._number = _BIG.cast_db_type(wrapper) if number else None
+        self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
     def _select(self, schema: str | None) -> tuple[str, list[Any]]:
         table = self._table if schema is None else f"{schema}.{self._table}"
@@ -212,7 +215,7 @@ class _Table:
             return f"SELECT {self._key}, 1 FROM {table} {limit}", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # From there on, and round the end if too few are left.
+        # Read from there on, and continue at the beginning if too few rows are left.
         parts = (
             f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -221,52 +224,52 @@ class _Table:
         return (
             f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY turn LIMIT {self._sample:d}",
-            # Below 1: what is rounded must not lie above the last key.
+            # Less than 1: rounding must not lead beyond the last key.
             [random.random() * 0.99] * 2,
         )
 
-    def of_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """The rows of ``shards`` by one statement."""
+    def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
+        """The shard keys of ``shards``, by one statement: (shard, key, number of rows)."""
         parts: list[str] = []
         params: list[Any] = []
         for index, shard in enumerate(shards):
             schema = wrapper.ops.quote_name(shard.schema).replace("%", "%%")
-            sql, its = self._select(schema)
+            sql, part_params = self._select(schema)
             parts.append(f"(SELECT {index}, k.* FROM ({sql}) k)")
-            params += its
+            params += part_params
         with wrapper.wrap_database_errors, wrapper.node_cursor() as raw:
             cursor = wrapper.make_cursor(raw)
             cursor.execute(" UNION ALL ".join(parts), params)
             rows = cursor.fetchall()
-        keys = self._converted(row[1] for row in rows)
+        keys = self._to_keys(row[1] for row in rows)
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
-    def of_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """The rows of ``shard``, as they come."""
-        if wrapper.scatter_union:
+    def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
+        """The shard keys of ``shard``, streamed: (shard, key, number of rows)."""
+        if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
-                yield from self._fetched(wrapper.make_cursor(raw), sql, params, shard)
+                yield from self._fetch(wrapper.make_cursor(raw), sql, params, shard)
             return
         own: Any = connections[shard.alias]
         assert isinstance(own, ShardConnectionMixin)
         try:
             sql, params = self._select(None)
             with own.cursor() as cursor:
-                yield from self._fetched(cursor, sql, params, shard)
+                yield from self._fetch(cursor, sql, params, shard)
         finally:
             own.close()
 
-    def _fetched(
+    def _fetch(
         self, cursor: Any, sql: str, params: list[Any], shard: Shard
     ) -> Iterator[tuple[Shard, Any, int]]:
         cursor.execute(sql, params)
         while rows := cursor.fetchmany(2000):
-            keys = self._converted(row[0] for row in rows)
+            keys = self._to_keys(row[0] for row in rows)
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
-    def _converted(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Values of the database as keys: what a row that is saved is placed by."""
+    def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Convert values of the database to keys as the strategy gets them when a row is saved."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -279,7 +282,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """The number of the shard of each key; None if it has none."""
+    """Key -> number of its shard; None if the key has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)
@@ -294,12 +297,12 @@ def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
     return homes
 
 
-def _stray(group: str, key: Any, home: int | None) -> StrayKey:
+def _stray_key(group: str, key: Any, home: int | None) -> StrayKey:
     try:
         why = runtime.strategy(group).explain(key)
     except InvalidShardKey as exc:
         why = str(exc)
-    known = home is not None and home in runtime.group(group)
+    exists = home is not None and home in runtime.group(group)
     return StrayKey(
-        key, runtime.shard(group, home).alias if known and home is not None else None, why
+        key, runtime.shard(group, home).alias if exists and home is not None else None, why
     )

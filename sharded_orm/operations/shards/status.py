@@ -1,4 +1,4 @@
-"""How nodes and shards are: what answers, what exists, what is migrated, how large it is."""
+"""The state of nodes and shards: what answers, what exists, what is migrated, and sizes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.migrate.records import Records
-from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection, unheard
+from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
 from sharded_orm.operations.selection import numbers_text
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
 #: Seconds for a node's first answer.
 PATIENCE = 5.0
-#: Seconds between two later ones: sizes of thousands of tables take a while.
+#: Seconds between two later answers: reading the sizes of thousands of tables takes a while.
 SILENCE = 60.0
-#: Shards whose sizes one statement asks for.
+#: Shards whose sizes one statement reads.
 BATCH = 500
 
 
@@ -33,13 +33,13 @@ class ShardStatus:
     """One shard on its primary.
 
     :param state: ``"current"``, ``"behind"``, ``"missing"`` or ``"error"``.
-    :param digest: of the migrations it has applied; see ``applied_digests``.
+    :param digest: identifies the applied migrations; see ``applied_digests``.
     """
 
     shard: Shard
     state: str
     digest: str | None = None
-    #: How many migrations it lacks, and the first of them.
+    #: Number of missing migrations, and the first of them.
     behind: int = 0
     following: str = ""
     error: str | None = None
@@ -48,38 +48,42 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The shards of a group whose primary is one node, as far as they were asked for."""
+    """The selected shards of a group that have their primary on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
-    #: Schemas that are named as shards of the group and do not belong on the node.
+    #: Schemas with names of the group's shards that do not belong on the node.
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
-        return [one.shard for one in self.shards if one.state == state]
+        return [entry.shard for entry in self.shards if entry.state == state]
 
     @property
     def bytes(self) -> int | None:
-        """Of all shards together; None if it was not asked for."""
-        return sum(one.size.bytes for one in self.shards if one.size) if self._sized else None
+        """The size of all shards together; None if sizes were not read."""
+        return (
+            sum(entry.size.bytes for entry in self.shards if entry.size)
+            if self._has_sizes
+            else None
+        )
 
     @property
     def rows(self) -> int | None:
-        """An estimate; None where the database has none."""
-        rows = [one.size.rows for one in self.shards if one.size is not None]
-        return sum(filter(None, rows)) if self._sized and None not in rows else None
+        """An estimate of the number of rows; None if the database has none."""
+        rows = [entry.size.rows for entry in self.shards if entry.size is not None]
+        return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
     @property
-    def _sized(self) -> bool:
-        return any(one.size is not None for one in self.shards)
+    def _has_sizes(self) -> bool:
+        return any(entry.size is not None for entry in self.shards)
 
 
 @dataclass(frozen=True)
 class NodeStatus:
     """One node.
 
-    :param error: why it does not answer; ``groups`` are empty then.
-    :param expected: group -> how many shards have it as their primary, as far as asked for.
+    :param error: why the node does not answer; ``groups`` is empty then.
+    :param expected: group -> number of selected shards with their primary on the node.
     """
 
     name: str
@@ -90,13 +94,13 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """All nodes that were asked. ``problems`` name what an operator should mend, and how."""
+    """All nodes that were asked. ``problems`` are sentences for an operator, with remedies."""
 
     nodes: tuple[NodeStatus, ...]
 
     @property
     def shards(self) -> Iterator[ShardStatus]:
-        return (one for node in self.nodes for group in node.groups for one in group.shards)
+        return (entry for node in self.nodes for group in node.groups for entry in group.shards)
 
     @property
     def problems(self) -> list[str]:
@@ -110,72 +114,75 @@ def status(
     sizes: bool = True,
     within: float | None = None,
 ) -> FleetStatus:
-    """Ask all nodes at the same time how their shards are. Changes nothing.
+    """Ask all nodes in parallel for the state of their shards. Changes nothing.
 
-    Costs of each node 5 queries for its first 500 shards, and 2 for each 500 more (without
-    ``sizes`` 4 and 1), and up to 6 on one shard for each state of migrations that there is. On SQLite
-    each file is opened once. Memory: a small record for each shard.
+    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without
+    ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
+    On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: only these, and only their nodes; by default all nodes of the topology, and what
-        is on them without belonging there.
-    :param timeout: seconds for the first answer of a node; one that is silent counts as down.
-    :param within: seconds for all answers of a node, for somebody who waits; in place of ``timeout``.
+    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology,
+        and schemas that do not belong there.
+    :param timeout: seconds for the first answer of a node; a silent node counts as down.
+    :param sizes: whether to read the sizes of shards.
+    :param within: seconds for all answers of a node, in place of ``timeout``, while somebody waits.
     """
     by_node = shards_by_node(shards)
-    pending = _Pending()
+    pending = _MissingMigrations()
     unexpected = _Unexpected() if shards is None else None
 
-    def look(node: str, alive: Alive) -> tuple[GroupOnNode, ...]:
+    def read(node: str, alive: Alive) -> tuple[GroupOnNode, ...]:
         with node_connection(node) as wrapper:
-            heard = alive if within is None else unheard
-            return _look(wrapper, node, by_node[node], heard, pending, unexpected, sizes=sizes)
+            on_answer = alive if within is None else ignore_answer
+            return _read_node(
+                wrapper, node, by_node[node], on_answer, pending, unexpected, sizes=sizes
+            )
 
-    patience = timeout if within is None else within
-    found = ask_nodes(by_node, look, patience=patience, silence=max(SILENCE, patience))
+    first_answer = timeout if within is None else within
+    answers = ask_nodes(by_node, read, patience=first_answer, silence=max(SILENCE, first_answer))
     return FleetStatus(
         tuple(
             NodeStatus(
                 node,
-                told_by(outcome) if isinstance(outcome, Exception) else None,
-                {group: len(those) for group, those in by_group(by_node[node]).items()},
+                error_line(outcome) if isinstance(outcome, Exception) else None,
+                {group: len(members) for group, members in by_group(by_node[node]).items()},
                 () if isinstance(outcome, Exception) else outcome,
             )
-            for node, outcome in found.items()
+            for node, outcome in answers.items()
         )
     )
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:
-    """``shards`` by their primary; by default all, and every node of the topology."""
+    """Group ``shards`` by the node of their primary; by default all shards and all nodes."""
     topology = runtime.topology()
-    found: dict[str, list[Shard]] = {}
+    by_node: dict[str, list[Shard]] = {}
     if shards is None:
-        found = {name: [] for name in topology.nodes}
+        by_node = {name: [] for name in topology.nodes}
         shards = (shard for group in topology.groups.values() for shard in group.shards())
     for shard in shards:
-        found.setdefault(shard.node, []).append(shard)
-    return found
+        by_node.setdefault(shard.node, []).append(shard)
+    return by_node
 
 
 def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
-    found: dict[str, list[Shard]] = {}
+    groups: dict[str, list[Shard]] = {}
     for shard in shards:
-        found.setdefault(shard.group, []).append(shard)
-    return found
+        groups.setdefault(shard.group, []).append(shard)
+    return groups
 
 
-def told_by(error: Exception) -> str:
-    """An error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
+def error_line(error: Exception) -> str:
+    """A database error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split())
 
 
-def _look(
+def _read_node(
     wrapper: ShardConnectionMixin,
     node: str,
     shards: Sequence[Shard],
     alive: Alive,
-    pending: _Pending,
+    pending: _MissingMigrations,
     unexpected: _Unexpected | None,
     *,
     sizes: bool,
@@ -185,32 +192,34 @@ def _look(
     existing = [shard for shard in shards if shard.schema in present]
     digests = _digests(wrapper, existing)
     alive()
-    sized: dict[str, ShardSize] = {}
+    sizes_by_alias: dict[str, ShardSize] = {}
     for start in range(0, len(existing) if sizes else 0, BATCH):
-        sized |= wrapper.shard_sizes(existing[start : start + BATCH])
+        sizes_by_alias |= wrapper.shard_sizes(existing[start : start + BATCH])
         alive()
     grouped = by_group(shards)
-    extra = unexpected.on(node, present) if unexpected is not None else {}
-    found = []
-    for group in {**grouped, **extra}:
-        found.append(
+    unexpected_schemas = unexpected.on(node, present) if unexpected is not None else {}
+    groups = []
+    for group in {**grouped, **unexpected_schemas}:
+        groups.append(
             GroupOnNode(
                 group,
                 tuple(
-                    _judge(shard, digests.get(shard.alias), pending, sized.get(shard.alias))
+                    _shard_status(
+                        shard, digests.get(shard.alias), pending, sizes_by_alias.get(shard.alias)
+                    )
                     for shard in grouped.get(group, ())
                 ),
-                tuple(extra.get(group, ())),
+                tuple(unexpected_schemas.get(group, ())),
             )
         )
         alive()
-    return tuple(found)
+    return tuple(groups)
 
 
 def _digests(
     wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
-    """``applied_digests``, with the error of each shard that cannot be asked."""
+    """``applied_digests``, with the error of each shard that cannot be read."""
     if not shards:
         return {}
     try:
@@ -220,18 +229,21 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # One that is damaged, or that our account may not read, fails them all.
+    # A shard that is damaged, or that the account may not read, fails the query for all.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
 
-def _judge(
-    shard: Shard, digest: str | DatabaseError | None, pending: _Pending, size: ShardSize | None
+def _shard_status(
+    shard: Shard,
+    digest: str | DatabaseError | None,
+    pending: _MissingMigrations,
+    size: ShardSize | None,
 ) -> ShardStatus:
     if digest is None:
         return ShardStatus(shard, "missing")
     if isinstance(digest, DatabaseError):
-        return ShardStatus(shard, "error", error=told_by(digest), size=size)
+        return ShardStatus(shard, "error", error=error_line(digest), size=size)
     try:
         behind, following = pending.of(shard, digest)
     except InvalidMigrationTarget as exc:
@@ -240,62 +252,69 @@ def _judge(
     return ShardStatus(shard, state, digest, behind, following, size=size)
 
 
-class _Pending:
-    """The migrations that shards lack, found once for each state. Shared by threads."""
+class _MissingMigrations:
+    """The missing migrations, computed once per set of applied migrations. Shared by threads."""
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
-        self._known: dict[tuple[str, str], tuple[int, str]] = {}
+        self._by_state: dict[tuple[str, str], tuple[int, str]] = {}
 
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
-        """How many migrations ``shard`` lacks, and the first of them. Asks the first of a state.
+        """Return how many migrations ``shard`` lacks, and the first of them.
 
-        :raises InvalidMigrationTarget: its migrations contradict each other.
+        Queries the shard, unless an earlier shard had the same digest.
+
+        :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
-        found = self._known.get((shard.group, digest))
-        if found is None:
+        migrations = self._by_state.get((shard.group, digest))
+        if migrations is None:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # A squashed migration may have nothing left to do but to be recorded.
-            lacking = [*map(str, plan.units), *map(".".join, plan.replacements)]
-            found = self._known[shard.group, digest] = (len(lacking), next(iter(lacking), ""))
+            # A squashed migration may only need to be recorded.
+            names = [*map(str, plan.units), *map(".".join, plan.replacements)]
+            migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()
-        return found
+        return migrations
 
 
 class _Unexpected:
-    """Schemas that look like shards and are on a node that is neither primary nor replica."""
+    """Schemas with names of shards, on a node that is neither their primary nor their replica."""
 
     def __init__(self) -> None:
         self._topology = runtime.topology()
-        self._numbers = {name: _numbering(group) for name, group in self._topology.groups.items()}
+        self._numbers = {
+            name: _number_parser(group) for name, group in self._topology.groups.items()
+        }
         self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
 
     def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
-        """Group -> the schemas of ``present`` that do not belong on ``node``."""
-        found: dict[str, list[str]] = {}
+        """Group -> the schemas in ``present`` that do not belong on ``node``."""
+        schemas: dict[str, list[str]] = {}
         for schema in sorted(present):
             owners = [
                 (group, number)
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Two groups may share a naming; a schema that is right for one is right.
+            # Two groups may use the same pattern; a schema that is right for one of them is right.
             if owners and not any(self._belongs(node, *owner) for owner in owners):
-                found.setdefault(owners[0][0].name, []).append(schema)
-        return found
+                schemas.setdefault(owners[0][0].name, []).append(schema)
+        return schemas
 
     def _belongs(self, node: str, group: ShardGroup, number: int) -> bool:
         if number not in group:
             return False
-        places = (group.shard(number).node, group.shard(number).replica)
-        # By server: two names may stand for one.
-        return self._servers[node] in {self._servers[p] for p in places if p is not None}
+        nodes = (group.shard(number).node, group.shard(number).replica)
+        # Compare servers, because two node names may stand for one server.
+        return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
 
 
-def _numbering(group: ShardGroup) -> Callable[[str], int | None]:
-    """Tells the number of the shard that a schema is named as, also of one beyond the last."""
+def _number_parser(group: ShardGroup) -> Callable[[str], int | None]:
+    """A function that returns the shard number in a schema's name, or None.
+
+    The number may be beyond the group's last shard.
+    """
     pattern = "".join(
         re.escape(literal)
         + {"shard": r"(\d+)", "group": re.escape(group.name), None: ""}.get(field, ".*")
@@ -314,60 +333,66 @@ def _numbering(group: ShardGroup) -> Callable[[str], int | None]:
 
 def _problems(node: NodeStatus) -> Iterator[str]:
     if node.error is not None:
-        lost = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
+        counts = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
         yield (
             f"Node {node.name!r} does not answer ({node.error})"
-            + (f": nothing is known of its shards, {lost}." if lost else ".")
+            + (f": nothing is known of its shards, {counts}." if counts else ".")
             + " Mend it, or the node's HOST, PORT, USER and PASSWORD, and check again."
         )
     for group in node.groups:
         yield from _group_problems(node.name, group)
 
 
-def _group_problems(node: str, found: GroupOnNode) -> Iterator[str]:
-    if missing := found.of_state("missing"):
+def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    if missing := on_node.of_state("missing"):
         yield (
-            f"{_of(missing)} on {node!r} not created: {named(missing)}. Run 'manage.py shards"
-            f" create {selecting(missing)}', then 'manage.py migrate_shards {selecting(missing)}'."
+            f"{_count_phrase(missing)} on {node!r} not created: {aliases_text(missing)}. Run 'manage.py shards"
+            f" create {selection_options(missing)}', then 'manage.py migrate_shards {selection_options(missing)}'."
         )
-    if behind := found.of_state("behind"):
-        first = next(one for one in found.shards if one.state == "behind")
+    if behind := on_node.of_state("behind"):
+        first = next(
+            shard_status for shard_status in on_node.shards if shard_status.state == "behind"
+        )
         yield (
-            f"{_of(behind)} on {node!r} behind: {named(behind)}; the first lacks {first.behind}"
+            f"{_count_phrase(behind)} on {node!r} behind: {aliases_text(behind)}; the first lacks {first.behind}"
             f" migrations from {first.following} on. Run 'manage.py migrate_shards"
-            f" {selecting(behind)}'."
+            f" {selection_options(behind)}'."
         )
-    for one in found.shards:
-        if one.error is not None:
+    for shard_status in on_node.shards:
+        if shard_status.error is not None:
             yield (
-                f"Shard {one.shard.alias!r} on {node!r} cannot be read ({one.error}). Look at it"
-                f" with 'manage.py shards sql {one.shard.alias}'."
+                f"Shard {shard_status.shard.alias!r} on {node!r} cannot be read ({shard_status.error}). Look at it"
+                f" with 'manage.py shards sql {shard_status.shard.alias}'."
             )
-    group = runtime.topology().groups.get(found.group)
-    for schema in found.unexpected:
-        number = _numbering(group)(schema) if group is not None else None
+    group = runtime.topology().groups.get(on_node.group)
+    for schema in on_node.unexpected:
+        number = _number_parser(group)(schema) if group is not None else None
         if group is not None and number is not None and number in group:
-            why = f"shard {number} of {found.group!r} is on {group.shard(number).node!r}"
+            why = f"shard {number} of {on_node.group!r} is on {group.shard(number).node!r}"
         else:
-            why = f"group {found.group!r} has no such shard"
+            why = f"group {on_node.group!r} has no such shard"
         yield (
             f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
             " nobody needs, drop it; if it holds the rows, correct RANGES."
         )
 
 
-def _of(shards: Sequence[Shard]) -> str:
-    one = len(shards) == 1
+def _count_phrase(shards: Sequence[Shard]) -> str:
+    is_single = len(shards) == 1
     return (
-        f"{len(shards)} shard{'' if one else 's'} of {shards[0].group!r} {'is' if one else 'are'}"
+        f"{len(shards)} shard{'' if is_single else 's'} of {shards[0].group!r}"
+        f" {'is' if is_single else 'are'}"
     )
 
 
-def named(shards: Sequence[Shard]) -> str:
+def aliases_text(shards: Sequence[Shard]) -> str:
     shown = ", ".join(shard.alias for shard in shards[:5])
     return shown + (f" and {len(shards) - 5} more" if len(shards) > 5 else "")
 
 
-def selecting(shards: Sequence[Shard]) -> str:
-    """The options that select ``shards``, sorted and of one group: ``--group photos --shards 0-7``."""
+def selection_options(shards: Sequence[Shard]) -> str:
+    """Command options that select ``shards``: ``--group photos --shards 0-7``.
+
+    :param shards: shards of one group, sorted by number.
+    """
     return f"--group {shards[0].group} --shards {numbers_text(shards)}"

@@ -1,4 +1,4 @@
-"""Where the rows of a shard key are, and why."""
+"""Locating the rows of a shard key, with an explanation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """Where a key is. Everything from ``shard`` on is None while it has no shard.
+    """The shard of a key. All attributes from ``shard`` on are None while the key has no shard.
 
-    :param key: as its field makes it of what was asked.
-    :param why: as the group's strategy explains it.
-    :param node: of the primary; ``replica`` is another one, or None.
-    :param open: whether the shard's range takes new keys; ``range`` is its first and last shard.
+    :param key: the key, converted by its field.
+    :param why: the explanation of the group's strategy.
+    :param node: the node of the primary.
+    :param replica: the node of the replica, or None.
+    :param range: the first and last shard of the shard's range.
+    :param open: whether the range takes new keys.
     """
 
     model: str
@@ -43,18 +45,19 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Where the rows of ``label`` with ``name`` = ``text`` are, by the topology of this process.
+    """Locate the rows of model ``label`` with ``name`` = ``text``, by this process's topology.
 
-    Asks no shard; a strategy with a directory reads the key's placement, by one query, and places
+    Asks no shard. A strategy with a directory reads the key's placement by one query, and places
     nothing.
 
-    :param label: of a model, ``photos.Photo``, or its name alone if there is only one such.
-    :param name: the shard key, by name or column, ``pk`` if it is the primary key; or another field
-        whose values carry the shard.
+    :param label: the model, such as ``photos.Photo``, or its name alone if it is unique.
+    :param name: the shard key's name or column, or ``pk`` if it is the primary key; or another
+        field whose values contain the shard.
+    :param text: the key as typed.
     :raises UnknownModel: there is no such model, or it is not sharded.
-    :raises ShardKeyRequired: ``name`` does not tell the shard.
-    :raises InvalidShardKey: ``text`` cannot be such a key: no row can have it, or the strategy
-        takes no such keys.
+    :raises ShardKeyRequired: ``name`` does not determine the shard.
+    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy does not accept
+        it.
     """
     options = sharded_model(label)
     field = _field(options, name)
@@ -70,7 +73,7 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     number = strategy.locate(key)
     if number is None and not strategy.places:
         raise strategy.refusal(key)
-    told = KeyLocation(
+    unplaced = KeyLocation(
         options.model._meta.label,
         field.attname,
         key,
@@ -79,75 +82,75 @@ def where(label: str, name: str, text: str) -> KeyLocation:
         strategy.explain(key),
     )
     if number is None:
-        return told
+        return unplaced
     shard = runtime.shard(group.name, number)
-    within = group.range_of(number)
+    shard_range = group.range_of(number)
     return KeyLocation(
-        told.model, told.field, told.key, told.group, told.strategy, told.why,
+        unplaced.model, unplaced.field, unplaced.key, unplaced.group, unplaced.strategy, unplaced.why,
         number, shard.alias, shard.node, shard.replica, shard.schema,
-        (within.first, within.last), within in group.open_ranges,
+        (shard_range.first, shard_range.last), shard_range in group.open_ranges,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """What the directory itself says of a key; a process may remember something older."""
+    """The directory's own entry for a key; a process may still remember an older one."""
 
     shard: int
     placed_at: datetime
 
 
-def directory_entry(place: KeyLocation) -> PlacementEntry | None:
-    """The row of the directory for a key that :func:`where` looked for; None if there is none.
+def directory_entry(location: KeyLocation) -> PlacementEntry | None:
+    """The directory's entry for a key that :func:`where` has located; None if there is none.
 
-    One query of the directory; none for a group whose strategy has no directory.
+    One query to the directory; none if the group's strategy has no directory.
     """
-    strategy = runtime.strategy(place.group)
+    strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
         return None
     rows = Placement.objects.using(runtime.config().directory)
-    row = rows.filter(group=place.group, key=strategy.entry(place.key)).first()
+    row = rows.filter(group=location.group, key=strategy.entry(location.key)).first()
     return None if row is None else PlacementEntry(row.shard, row.placed_at)
 
 
 def sharded_model(label: str) -> ShardOptions:
-    """The options of the sharded model that ``label`` names, without an app if that is plain.
+    """The shard options of model ``label``, whose app may be left out if the name is unique.
 
-    :raises UnknownModel: no model, or several, or one that is not sharded.
+    :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     """
-    known = [model for model in apps.get_models() if shard_options(model) is not None]
-    wanted = label.lower()
-    if "." in wanted:
-        found = [model for model in apps.get_models() if model._meta.label_lower == wanted]
+    sharded = [model for model in apps.get_models() if shard_options(model) is not None]
+    lowered = label.lower()
+    if "." in lowered:
+        models = [model for model in apps.get_models() if model._meta.label_lower == lowered]
     else:
-        found = [model for model in apps.get_models() if model._meta.model_name == wanted]
-    if len(found) > 1:
-        # Django's own Permission, say, beside a sharded one.
-        found = [model for model in found if model in known] or found
-    if len(found) > 1:
-        labels = sorted(model._meta.label for model in found)
+        models = [model for model in apps.get_models() if model._meta.model_name == lowered]
+    if len(models) > 1:
+        # A sharded Permission beside that of Django, for example.
+        models = [model for model in models if model in sharded] or models
+    if len(models) > 1:
+        labels = sorted(model._meta.label for model in models)
         raise UnknownModel(f"{label!r} may be any of {labels!r}; name its app.")
-    if not found:
-        labels = sorted(model._meta.label for model in known)
+    if not models:
+        labels = sorted(model._meta.label for model in sharded)
         raise UnknownModel(f"There is no model {label!r}; sharded models are {labels!r}.")
-    options = shard_options(found[0])
+    options = shard_options(models[0])
     if options is None:
         raise UnknownModel(
-            f"{found[0]._meta.label} is not sharded: its rows are in the global database."
+            f"{models[0]._meta.label} is not sharded: its rows are in the global database."
         )
     return options
 
 
 def _field(options: ShardOptions, name: str) -> Any:
     meta = options.model._meta
-    tells = [field for field in meta.concrete_fields if options.tells(field)]
+    candidates = [field for field in meta.concrete_fields if options.names_shard(field)]
     try:
         field: Any = meta.pk if name == "pk" else meta.get_field(name)
     except FieldDoesNotExist:
-        field = next((each for each in tells if each.attname == name), None)
-    if field not in tells:
+        field = next((candidate for candidate in candidates if candidate.attname == name), None)
+    if field not in candidates:
         raise ShardKeyRequired(
             f"{name!r} does not tell the shard of {meta.object_name}; give"
-            f" {' or '.join(f'{each.attname}=…' for each in tells) or 'a row it belongs to'}."
+            f" {' or '.join(f'{candidate.attname}=…' for candidate in candidates) or 'a row it belongs to'}."
         )
     return field

@@ -1,15 +1,19 @@
-"""Sequences of the ticket servers: begin, look at, check against the rows, repair."""
+"""Sequences of the ticket servers: create them, show them, compare them with rows, repair them.
+
+Ticket servers hand out ids. Each sequence is on all of them, and each server hands out its own
+share of the ids. A sequence's *form* is the kind of SQL by which it counts.
+"""
 
 from __future__ import annotations
 
 from sharded_orm.operations.tickets.creation import Begun, TestSequences, begin, create
-from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.repair import Advanced, Progress, Verified, advance, verify
 from sharded_orm.operations.tickets.status import (
     SequenceStatus,
     ServerStatus,
     TicketStatus,
-    missing,
+    missing_sequences,
     status,
 )
 
@@ -25,8 +29,8 @@ __all__ = [
     "advance",
     "begin",
     "create",
-    "declared",
-    "missing",
+    "declared_sequences",
+    "missing_sequences",
     "status",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Sequences are begun: above every id that exists, and above what other servers gave."""
+"""Creating sequences: above every id that exists or that another server has handed out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession, session_class
 from sharded_orm.models.fields import TicketField
-from sharded_orm.operations.tickets.largest_ids import declared, largest
+from sharded_orm.operations.tickets.largest_ids import declared_sequences, largest
 from sharded_orm.operations.tickets.survey import (
     PATIENCE,
     SequencePosition,
@@ -28,7 +28,7 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: Ids that are left out where more may have been handed out than anybody can tell now.
+#: Ids that are skipped where more ids may have been handed out than is known.
 MARGIN = 10_000
 
 
@@ -39,10 +39,10 @@ class Begun:
     name: str
     alias: str
     form: str
-    #: The last id that was handed out, and the one that is next.
+    #: The last id that was handed out, and the next id.
     position: int
     next_id: int
-    #: It was not there before.
+    #: Whether :func:`create` has created it.
     made: bool
 
 
@@ -55,77 +55,77 @@ def create(
     only: str | None = None,
     servers: Sequence[TicketServer] | None = None,
 ) -> list[Begun]:
-    """Begin the sequences on all servers where they are missing; leave those that are there.
+    """Create the sequences on all servers that lack them; leave existing sequences as they are.
 
-    May be repeated, and finishes what was cut off: a server that has lost a sequence begins
-    above everything that the others know. Nothing is begun when anything is wrong.
+    May be repeated after an interruption. A server that has lost a sequence begins above everything
+    that the others know. If anything is wrong, no sequence is created.
 
-    :param names: by default all that the installed models draw from.
-    :param start: the first id of a new sequence may be this one; by default it is above the
-        largest that exists (F4).
-    :param form: ``update``, ``replace`` or ``sequence``; by default what the other servers
-        have, else the first that the database has.
-    :param check: look for existing ids; without it ``start`` must be given.
-    :param only: the alias of one server, if the others are to be made later.
+    :param names: names of sequences; by default those of all installed models.
+    :param start: the smallest possible first id of a new sequence; by default the first id is above
+        the largest existing one (F4).
+    :param form: ``update``, ``replace`` or ``sequence``; by default the form on the other servers,
+        else the first that the database supports.
+    :param check: whether to look for existing ids; without the check, ``start`` is required.
+    :param only: the alias of the only server to create on, if the others follow later.
     :raises InvalidSequence: name, start or form are not possible; an id exists at or above
         ``start``.
     :raises SequenceNotChecked: a server, or a shard with rows, does not answer.
-    :raises TicketServerMisconfigured: a server is not the one that ``TICKETS`` says.
+    :raises TicketServerMisconfigured: a server does not match ``TICKETS``.
     """
-    fields = declared()
-    wanted = list(dict.fromkeys(names)) or list(fields)
-    _check_arguments(wanted, start, check)
+    fields = declared_sequences()
+    selected = list(dict.fromkeys(names)) or list(fields)
+    _check_arguments(selected, start, check)
     servers = all_servers() if servers is None else servers
-    standings = _standings(servers, wanted)
+    sequences = _sequences_by_server(servers, selected)
     plan: list[tuple[str, TicketServer, int, str]] = []
-    for name in wanted:
-        for known in standings.values():
-            if name in known:
-                _refuse_other(known[name], start, form)
+    for name in selected:
+        for by_name in sequences.values():
+            if name in by_name:
+                _require_same(by_name[name], start, form)
         missing = [
             server
             for server in servers
-            if name not in standings[server.alias] and only in (None, server.alias)
+            if name not in sequences[server.alias] and only in (None, server.alias)
         ]
         if missing:
-            there = [known[name] for known in standings.values() if name in known]
-            after = _after(name, fields.get(name, ()), start, check, there)
-            if after >= LAST_ID:
+            present = [by_name[name] for by_name in sequences.values() if name in by_name]
+            last_used = _last_used(name, fields.get(name, ()), start, check, present)
+            if last_used >= LAST_ID:
                 raise InvalidSequence(
-                    f"Sequence {name!r} cannot begin above {after!r}: ids end at {LAST_ID!r}."
+                    f"Sequence {name!r} cannot begin above {last_used!r}: ids end at {LAST_ID!r}."
                 )
-            plan += [(name, server, after, _form(server, form, there)) for server in missing]
-    for name, server, after, its_form in plan:
-        begin(server, [name], after=after, form=its_form)
-    made = {(name, server.alias) for name, server, _, _ in plan}
-    # Two aliases of one database only show now: what was made by one is seen by the other.
-    standings = _standings(servers, wanted) if made else standings
+            plan += [(name, server, last_used, _form(server, form, present)) for server in missing]
+    for name, server, last_used, server_form in plan:
+        begin(server, [name], after=last_used, form=server_form)
+    created = {(name, server.alias) for name, server, _, _ in plan}
+    # Two aliases of one database show only now: each sees the sequences of the other.
+    sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
-        _begun(standings[server.alias][name], server, (name, server.alias) in made)
-        for name in wanted
+        _result(sequences[server.alias][name], server, (name, server.alias) in created)
+        for name in selected
         for server in servers
-        if name in standings[server.alias]
+        if name in sequences[server.alias]
     ]
 
 
-def _refuse_other(standing: SequencePosition, start: int | None, form: str | None) -> None:
-    """Raise if what is there is not what is asked for."""
-    row = standing.row
+def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
+    """:raises InvalidSequence: the existing sequence has another form, or is below ``start``."""
+    row = sequence.row
     if form is not None and form != row.form:
         raise InvalidSequence(
             f"Sequence {row.name!r} is there, of form {row.form!r} and not {form!r}. Leave out the"
             " form, or begin one of another name."
         )
-    if start is not None and standing.position < row.place.at_or_below(start - 1):
+    if start is not None and sequence.position < row.slot.at_or_below(start - 1):
         raise InvalidSequence(
-            f"Sequence {row.name!r} is there, at {max(standing.position, 0)!r} and below {start!r}. To"
+            f"Sequence {row.name!r} is there, at {max(sequence.position, 0)!r} and below {start!r}. To"
             f" move it, run 'manage.py tickets advance {row.name} --to {start!r}'."
         )
 
 
-def _begun(standing: SequencePosition, server: TicketServer, made: bool) -> Begun:
-    row, position = standing.row, standing.position
-    return Begun(row.name, server.alias, row.form, position, position + row.step, made)
+def _result(sequence: SequencePosition, server: TicketServer, is_new: bool) -> Begun:
+    row, position = sequence.row, sequence.position
+    return Begun(row.name, server.alias, row.form, position, position + row.step, is_new)
 
 
 def _check_arguments(names: Sequence[str], start: int | None, check: bool) -> None:
@@ -142,7 +142,7 @@ def _check_arguments(names: Sequence[str], start: int | None, check: bool) -> No
         )
 
 
-def _standings(
+def _sequences_by_server(
     servers: Sequence[TicketServer], names: Sequence[str]
 ) -> dict[str, Mapping[str, SequencePosition]]:
     answers = ask_all(servers)
@@ -156,51 +156,54 @@ def _standings(
             raise answer.error
     for answer in answers:
         for name in names:
-            standing = answer.standings.get(name)
-            if standing is not None and standing.problem is not None:
-                raise TicketServerMisconfigured(standing.problem)
-    return {answer.server.alias: answer.standings for answer in answers}
+            sequence = answer.sequences.get(name)
+            if sequence is not None and sequence.problem is not None:
+                raise TicketServerMisconfigured(sequence.problem)
+    return {answer.server.alias: answer.sequences for answer in answers}
 
 
-def _after(
+def _last_used(
     name: str,
     fields: Sequence[TicketField],
     start: int | None,
     check: bool,
-    there: Sequence[SequencePosition],
+    present: Sequence[SequencePosition],
 ) -> int:
-    """What the first id must be above."""
-    found = largest(fields) if check else None
-    existing = found.id if found is not None else 0
-    if not there:
-        if start is not None and found is not None and start <= existing:
+    """The number above which a new sequence must begin.
+
+    :param present: the sequence on other servers.
+    """
+    largest_id = largest(fields) if check else None
+    existing = largest_id.id if largest_id is not None else 0
+    if not present:
+        if start is not None and largest_id is not None and start <= existing:
             raise InvalidSequence(
                 f"Sequence {name!r} cannot start at {start!r}: id {existing!r} exists, in"
-                f" {found.where}. Leave out the start, or let it be {existing + 1!r} or more."
+                f" {largest_id.where}. Leave out the start, or let it be {existing + 1!r} or more."
             )
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
-    if all(_untouched(standing, after) for standing in there):
-        return after  # The rest of a set of servers that is being made.
-    # One is replaced. What it gave last may be in no row yet, and nobody was told.
-    known = (number for s in there for number in (s.position, s.row.partner_mark))
-    return max(after, *known) + MARGIN
+    if all(_is_unused(sequence, after) for sequence in present):
+        return after  # An interrupted creation goes on with the remaining servers.
+    # A server was replaced. Its last ids may be in no row yet, and unknown to its partner.
+    positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
+    return max(after, *positions) + MARGIN
 
 
-def _untouched(standing: SequencePosition, after: int) -> bool:
-    """Whether the sequence was begun after the same id and has given none."""
-    place = standing.row.place
-    begun = place.at_or_below(after)
-    # A table that counts by itself has its first number from the beginning.
-    return begun <= standing.position <= max(begun, place.position) and (
-        standing.row.partner_mark == 0
+def _is_unused(sequence: SequencePosition, after: int) -> bool:
+    """Whether the sequence begins above ``after`` and has handed out no id."""
+    slot = sequence.row.slot
+    first = slot.at_or_below(after)
+    # A table with an automatic number has its first number from the beginning.
+    return first <= sequence.position <= max(first, slot.position) and (
+        sequence.row.predecessor_mark == 0
     )
 
 
-def _form(server: TicketServer, form: str | None, there: Sequence[SequencePosition]) -> str:
+def _form(server: TicketServer, form: str | None, present: Sequence[SequencePosition]) -> str:
     forms = session_class(connections[server.alias].vendor).forms
     if form is None:
-        return next((s.row.form for s in there if s.row.form in forms), forms[0])
+        return next((s.row.form for s in present if s.row.form in forms), forms[0])
     if form not in forms:
         raise InvalidSequence(
             f"{server.alias!r} cannot have a sequence of form {form!r}; it has {list(forms)!r}."
@@ -211,10 +214,10 @@ def _form(server: TicketServer, form: str | None, there: Sequence[SequencePositi
 def begin(
     server: TicketServer, names: Iterable[str], *, after: int = 0, form: str | None = None
 ) -> list[SequenceRow]:
-    """Make the catalog and the sequences on one server, where they are missing. Checks nothing.
+    """Create missing sequences, and their catalog, on one server. Checks nothing.
 
-    :param after: the ids of new ones are larger.
-    :param form: by default the first that the database has.
+    :param after: a number below all ids of new sequences.
+    :param form: by default the first that the database supports.
     """
     deadline = time.monotonic() + PATIENCE
 
@@ -223,17 +226,17 @@ def begin(
         chosen = session.forms[0] if form is None else form
         return [session.create(name, chosen, after, deadline) for name in names]
 
-    with server.session(deadline) as lent:
-        return lent.ask(make)
+    with server.session(deadline) as handle:
+        return handle.ask(make)
 
 
-# The databases of the ticket servers, as they were before a test run changed them.
-_real: dict[str, str] = {}
+# Alias of a ticket server -> the name of its database before a test run changed it.
+_original_names: dict[str, str] = {}
 
 
 def is_test_database(alias: str) -> bool:
-    """Whether a test run has put a database of its own in the place of a ticket server's."""
-    return alias in _real and _database(alias) != _real[alias]
+    """Whether a test run has replaced the database of a ticket server by a test database."""
+    return alias in _original_names and _database(alias) != _original_names[alias]
 
 
 def _database(alias: str) -> str:
@@ -241,19 +244,19 @@ def _database(alias: str) -> str:
 
 
 class TestSequences:
-    """Begins all declared sequences in test databases, where there are no rows yet.
+    """Creates all declared sequences in test databases, which have no rows yet.
 
-    Called after each ``migrate``. What it sees in a real database it leaves alone: where a
-    sequence begins there is for the operator to say.
+    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides
+    where a sequence begins.
     """
 
     __test__ = False
 
     def __init__(self) -> None:
-        _real.update({alias: _database(alias) for alias in runtime.config().tickets})
+        _original_names.update({alias: _database(alias) for alias in runtime.config().tickets})
 
     def __call__(self, *, using: str, **kwargs: Any) -> None:
         if is_test_database(using):
             for server in runtime.tickets().servers:
                 if server.alias == using:
-                    begin(server, declared())
+                    begin(server, declared_sequences())

@@ -1,4 +1,4 @@
-"""The largest ids that exist, in the tables of the fields that draw from a sequence."""
+"""The largest existing ids, in the tables of fields that draw from a sequence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# What has not been migrated yet holds no ids: database, table or column. MySQL's error
-# numbers, SQLite's words, PostgreSQL's SQLSTATEs.
+# Errors about a missing database, table or column, which has no ids yet: MySQL's error numbers,
+# SQLite's words, PostgreSQL's SQLSTATEs.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -26,112 +26,116 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """An id, and the table in which it is."""
+    """The largest id, and the table that has it."""
 
     id: int
     where: str
 
 
-def declared() -> dict[str, list[TicketField]]:
-    """The sequences that the installed models draw from, with the fields that do, by name."""
-    found: dict[str, list[TicketField]] = {}
+def declared_sequences() -> dict[str, list[TicketField]]:
+    """The sequences of the installed models: name -> fields that draw from it, sorted by name."""
+    fields_by_sequence: dict[str, list[TicketField]] = {}
     for model in apps.get_models():
         if model._meta.proxy:
             continue
         field: Field[Any, Any]
         for field in model._meta.local_concrete_fields:
             if isinstance(field, TicketField):
-                found.setdefault(field.sequence_name, []).append(field)
-    return dict(sorted(found.items()))
+                fields_by_sequence.setdefault(field.sequence_name, []).append(field)
+    return dict(sorted(fields_by_sequence.items()))
 
 
 def largest(
-    fields: Sequence[TicketField], *, above: int = 0, place: SequenceSlot | None = None
+    fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
-    """The largest id above ``above`` in the tables of ``fields``; None when there is none.
+    """The largest id above ``above`` in the tables of ``fields``; None if there is none.
 
-    Sharded tables are asked on all shards, and so is the table of that name in the global
-    database: a model that is being moved still has it (F4). What has not been migrated yet
+    Sharded tables are read on all shards, and also in the global database: a model that is being
+    moved to shards still has its old table there (F4). A table that has not been migrated yet
     counts as empty.
 
-    :param above: nothing at or below it is read.
-    :param place: only ids that this server gives.
+    :param above: ids up to this one are not read.
+    :param slot: the slot of a server, to consider only ids that this server hands out.
     :raises SequenceNotChecked: a database does not answer.
     """
-    found = [one for field in fields for one in _in_tables(field, max(above, 0), place)]
-    return max(found, key=lambda one: one.id, default=None)
+    candidates = [
+        candidate for field in fields for candidate in _in_tables(field, max(above, 0), slot)
+    ]
+    return max(candidates, key=lambda candidate: candidate.id, default=None)
 
 
-def _in_tables(field: TicketField, above: int, place: SequenceSlot | None) -> Iterator[Largest]:
+def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Iterator[Largest]:
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        alias = router.db_for_write(field.model)  # A replica may not have the last rows.
+        alias = router.db_for_write(field.model)  # A replica may lack the latest rows.
     else:
         alias = DEFAULT_DB_ALIAS
-        number = _on_shards(field, above, place)
-        if number is not None:
-            yield Largest(number, f"table {table!r} of group {options.group!r}")
-    number = _on_alias(alias, field, above, place)
-    if number is not None:
-        yield Largest(number, f"table {table!r} of {alias!r}")
+        largest_id = _on_shards(field, above, slot)
+        if largest_id is not None:
+            yield Largest(largest_id, f"table {table!r} of group {options.group!r}")
+    largest_id = _on_alias(alias, field, above, slot)
+    if largest_id is not None:
+        yield Largest(largest_id, f"table {table!r} of {alias!r}")
 
 
-def _on_shards(field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
-    # Not by the model's manager, which may leave rows out.
+def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
+    # Not with the model's manager, which may hide rows.
     rows = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
-    if place is not None:
-        rows = rows.filter(Exact(F(field.attname) % place.step, place.position % place.step))
-    failed: Mapping[str, BaseException]
+    if slot is not None:
+        rows = rows.filter(Exact(F(field.attname) % slot.step, slot.position % slot.step))
+    failures: Mapping[str, BaseException]
     try:
-        found = rows.aggregate(found=Max(field.attname))["found"]
-        failed = rows.failed_shards
+        largest_id = rows.aggregate(found=Max(field.attname))["found"]
+        failures = rows.failed_shards
     except ScatterError as exc:
-        found, failed = None, exc.failures  # Perhaps no shard has the table yet.
+        largest_id, failures = None, exc.failures  # Perhaps no shard has the table yet.
     except Error as exc:
         raise _not_checked(field, rows._options.group, exc) from exc
-    for alias, cause in failed.items():
+    for alias, cause in failures.items():
         if not _is_missing(cause):
             raise _not_checked(field, alias, cause) from cause
-    return None if found is None else int(found)
+    return None if largest_id is None else int(largest_id)
 
 
-def _on_alias(alias: str, field: TicketField, above: int, place: SequenceSlot | None) -> int | None:
+def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
-    if connection.vendor == "unknown":
+    if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
         return None  # DATABASES has no default.
-    name = connection.ops.quote_name
+    quote = connection.ops.quote_name
     try:
         with connection.cursor() as cursor:
             column = _column(connection, cursor, field)
             if column is None:
                 return None
-            sql = f"SELECT MAX({name(column)}) FROM {name(field.model._meta.db_table)}"
-            sql, params = f"{sql} WHERE {name(column)} > %s", [above]
-            if place is not None:
-                sql += f" AND {name(column)} %% %s = %s"
-                params += [place.step, place.position % place.step]
+            sql = f"SELECT MAX({quote(column)}) FROM {quote(field.model._meta.db_table)}"
+            sql, params = f"{sql} WHERE {quote(column)} > %s", [above]
+            if slot is not None:
+                sql += f" AND {quote(column)} %% %s = %s"
+                params += [slot.step, slot.position % slot.step]
             cursor.execute(sql, params)
-            (found,) = cursor.fetchone()
+            (largest_id,) = cursor.fetchone()
     except Error as exc:
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # The key of an older table may have been text.
-    return found if isinstance(found, int) else None
+    # An older table may have a text key.
+    return largest_id if isinstance(largest_id, int) else None
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
-    """Where the ids are: an older table may call its key otherwise."""
-    look, table = connection.introspection, field.model._meta.db_table
-    if table not in look.table_names(cursor):
+    """The column with the ids: an older table may have another name for its primary key."""
+    introspection, table = connection.introspection, field.model._meta.db_table
+    if table not in introspection.table_names(cursor):
         return None
-    if field.column in {column.name for column in look.get_table_description(cursor, table)}:
+    if field.column in {
+        column.name for column in introspection.get_table_description(cursor, table)
+    }:
         return str(field.column)
     if not field.primary_key:
         return None
-    return look.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]  # look is Any
+    return introspection.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]  # introspection is Any
 
 
 def _is_missing(exc: BaseException) -> bool:

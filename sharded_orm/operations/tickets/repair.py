@@ -1,4 +1,8 @@
-"""Servers that have forgotten ids: found by comparing with the rows, and moved on."""
+"""Servers that have forgotten ids: comparing them with the rows, and moving them on.
+
+A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
+next server, keeps the mark.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
 from sharded_orm.models.fields import TicketField
 from sharded_orm.operations.tickets.creation import MARGIN
-from sharded_orm.operations.tickets.largest_ids import Largest, declared, largest
+from sharded_orm.operations.tickets.largest_ids import Largest, declared_sequences, largest
 from sharded_orm.operations.tickets.survey import (
     PATIENCE,
     TROUBLE,
@@ -19,31 +23,31 @@ from sharded_orm.operations.tickets.survey import (
     all_servers,
     ask,
     ask_all,
-    chosen,
+    high_water_mark_of,
     is_behind,
-    mark_of,
+    select_names,
 )
 
-#: Called before each sequence and in the end: how many are done, of how many, its name.
+#: Called before each sequence and at the end: number done, total number, name of the sequence.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A sequence on one server, compared with what exists."""
+    """A sequence on one server, compared with its partner and with the existing rows."""
 
     name: str
     alias: str
-    #: The last id that was handed out; None if the server does not tell.
+    #: The last id that was handed out; None if the server does not say.
     position: int | None
-    #: What the partner knows to have left it; None if it does not tell.
+    #: The high-water mark; None if the partner does not say.
     mark: int | None
-    #: The largest id above the position that exists, and where.
+    #: The largest existing id above the position, and its table.
     offending: int | None
     where: str | None
-    #: What is wrong, with the remedy; None when nothing is.
+    #: The problem with its remedy; None if all is well.
     problem: str | None
-    #: Whether it could be compared; if not, ``problem`` tells why.
+    #: Whether it could be compared; if not, ``problem`` says why.
     checked: bool = True
 
 
@@ -64,17 +68,17 @@ def verify(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Verified]:
-    """Compare each server's position with its partner's mark and with the ids that exist.
+    """Compare each server's position with its high-water mark and with the existing ids.
 
-    On all shards only the range of ids above the position is read. Changes nothing.
+    Reads only ids above the position, on all shards. Changes nothing.
 
-    :param names: by default all sequences, of models or servers.
-    :raises UnknownSequence: nobody knows one of ``names``.
+    :param names: names of sequences; by default all that models or servers have.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
     return [
-        one
-        for answers, name, fields in _each(names, servers, progress)
-        for one in (_verified(answers, index, name, fields)[0] for index in range(len(answers)))
+        _verify_one(answers, index, name, fields)[0]
+        for answers, name, fields in _answers_by_sequence(names, servers, progress)
+        for index in range(len(answers))
     ]
 
 
@@ -89,96 +93,107 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move servers above all that is known to have left them; never back.
+    """Move servers above every id that they are known to have handed out; never back.
 
-    That is the larger of position, partner's mark and largest id that exists, plus
-    ``margin`` for what was handed out and is neither in a row nor marked. Each server stands
-    alone: one that does not answer is told in its ``problem``, the others are done.
+    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids
+    that are neither in a row nor marked. Servers are independent: a server that does not answer has
+    a ``problem``, and the others are moved.
 
-    :param to: the position itself, in place of the margin; a server that is above it stays.
-    :param check: look for existing ids; without it ``to`` must be given.
-    :param dry_run: tell what would be done.
-    :param only: the alias of one server.
+    :param names: names of sequences; by default all that models or servers have.
+    :param to: the target itself, in place of the margin; a server above it stays.
+    :param check: whether to look for existing ids; without the check, ``to`` is required.
+    :param dry_run: report what would be done, and change nothing.
+    :param only: the alias of the only server to move.
     :raises InvalidSequence: ``margin`` or ``to`` are not possible.
-    :raises UnknownSequence: nobody knows one of ``names``.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
     _check_arguments(margin, to, check)
     return [
-        _advanced(answers, index, name, fields if check else None, margin, to, dry_run)
-        for answers, name, fields in _each(names, servers, progress)
+        _advance_one(answers, index, name, fields if check else None, margin, to, dry_run)
+        for answers, name, fields in _answers_by_sequence(names, servers, progress)
         for index, answer in enumerate(answers)
         if only in (None, answer.server.alias)
     ]
 
 
-def _unmarked(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
-    """How far a server was is known to its partner, which does not tell."""
-    server, keeper = answers[index].server, answers[(index + 1) % len(answers)]
-    why = f"does not answer: {keeper.error}" if keeper.error else f"has no sequence {name!r}"
+def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
+    """The problem that the partner does not say the server's high-water mark."""
+    server, partner = answers[index].server, answers[(index + 1) % len(answers)]
+    why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
     return (
-        f"{keeper.server.alias!r}, which keeps the mark of {server.alias!r}, {why}. Bring it back"
+        f"{partner.server.alias!r}, which keeps the mark of {server.alias!r}, {why}. Bring it back"
         f" ('manage.py tickets create {name}' if it has been replaced), or say how far to go: --to N"
         " --no-check, above all ids that were ever handed out."
     )
 
 
-def _each(
+def _answers_by_sequence(
     names: Iterable[str], servers: Sequence[TicketServer] | None, progress: Progress | None
 ) -> Iterator[tuple[list[ServerAnswer], str, Sequence[TicketField]]]:
-    fields = declared()
+    fields = declared_sequences()
     answers = ask_all(all_servers() if servers is None else servers)
-    wanted = chosen(names, fields, answers)
-    for done, name in enumerate(wanted):
+    selected = select_names(names, fields, answers)
+    for done, name in enumerate(selected):
         if progress is not None:
-            progress(done, len(wanted), name)
+            progress(done, len(selected), name)
         yield answers, name, fields.get(name, ())
     if progress is not None:
-        progress(len(wanted), len(wanted), "")
+        progress(len(selected), len(selected), "")
 
 
-def _verified(
+def _verify_one(
     answers: Sequence[ServerAnswer], index: int, name: str, fields: Sequence[TicketField]
 ) -> tuple[Verified, SequenceRow | None]:
     answer = answers[index]
-    server, mark = answer.server, mark_of(answers, index, name)
-    standing = answer.standings.get(name)
-    bad = Verified(name, server.alias, None, mark, None, None, None, checked=False)
+    server, high_water_mark = answer.server, high_water_mark_of(answers, index, name)
+    sequence = answer.sequences.get(name)
+    unchecked = Verified(name, server.alias, None, high_water_mark, None, None, None, checked=False)
     if answer.error is not None:
-        return replace(bad, problem=f"{server.alias!r} does not answer: {answer.error}"), None
-    if standing is None:
+        return replace(unchecked, problem=f"{server.alias!r} does not answer: {answer.error}"), None
+    if sequence is None:
         problem = (
             f"{server.alias!r} has no sequence {name!r}: run 'manage.py tickets create {name}'."
         )
-        return replace(bad, problem=problem), None
-    position = standing.position
-    bad = replace(bad, position=position)
-    if standing.problem is not None:
-        return replace(bad, problem=standing.problem), None
+        return replace(unchecked, problem=problem), None
+    position = sequence.position
+    unchecked = replace(unchecked, position=position)
+    if sequence.problem is not None:
+        return replace(unchecked, problem=sequence.problem), None
     try:
-        found = largest(fields, above=position, place=server.place)
+        largest_id = largest(fields, above=position, slot=server.slot)
     except SequenceNotChecked as exc:
-        return replace(bad, problem=str(exc)), None
-    if found is not None or is_behind(position, mark):
-        # The position was read first; ids may have left since, and be in rows already.
+        return replace(unchecked, problem=str(exc)), None
+    if largest_id is not None or is_behind(position, high_water_mark):
+        # The position was read first. Ids may have been handed out since, and be in rows already.
         later = ask(server)
         if later.error is not None:
-            return replace(bad, problem=f"{server.alias!r} does not answer: {later.error}"), None
-        standing = later.standings.get(name, standing)
-        position = standing.position
-    return _compared(name, server, position, mark, found), standing.row
+            return replace(
+                unchecked, problem=f"{server.alias!r} does not answer: {later.error}"
+            ), None
+        sequence = later.sequences.get(name, sequence)
+        position = sequence.position
+    return _compare_with_rows(name, server, position, high_water_mark, largest_id), sequence.row
 
 
-def _compared(
-    name: str, server: TicketServer, position: int, mark: int | None, found: Largest | None
+def _compare_with_rows(
+    name: str,
+    server: TicketServer,
+    position: int,
+    high_water_mark: int | None,
+    largest_id: Largest | None,
 ) -> Verified:
-    said = f"Sequence {name!r} on {server.alias!r} is at {max(position, 0)!r}, but"
+    prefix = f"Sequence {name!r} on {server.alias!r} is at {max(position, 0)!r}, but"
     remedy = f"it would be handed out again. Run 'manage.py tickets advance {name}'."
-    if found is not None and found.id > position:
-        problem = f"{said} id {found.id!r} exists, in {found.where}: {remedy}"
-        return Verified(name, server.alias, position, mark, found.id, found.where, problem)
-    problem = f"{said} its partner knows that {mark!r} has left it: {remedy}"
-    behind = is_behind(position, mark)
-    return Verified(name, server.alias, position, mark, None, None, problem if behind else None)
+    if largest_id is not None and largest_id.id > position:
+        problem = f"{prefix} id {largest_id.id!r} exists, in {largest_id.where}: {remedy}"
+        return Verified(
+            name, server.alias, position, high_water_mark, largest_id.id, largest_id.where, problem
+        )
+    problem = f"{prefix} its partner knows that {high_water_mark!r} has left it: {remedy}"
+    behind = is_behind(position, high_water_mark)
+    return Verified(
+        name, server.alias, position, high_water_mark, None, None, problem if behind else None
+    )
 
 
 def _check_arguments(margin: int, to: int | None, check: bool) -> None:
@@ -198,7 +213,7 @@ def _check_arguments(margin: int, to: int | None, check: bool) -> None:
         )
 
 
-def _advanced(
+def _advance_one(
     answers: Sequence[ServerAnswer],
     index: int,
     name: str,
@@ -207,28 +222,30 @@ def _advanced(
     to: int | None,
     dry_run: bool,
 ) -> Advanced:
-    seen, row = _verified(answers, index, name, fields or ())
-    before, server = seen.position, answers[index].server
-    if row is None or before is None:
-        return Advanced(name, server.alias, before, before, seen.problem)
-    if seen.mark is None and len(answers) > 1 and fields is not None:
-        return Advanced(name, server.alias, before, before, _unmarked(answers, index, name))
-    least = max(before, seen.mark or 0, seen.offending or 0)
-    if to is not None and to < least and least > before:
-        problem = (
-            f"Sequence {name!r} on {server.alias!r} cannot be moved to {to!r}: {least!r} has left it"
-            f" before. Leave out --to, or let it be {least!r} or more."
+    verified, row = _verify_one(answers, index, name, fields or ())
+    position, server = verified.position, answers[index].server
+    if row is None or position is None:
+        return Advanced(name, server.alias, position, position, verified.problem)
+    if verified.mark is None and len(answers) > 1 and fields is not None:
+        return Advanced(
+            name, server.alias, position, position, _unknown_mark_problem(answers, index, name)
         )
-        return Advanced(name, server.alias, before, before, problem)
-    target = max(before, least + margin if to is None else to)
-    # The next number of this server: it is what the others count from, too.
-    target = server.place.at_or_below(target + server.place.step - 1)
-    if target == before or (dry_run and target <= LAST_ID):
-        return Advanced(name, server.alias, before, target, None)
+    minimum = max(position, verified.mark or 0, verified.offending or 0)
+    if to is not None and to < minimum and minimum > position:
+        problem = (
+            f"Sequence {name!r} on {server.alias!r} cannot be moved to {to!r}: {minimum!r} has left it"
+            f" before. Leave out --to, or let it be {minimum!r} or more."
+        )
+        return Advanced(name, server.alias, position, position, problem)
+    target = max(position, minimum + margin if to is None else to)
+    # The next number of this server: other servers count from it, too.
+    target = server.slot.at_or_below(target + server.slot.step - 1)
+    if target == position or (dry_run and target <= LAST_ID):
+        return Advanced(name, server.alias, position, target, None)
     deadline = time.monotonic() + PATIENCE
     try:
-        with server.session(deadline) as lent:
-            after = lent.ask(lambda session: session.advance(row, target, deadline))
+        with server.session(deadline) as handle:
+            after = handle.ask(lambda session: session.advance(row, target, deadline))
     except TROUBLE as exc:
-        return Advanced(name, server.alias, before, before, f"{server.alias!r}: {exc}")
-    return Advanced(name, server.alias, before, after, None)
+        return Advanced(name, server.alias, position, position, f"{server.alias!r}: {exc}")
+    return Advanced(name, server.alias, position, after, None)

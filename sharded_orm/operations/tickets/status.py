@@ -1,4 +1,4 @@
-"""How the ticket servers are, for operators and monitoring."""
+"""The state of the ticket servers, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets.largest_ids import declared
+from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.survey import (
     SequencePosition,
     ServerAnswer,
     all_servers,
     ask,
     ask_all,
+    high_water_mark_of,
     is_behind,
-    mark_of,
 )
 
-# Seconds for one server; what monitors waits for all of them.
+# Seconds for one server; a monitoring system waits for all of them.
 PATIENCE = 5.0
 
 
@@ -30,35 +30,36 @@ class SequenceStatus:
     form: str
     #: The last id that was handed out; 0 or less for none.
     position: int
-    #: The highest id that the partner knows to have left this server; None if it cannot tell.
+    #: The high-water mark: the highest id that the server has handed out, as its partner knows;
+    #: None if the partner does not say.
     mark: int | None
-    #: Of the positive 64-bit numbers, how much is used up: 0 to 1.
+    #: The used part of the positive 64-bit numbers, from 0 to 1.
     used: float
     problem: str | None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """A ticket server. It gives ``offset``, ``offset + step``, … (F2)."""
+    """A ticket server. It hands out ``offset``, ``offset + step``, … (F2)."""
 
     alias: str
     offset: int
     step: int
-    #: Why it does not serve; None when it answers.
+    #: Why it does not answer; None if it does.
     error: str | None
-    #: What can let it forget ids that it has handed out; None when nothing does.
+    #: Why a crash may let it forget ids that it has handed out; None if it cannot.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
 
 @dataclass(frozen=True)
 class TicketStatus:
-    """All servers. ``problems`` are what an operator should mend; empty when all is well."""
+    """All servers. ``problems`` are for an operator to mend; empty if all is well."""
 
     servers: tuple[ServerStatus, ...]
-    #: Sequence -> distance between the servers; of those that several servers told.
+    #: Sequence -> distance between the servers, if several servers have it.
     drift: Mapping[str, int]
-    #: Sequences that no installed model draws from. They may be used by name.
+    #: Sequences that no installed model draws from. Code may use them by name.
     unused: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -66,88 +67,105 @@ class TicketStatus:
 def status(
     servers: Sequence[TicketServer] | None = None, *, patience: float = PATIENCE
 ) -> TicketStatus:
-    """Ask all servers how they are. Changes nothing; a server that is down is part of the answer.
+    """Return the state of all servers, including those that are down. Changes nothing.
 
-    :param patience: seconds for one server; they are asked one after the other.
+    :param patience: seconds for one server; servers are asked one after the other.
     :raises ImproperlyConfigured: no server is configured.
     """
     answers = ask_all(all_servers() if servers is None else servers, patience)
-    told = tuple(_server(answers, index) for index in range(len(answers)))
-    wanted = declared()
-    names = {name for answer in answers for name in answer.standings}
+    statuses = tuple(_server(answers, index) for index in range(len(answers)))
+    declared = declared_sequences()
+    names = {name for answer in answers for name in answer.sequences}
     problems = [
-        *(_not_answering(server) for server in told if server.error is not None),
-        *(one.problem for server in told for one in server.sequences if one.problem is not None),
-        *(problem for answer in answers for problem in _lacking(answer, {*names, *wanted}, wanted)),
+        *(_not_answering(server) for server in statuses if server.error is not None),
+        *(
+            sequence.problem
+            for server in statuses
+            for sequence in server.sequences
+            if sequence.problem is not None
+        ),
+        *(
+            problem
+            for answer in answers
+            for problem in _missing_problems(answer, {*names, *declared}, declared)
+        ),
     ]
-    return TicketStatus(told, _drift(answers), tuple(sorted(names - set(wanted))), tuple(problems))
+    return TicketStatus(
+        statuses, _drift(answers), tuple(sorted(names - set(declared))), tuple(problems)
+    )
 
 
 def _not_answering(server: ServerStatus) -> str:
     return f"{server.alias!r} does not answer: {server.error}"
 
 
-def _lacking(answer: ServerAnswer, names: Iterable[str], wanted: Container[str]) -> Iterator[str]:
-    """What an empty or replaced server should have."""
-    lacking = sorted(set(names) - set(answer.standings))
-    if answer.error is None and lacking:
-        # Without names it makes those of the models.
-        named = "" if all(name in wanted for name in lacking) else " " + " ".join(lacking)
+def _missing_problems(
+    answer: ServerAnswer, names: Iterable[str], declared: Container[str]
+) -> Iterator[str]:
+    """Problems of an empty or replaced server that lacks sequences.
+
+    :param names: the sequences that it should have.
+    """
+    missing = sorted(set(names) - set(answer.sequences))
+    if answer.error is None and missing:
+        # Without names, the command creates the sequences of the models.
+        arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
-            f"{answer.server.alias!r} has no sequence {', '.join(map(repr, lacking))}: run"
-            f" 'manage.py tickets create{named}'."
+            f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
+            f" 'manage.py tickets create{arguments}'."
         )
 
 
-def missing(server: TicketServer) -> list[str]:
-    """The sequences that models draw from and this server does not have.
+def missing_sequences(server: TicketServer) -> list[str]:
+    """The sequences that models draw from and this server lacks.
 
-    :raises OperationalError: or what else the server is to blame for.
+    :raises OperationalError: the server does not answer. Other errors of the server are raised,
+        too.
     """
     answer = ask(server, PATIENCE)
     if answer.error is not None:
         raise answer.error
-    return [name for name in declared() if name not in answer.standings]
+    return [name for name in declared_sequences() if name not in answer.sequences]
 
 
 def _server(answers: Sequence[ServerAnswer], index: int) -> ServerStatus:
     answer = answers[index]
     return ServerStatus(
         answer.server.alias,
-        answer.server.place.position,
-        answer.server.place.step,
+        answer.server.slot.position,
+        answer.server.slot.step,
         None if answer.error is None else str(answer.error),
         answer.durability,
         tuple(
-            _sequence(answers, index, name, standing)
-            for name, standing in sorted(answer.standings.items())
+            _sequence(answers, index, name, sequence)
+            for name, sequence in sorted(answer.sequences.items())
         ),
     )
 
 
 def _sequence(
-    answers: Sequence[ServerAnswer], index: int, name: str, standing: SequencePosition
+    answers: Sequence[ServerAnswer], index: int, name: str, sequence: SequencePosition
 ) -> SequenceStatus:
-    mark, problem = mark_of(answers, index, name), standing.problem
-    if problem is None and is_behind(standing.position, mark):
-        # The mark was read after the position; ids may have left in between.
+    high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
+    if problem is None and is_behind(sequence.position, high_water_mark):
+        # The mark was read after the position. Ids may have been handed out in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
-        standing = later.standings.get(name, standing)
+        sequence = later.sequences.get(name, sequence)
         if later.error is not None:
             problem = f"{server.alias!r} does not answer any more: {later.error}"
-        elif is_behind(standing.position, mark):
+        elif is_behind(sequence.position, high_water_mark):
             problem = (
-                f"Sequence {name!r} on {server.alias!r} is at {max(standing.position, 0)!r}, below"
-                f" {mark!r}, which has left it before: it may have come back from a backup. Run"
+                f"Sequence {name!r} on {server.alias!r} is at {max(sequence.position, 0)!r}, below"
+                f" {high_water_mark!r}, which has left it before: it may have come back from a backup. Run"
                 f" 'manage.py tickets advance {name}'."
             )
     return SequenceStatus(
         name,
-        standing.row.form,
-        standing.position,
-        mark,
-        max(standing.position, 0) / LAST_ID,
+        sequence.row.form,
+        sequence.position,
+        high_water_mark,
+        max(sequence.position, 0) / LAST_ID,
         problem,
     )
 
@@ -155,10 +173,10 @@ def _sequence(
 def _drift(answers: Sequence[ServerAnswer]) -> dict[str, int]:
     positions: dict[str, list[int]] = {}
     for answer in answers:
-        for name, standing in answer.standings.items():
-            positions.setdefault(name, []).append(max(standing.position, 0))
+        for name, sequence in answer.sequences.items():
+            positions.setdefault(name, []).append(max(sequence.position, 0))
     return {
-        name: max(several) - min(several)
-        for name, several in sorted(positions.items())
-        if len(several) > 1
+        name: max(values) - min(values)
+        for name, values in sorted(positions.items())
+        if len(values) > 1
     }

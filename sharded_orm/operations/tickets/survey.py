@@ -1,4 +1,8 @@
-"""What the ticket servers tell of their sequences, all of them at once."""
+"""Reading all sequences of all ticket servers.
+
+A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
+next server, keeps the mark. A server's *slot* is its share of all ids: offset and step.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
-# Seconds for one server to answer; nobody's page waits for it.
+# Seconds for one server to answer. No web page waits for it.
 PATIENCE = 30.0
 
-#: What asking one server may raise: it is down, or not what it should be.
+#: Errors of a server that is down, or does not match the settings.
 TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 
@@ -30,24 +34,24 @@ class SequencePosition:
     row: SequenceRow
     #: The last id that was handed out.
     position: int
-    #: What is wrong with it, as the server tells it.
+    #: The problem with the sequence; None if all is well.
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What one server told; nothing but ``error`` when it did not answer."""
+    """The answer of one server; only ``error`` if it did not answer."""
 
     server: TicketServer
-    standings: Mapping[str, SequencePosition] = field(default_factory=dict)
+    sequences: Mapping[str, SequencePosition] = field(default_factory=dict)
     durability: str | None = None
     error: Exception | None = None
 
 
 def all_servers() -> list[TicketServer]:
-    """Those of ``SHARDED_ORM["TICKETS"]``, in order.
+    """The servers in ``SHARDED_ORM["TICKETS"]``, in order.
 
-    :raises ImproperlyConfigured: there is none.
+    :raises ImproperlyConfigured: no server is configured.
     """
     servers = runtime.tickets().servers
     if not servers:
@@ -60,31 +64,31 @@ def all_servers() -> list[TicketServer]:
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
     """Ask each server for all its sequences; a server that is down costs ``patience`` at most."""
     answers = [ask(server, patience) for server in servers]
-    return [_with_places_checked(answer, answers) for answer in answers]
+    return [_with_slots_checked(answer, answers) for answer in answers]
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """What one server tells. Never raises what the server is to blame for."""
+    """Ask one server for all its sequences. Errors of the server are in the answer."""
     deadline = time.monotonic() + patience
 
-    def look(session: TicketSession) -> tuple[dict[str, SequencePosition], str | None]:
+    def read(session: TicketSession) -> tuple[dict[str, SequencePosition], str | None]:
         rows = session.read_all(deadline)
         return (
-            {row.name: _look(session, row, deadline) for row in rows},
+            {row.name: _read_sequence(session, row, deadline) for row in rows},
             session.durability(deadline),
         )
 
     try:
-        with server.session(deadline) as lent:
-            standings, durability = lent.ask(look)
+        with server.session(deadline) as handle:
+            sequences, durability = handle.ask(read)
     except TROUBLE as exc:
         return ServerAnswer(server, error=exc)
-    return ServerAnswer(server, standings, durability)
+    return ServerAnswer(server, sequences, durability)
 
 
-def _look(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
+def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        session.read(row.name, deadline)  # Also checks what belongs to the form.
+        session.read(row.name, deadline)  # Also checks the objects that the form needs.
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
         return SequencePosition(row, row.value, str(exc))
@@ -99,33 +103,40 @@ def _look(session: TicketSession, row: SequenceRow, deadline: float) -> Sequence
         )
 
 
-def _with_places_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -> ServerAnswer:
+def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -> ServerAnswer:
     checked = {
         name: SequencePosition(
-            standing.row,
-            standing.position,
-            misplaced(answer.server, standing.row, answers) or standing.problem,
+            sequence.row,
+            sequence.position,
+            slot_problem(answer.server, sequence.row, answers) or sequence.problem,
         )
-        for name, standing in answer.standings.items()
+        for name, sequence in answer.sequences.items()
     }
     return ServerAnswer(answer.server, checked, answer.durability, answer.error)
 
 
-def misplaced(
+def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Why ``row`` cannot be one of ``server``; None when it can."""
-    if row.place == server.place:
+    """Why ``row`` cannot belong to ``server``; None if it can.
+
+    :param answers: those of all servers, to recognize a copy.
+    """
+    if row.slot == server.slot:
         return None
-    place = server.place
+    slot = server.slot
     text = (
-        f"SHARDED_ORM['TICKETS'] has {server.alias!r} as server {place.position!r} of"
-        f" {place.step!r}, but its sequence {row.name!r} was made as server {row.position!r} of"
+        f"SHARDED_ORM['TICKETS'] has {server.alias!r} as server {slot.position!r} of"
+        f" {slot.step!r}, but its sequence {row.name!r} was made as server {row.position!r} of"
         f" {row.step!r}"
     )
     for other in answers:
-        same = other.standings.get(row.name)
-        if other.server is not server and same is not None and same.row.place == row.place:
+        same_sequence = other.sequences.get(row.name)
+        if (
+            other.server is not server
+            and same_sequence is not None
+            and same_sequence.row.slot == row.slot
+        ):
             return (
                 f"{text}, and so was that of {other.server.alias!r}: both aliases are the same"
                 " database, or one is a copy of the other. Give each a database of its own."
@@ -136,28 +147,28 @@ def misplaced(
     )
 
 
-def chosen(
-    names: Iterable[str], declared: Iterable[str], answers: Sequence[ServerAnswer]
+def select_names(
+    names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """The sequences to work on: those that are named, or all that are known.
+    """The sequences to work on: ``names``, or by default all of models and servers.
 
-    :raises UnknownSequence: of one neither models nor servers know.
+    :raises UnknownSequence: no model and no server has one of ``names``.
     """
-    known = {*declared, *(name for answer in answers for name in answer.standings)}
-    wanted = list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in known and not any(answer.error for answer in answers):
-            close = difflib.get_close_matches(name, known, 1)
+    known_names = {*declared_names, *(name for answer in answers for name in answer.sequences)}
+    selected = list(dict.fromkeys(names))
+    for name in selected:
+        if name not in known_names and not any(answer.error for answer in answers):
+            similar = difflib.get_close_matches(name, known_names, 1)
             raise UnknownSequence(
                 f"There is no sequence {name!r}, neither on a ticket server nor of a model."
-                + (f" Did you mean {close[0]!r}?" if close else "")
+                + (f" Did you mean {similar[0]!r}?" if similar else "")
                 + f" Create it with 'manage.py tickets create {name}'."
             )
-    return wanted or sorted(known)
+    return selected or sorted(known_names)
 
 
 def check_name(name: str) -> None:
-    """:raises InvalidSequence: no sequence can be called so."""
+    """:raises InvalidSequence: no sequence can have this name."""
     if len(name) > MAX_NAME:
         raise InvalidSequence(
             f"A sequence cannot be called {name!r}: {len(name)} characters, and {MAX_NAME} are"
@@ -170,17 +181,17 @@ def check_name(name: str) -> None:
         )
 
 
-def mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """What its partner, the next of the ring, knows to have left server ``index``; 0 for nothing.
+def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
+    """The high-water mark of server ``index``, which its partner keeps; 0 if it has given no id.
 
-    None when there is no partner, or it does not tell.
+    None if there is no partner, or it does not say.
     """
     if len(answers) < 2:
         return None
-    keeper = answers[(index + 1) % len(answers)].standings.get(name)
-    return keeper.row.partner_mark if keeper is not None else None
+    partner = answers[(index + 1) % len(answers)].sequences.get(name)
+    return partner.row.predecessor_mark if partner is not None else None
 
 
-def is_behind(position: int, mark: int | None) -> bool:
-    """Whether ids have left a server that would leave it again."""
-    return mark is not None and max(position, 0) < mark
+def is_behind(position: int, high_water_mark: int | None) -> bool:
+    """Whether a server would hand out ids again that it has handed out already."""
+    return high_water_mark is not None and max(position, 0) < high_water_mark

@@ -1,7 +1,7 @@
-"""The contract of a topology source: where the document comes from and goes to.
+"""The contract of a topology source, which holds the topology document for all processes.
 
-Sources are pluggable: ``SHARDED_ORM["TOPOLOGY"]["SOURCE"]`` names one of the built-in ones
-or the dotted path of a subclass of :class:`TopologySource`.
+Sources are pluggable: ``SHARDED_ORM["TOPOLOGY"]["SOURCE"]`` names a built-in source or the
+dotted path of a subclass of :class:`TopologySource`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: Called with each document that arrives, or with the error of one that cannot be read. From
-#: any thread; quick; never raises.
+#: Called with each document that arrives, or with the error of a document that cannot be read.
+#: Called from any thread; returns quickly; never raises.
 OnChange = Callable[[Document | TopologyError], None]
 
 
@@ -51,14 +51,14 @@ class Process:
     pid: int
     version: int
     since: datetime | None
-    #: Whether it is the one that asks.
+    #: Whether it is the process that asks.
     own: bool = False
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """What ``read`` gives, or the error for :data:`OnChange`; raises nothing.
+    """The result of ``read``, or its error, for :data:`OnChange`. Raises nothing.
 
-    So that a source goes on following, whatever it was given to read.
+    So a source goes on watching, whatever it reads.
     """
     try:
         return read()
@@ -69,10 +69,10 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
 
 
 class TopologySource(ABC):
-    """Where the topology of all processes is kept. One instance serves one process.
+    """Holds the topology of all processes. One instance serves one process.
 
-    A source brings documents; whether they are used is decided by who asks it. So it
-    refuses what is no document at all, and nothing else.
+    A source brings documents; its caller decides whether they are used. So a source refuses only
+    content that is no document.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole of ``SHARDED_ORM``.
@@ -84,7 +84,7 @@ class TopologySource(ABC):
     live: ClassVar[bool] = True
     #: Names of the options that the source understands, beside those of all sources.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: Of these, the ones it cannot do without.
+    #: The options among :attr:`option_names` that must be set.
     required: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
@@ -108,65 +108,68 @@ class TopologySource(ABC):
 
     @property
     def last_good(self) -> str | None:
-        """The file with the last document that was in order, for a start without the source."""
+        """The file for the last valid document, for a start without the source; None if not set."""
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None
 
     @property
     def allows_credentials(self) -> bool:
+        """Whether documents may hold credentials."""
         return bool(self.options.get("CREDENTIALS", False))
 
     @abstractmethod
     def describe(self) -> str:
-        """Where it is, for people: an address or a path, no credentials."""
+        """The location of the source for people: an address or a path, without credentials."""
 
     @abstractmethod
     def load(self) -> Document | None:
-        """What the source holds now; None while nothing was ever put there.
+        """The document that the source holds now; None if none was ever put there.
 
-        Waits for an answer within the time that the options allow.
+        Waits for an answer as long as the options allow.
 
-        :raises TopologyUnavailable: it does not answer.
-        :raises InvalidTopology: it holds what is no document.
+        :raises TopologyUnavailable: the source does not answer.
+        :raises InvalidTopology: the source holds no valid document.
         """
 
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
-        """Tell of every change from now on, and of what is there now. Does not wait for it.
+        """Call ``on_change`` with the present document and each later one. Does not wait.
 
-        A source that is lost is looked for until :meth:`stop`, in the background. The process
-        must not have started it before; a forked child makes an instance of its own.
+        If the source is lost, it is looked for in the background until :meth:`stop`. A process
+        starts an instance only once; a forked child makes an instance of its own.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
-        """End what :meth:`start` began, connections included. Repeatable."""
+        """End the work of :meth:`start`, and close all connections. May be repeated."""
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
-        """Put ``document`` in the place of version ``expected`` (0: of nothing), as one step.
+        """Replace version ``expected`` by ``document`` in one step.
 
-        Nothing but its shape is checked here; see ``operations/topology.py``.
+        Only the document's shape is checked here; see ``operations/topology.py``.
 
+        :param expected: the version that the source holds; 0 for none.
         :raises TopologyConflict: the source holds another version by now.
         :raises TopologyReadOnly: the source cannot be written.
-        :raises TopologyUnavailable: it does not answer; the document may or may not be there.
+        :raises TopologyUnavailable: the source does not answer; the document may or may not have
+            been published.
         """
         raise TopologyReadOnly(f"{self.describe()} cannot be written by this command.")
 
     def history(self, limit: int) -> list[Revision]:
-        """The last ``limit`` revisions, newest first; empty where none are kept."""
+        """The last ``limit`` revisions, newest first; empty if the source keeps none."""
         return []
 
     def revision(self, version: int) -> Document:
         """The document of an entry of :meth:`history`.
 
-        :raises LookupError: there is none.
+        :raises LookupError: there is no such entry.
         """
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
-    def using(self, version: int) -> None:  # noqa: B027  # nobody asks, with most sources
-        """This process uses ``version`` now. Does not wait."""
+    def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
+        """Record that this process uses ``version`` now. Does not wait."""
 
     def processes(self) -> list[Process] | None:
-        """The processes that are connected; None where the source does not know them."""
+        """The processes that are connected; None if the source does not know them."""
         return None
 
 

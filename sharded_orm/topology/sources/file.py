@@ -1,4 +1,4 @@
-"""A file that every machine gets in its own way: from configuration management, a volume."""
+"""The topology in a file that each machine gets from configuration management or a volume."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DEFAULT_INTERVAL = 1.0
 
 
 class FileSource(TopologySource):
-    """JSON, or TOML in a file that ends in ``.toml``. Looked at once in ``INTERVAL`` seconds.
+    """JSON, or TOML if the name of the file ends in ``.toml``. Checked every ``INTERVAL`` seconds.
 
-    It is read again when its time, size or inode changes; a file that is replaced by
-    ``rename`` is never read half written. Whoever changes it raises its version.
+    The file is read again when its time, size or inode changes. A file that is replaced by
+    ``rename`` is never read half written. Each change must raise the version in the file.
     """
 
     option_names = frozenset({"PATH", "INTERVAL"})
@@ -66,18 +66,18 @@ class FileSource(TopologySource):
         while True:
             stamp = self._stamp()
             if stamp != seen:
-                found = arrived(self.load)
-                # A file that is gone for a moment is about to be replaced.
-                if found is not None:
-                    on_change(found)
+                document = arrived(self.load)
+                # A missing file is about to be replaced.
+                if document is not None:
+                    on_change(document)
                 seen = stamp
             if self._ended.wait(self._interval):
                 return
 
     def _stamp(self) -> object:
         try:
-            found = os.stat(self._path)
+            stat = os.stat(self._path)
         except OSError as exc:
             return exc.errno
-        # Not st_mtime, which may be copied with the file, and which chmod leaves.
-        return found.st_ctime_ns, found.st_size, found.st_ino
+        # st_ctime, since st_mtime may be copied with the file, and chmod does not change it.
+        return stat.st_ctime_ns, stat.st_size, stat.st_ino

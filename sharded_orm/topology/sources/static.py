@@ -1,4 +1,4 @@
-"""The topology that the settings hold themselves: it changes by a deploy."""
+"""The topology in the settings themselves, which changes by a deploy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sharded_orm.topology.sources.base import TopologySource
 
 
 class StaticSource(TopologySource):
-    """``NODES`` and ``GROUPS`` of the settings. The default."""
+    """The ``NODES`` and ``GROUPS`` of the settings; the default source."""
 
     live: ClassVar[bool] = False
 

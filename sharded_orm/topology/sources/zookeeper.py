@@ -53,26 +53,27 @@ from sharded_orm.topology.sources.base import (
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# ZooKeeper's default jute.maxbuffer is 1 MiB for a whole request, which also has the history.
+# The default jute.maxbuffer is 1 MiB for a whole request, and a request holds the document twice.
 MAX_BYTES = 450_000
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-# Seconds without a connection after which the client is made anew: one that was refused for
-# good (authentication, a server from an older backup) does not try again by itself.
+# Seconds without a connection after which the client is made anew: a client that was refused for
+# good (authentication, a server from an older backup) does not try again.
 _RENEW_AFTER = 60.0
-# Seconds until a read that failed on a living connection is repeated.
+# Seconds until a failed read on an open connection is repeated.
 _REPEAT_AFTER = 1.0
-# The same, after an error that nobody has expected, which may come at once again.
+# The same after an unexpected error, which may come again at once.
 _RECOVER_AFTER = 5.0
-# Seconds that the end of a process waits for the thread, which is a daemon.
+# Seconds for which the end of a process waits for the thread, which is a daemon.
 _END_WITHIN = 3.0
-# Between two attempts to connect, in seconds at most. kazoo's own default is an hour.
+# kazoo's own max_delay between two attempts to connect is an hour; this one is 2 seconds.
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 
 
 class ZooKeeperSource(TopologySource):
-    """See the module.
+    """The document is a znode; see the module for the others.
 
-    A thread of its own reads and tells; whoever uses the topology never waits for the network.
+    A thread of the source reads it and reports changes: users of the topology never wait for the
+    network.
     """
 
     writable: ClassVar[bool] = True
@@ -83,16 +84,16 @@ class ZooKeeperSource(TopologySource):
 
     def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         super().__init__(options, setting)
-        found: list[str] = []
+        problems: list[str] = []
         hosts = options["HOSTS"]
         self._hosts = hosts if isinstance(hosts, str) else ",".join(map(str, hosts))
         self._path = str(options.get("PATH", "/sharded_orm")).rstrip("/")
         if not self._path.startswith("/"):
-            found.append(f"TOPOLOGY: PATH must begin with '/', not {options.get('PATH')!r}")
-        self._timeout = _positive("TIMEOUT", options.get("TIMEOUT", 10.0), found)
-        self._wait = _positive("WAIT", options.get("WAIT", 5.0), found)
-        self._kept = int(_positive("HISTORY", options.get("HISTORY", 100), found))
-        self._acl = _acl(options.get("ACL", ()), found)
+            problems.append(f"TOPOLOGY: PATH must begin with '/', not {options.get('PATH')!r}")
+        self._timeout = _positive("TIMEOUT", options.get("TIMEOUT", 10.0), problems)
+        self._wait = _positive("WAIT", options.get("WAIT", 5.0), problems)
+        self._kept = int(_positive("HISTORY", options.get("HISTORY", 100), problems))
+        self._acl = _acl(options.get("ACL", ()), problems)
         try:
             self._arguments = {
                 "connection_retry": dict(_RECONNECT),
@@ -103,14 +104,14 @@ class ZooKeeperSource(TopologySource):
             }
             self._make_client()
         except (TypeError, ValueError, ConfigurationError) as exc:
-            # By its type: AUTH is in it.
-            found.append(
+            # Only the type of the error is shown: its text may hold AUTH.
+            problems.append(
                 "TOPOLOGY: kazoo's client cannot be made with HOSTS, AUTH and CLIENT"
                 f" ({type(exc).__name__}); AUTH is a list of (scheme, credential), CLIENT a dict"
                 " of its arguments"
             )
-        if found:
-            raise InvalidConfiguration(found)
+        if problems:
+            raise InvalidConfiguration(problems)
         self._process = identity()
         self._lock = threading.Lock()
         self._client: KazooClient | None = None
@@ -120,25 +121,25 @@ class ZooKeeperSource(TopologySource):
         self._wake = threading.Event()
         self._lost = False
         self._last_connected = time.monotonic()
-        #: Of the last znode that was told of: the transaction that wrote it.
-        self._told: int | None = None
+        #: The ZooKeeper transaction (mzxid) that wrote the document reported last.
+        self._reported: int | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: Session and version for which our znode under ``processes`` stands.
+        #: Session and version that our znode under ``processes`` holds.
         self._announced: tuple[int, int] | None = None
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
     def describe(self) -> str:
         return f"ZooKeeper at {self._hosts}, {self._path}"
 
-    # ##### Reading and writing, by whoever asks #####
+    # ##### Reading and writing, in the thread of the caller #####
 
     def load(self) -> Document | None:
-        with self._talking() as client:
-            # A server may lag behind its leader.
+        with self._connected() as client:
+            # Without a sync the server may lag behind its leader.
             self._ask(client.sync_async(self._path))
-            found = self._read(client)
-        return None if found is None else _parse(found[0])
+            current = self._read(client)
+        return None if current is None else _parse(current[0])
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
         payload = document.to_json().encode()
@@ -152,26 +153,26 @@ class ZooKeeperSource(TopologySource):
             "comment": comment,
             "document": document.content(),
         }
-        with self._talking() as client:
+        with self._connected() as client:
             self._ask(client.ensure_path_async(f"{self._path}/history", acl=self._acl))
-            found = self._read(client)
-            there = None if found is None else _version_of(found[0])
-            if there is not None and there != expected:
+            current = self._read(client)
+            version = None if current is None else _version_of(current[0])
+            if version is not None and version != expected:
                 raise TopologyConflict(
-                    f"{self.describe()} holds version {there} by now, not {expected} any more;"
+                    f"{self.describe()} holds version {version} by now, not {expected} any more;"
                     " nothing was published."
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # One that somebody has written into 'current' by hand may be there again.
+            # The entry may exist: an older version may have been written into 'current' by hand.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
                 change.set_data(entry, json.dumps(record).encode())
-            if found is None:
+            if current is None:
                 change.create(f"{self._path}/current", payload, acl=self._acl)
             else:
-                change.set_data(f"{self._path}/current", payload, version=found[1].version)
+                change.set_data(f"{self._path}/current", payload, version=current[1].version)
             for result in self._ask(change.commit_async()):
                 if isinstance(result, (BadVersionError, NodeExistsError, NoNodeError)):
                     raise TopologyConflict(
@@ -183,10 +184,10 @@ class ZooKeeperSource(TopologySource):
             self._trim(client)
 
     def history(self, limit: int) -> list[Revision]:
-        with self._talking() as client:
+        with self._connected() as client:
             records = []
             for name in self._entries(client)[:limit]:
-                # One may be trimmed at this moment.
+                # An entry may be trimmed at this moment.
                 with suppress(NoNodeError):
                     data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
                     records.append((int(name), json.loads(data)))
@@ -196,7 +197,7 @@ class ZooKeeperSource(TopologySource):
         ]
 
     def revision(self, version: int) -> Document:
-        with self._talking() as client:
+        with self._connected() as client:
             entry = f"{self._path}/history/{version:010d}"
             try:
                 data, _ = self._ask(client.get_async(entry))
@@ -205,21 +206,23 @@ class ZooKeeperSource(TopologySource):
         return Document.from_content(json.loads(data)["document"])
 
     def processes(self) -> list[Process]:
-        found = []
-        with self._talking() as client:
+        processes = []
+        with self._connected() as client:
             folder = f"{self._path}/processes"
             try:
                 names = self._ask(client.get_children_async(folder))
             except NoNodeError:
                 return []
-            asked = [client.get_async(f"{folder}/{name}") for name in names]
-            for name, answer in zip(names, asked, strict=True):
-                # It may have ended meanwhile.
+            answers = [client.get_async(f"{folder}/{name}") for name in names]
+            for name, answer in zip(names, answers, strict=True):
+                # The process may have ended meanwhile.
                 with suppress(NoNodeError, ValueError, KeyError):
-                    told = json.loads(self._ask(answer)[0])
-                    since, own = _time(told["since"]), name == self._name
-                    found.append(Process(told["host"], told["pid"], told["version"], since, own))
-        return sorted(found, key=lambda one: (one.host, one.pid))
+                    record = json.loads(self._ask(answer)[0])
+                    since, own = _time(record["since"]), name == self._name
+                    processes.append(
+                        Process(record["host"], record["pid"], record["version"], since, own)
+                    )
+        return sorted(processes, key=lambda process: (process.host, process.pid))
 
     def _entries(self, client: KazooClient) -> list[str]:
         try:
@@ -241,15 +244,15 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A read that fails leaves no watch; this one waits for the first push.
+                # A failed read leaves no watch; this watch waits for the first push.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue
             return (data, stat) if data else None
 
     @contextmanager
-    def _talking(self) -> Iterator[KazooClient]:
-        """The client, connected. Its errors become ours."""
+    def _connected(self) -> Iterator[KazooClient]:
+        """The connected client. Its errors become :exc:`TopologyUnavailable`."""
         client = self._started()
         # kazoo sets this event while it is connected.
         if not client._live.wait(self._wait):
@@ -280,7 +283,7 @@ class ZooKeeperSource(TopologySource):
                 self._last_connected = time.monotonic()
             return self._client
 
-    # ##### Following #####
+    # ##### Watching, in a thread of its own #####
 
     def start(self, on_change: OnChange) -> None:
         self._on_change = on_change
@@ -293,13 +296,13 @@ class ZooKeeperSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # The parent's: its socket is not ours to speak on.
+            return  # A forked child must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_WITHIN)  # It may be waiting for an answer that never comes.
-            self._drop_client()  # It may just have made one.
+            self._drop_client()  # The thread may just have made one.
 
     def _drop_client(self) -> None:
         with self._lock:
@@ -310,7 +313,7 @@ class ZooKeeperSource(TopologySource):
                 client.stop()
                 client.close()
             except Exception:
-                # kazoo stumbles when it is stopped in the middle of connecting.
+                # kazoo raises errors if it is stopped while it connects.
                 logger.debug("stopping the client of %s", self.describe(), exc_info=True)
 
     def _follow(self) -> None:
@@ -322,13 +325,13 @@ class ZooKeeperSource(TopologySource):
                 logger.debug("reading from %s: %r", self.describe(), exc)
                 pause = _REPEAT_AFTER
             except Exception:
-                # Nobody else follows for this process: the thread outlives its own mistakes.
+                # No other thread watches for this process: this one must survive any error.
                 logger.exception("Following %s failed, and goes on.", self.describe())
                 pause = _RECOVER_AFTER
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Look, if it is connected. The seconds until the next time, unless something happens."""
+        """Read if the client is connected. The seconds to wait, unless the thread is woken up."""
         client = self._started()
         if client.connected:
             self._last_connected = time.monotonic()
@@ -339,14 +342,14 @@ class ZooKeeperSource(TopologySource):
         return _RENEW_AFTER
 
     def _look(self, client: KazooClient) -> None:
-        """Read, tell what is new, and tell others what this process uses."""
+        """Read the document, report it if it is new, and announce the version that is in use."""
         assert self._on_change is not None
-        found = self._read(client, self._changed)
-        if found is not None and found[1].mzxid != self._told:
-            data, stat = found
-            if (told := arrived(lambda: _parse(data))) is not None:
-                self._on_change(told)
-            self._told = stat.mzxid
+        current = self._read(client, self._changed)
+        if current is not None and current[1].mzxid != self._reported:
+            data, stat = current
+            if (document := arrived(lambda: _parse(data))) is not None:
+                self._on_change(document)
+            self._reported = stat.mzxid
         self._announce(client)
 
     def _changed(self, event: object) -> None:
@@ -371,24 +374,24 @@ class ZooKeeperSource(TopologySource):
         if session is None or self._announced == (session[0], self._version):
             return
         version = self._version
-        told = {
+        record = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": version,
             "since": self._since.isoformat(),
         }
-        path, data = f"{self._path}/processes/{self._name}", json.dumps(told).encode()
+        path, data = f"{self._path}/processes/{self._name}", json.dumps(record).encode()
         try:
             if self._announced is not None and self._announced[0] == session[0]:
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # One of an earlier session goes with that, which may be later than now.
+                # A znode of an earlier session is deleted with that session, perhaps only later.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # Somebody has removed it; the next time it is made anew.
+            # Somebody has removed the znode; it is created again the next time.
             self._announced = None
             return
         except NoAuthError:
@@ -396,28 +399,30 @@ class ZooKeeperSource(TopologySource):
         self._announced = (session[0], version)
 
 
-def _positive(name: str, value: Any, found: list[str]) -> float:
+def _positive(name: str, value: Any, problems: list[str]) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= threading.TIMEOUT_MAX:
-        found.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
+        problems.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
         return 1.0
     return float(value)
 
 
-def _acl(entries: Any, found: list[str]) -> list[ACL] | None:
-    """Of ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
-    made = []
+def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
+    """The ACL made of entries ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
+    acl = []
     for entry in entries:
         match entry:
             case (str() as scheme, str() as who, str() as letters) if {*letters} <= {*_PERMISSIONS}:
-                made.append(make_acl(scheme, who, **{_PERMISSIONS[one]: True for one in letters}))
+                acl.append(
+                    make_acl(scheme, who, **{_PERMISSIONS[letter]: True for letter in letters})
+                )
             case _:
-                # Not shown: a digest is better not printed.
-                found.append(
+                # The entry is not shown: it may hold a digest.
+                problems.append(
                     "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
                     f" {''.join(_PERMISSIONS)!r}"
                 )
-    return made or None
+    return acl or None
 
 
 def _parse(data: bytes) -> Document:
@@ -425,7 +430,7 @@ def _parse(data: bytes) -> Document:
 
 
 def _version_of(data: bytes) -> int | None:
-    """None for what is no document: anybody may put one in its place."""
+    """The version of a document; None if ``data`` is no document, which any push may replace."""
     try:
         return _parse(data).version
     except InvalidTopology:

@@ -1,4 +1,4 @@
 """The admin and the site in a real browser: Debian's Chromium, headless.
 
-A package, so that its fixtures of that scope end with it: one site and one browser per backend.
+A package, because fixtures of package scope end with it: one site and one browser per backend.
 """

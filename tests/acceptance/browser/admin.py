@@ -1,4 +1,4 @@
-"""The admin's pages of the photo site: their addresses, and where is what on them."""
+"""The admin pages of the photo site: their paths, and selectors of their parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MESSAGE = ".messagelist li"
 
 
 def key_of_first(browser: Browser) -> str:
-    """The shard key of the first row of a list, as its link names it."""
+    """The shard key of the first row of a list, from its link."""
     address = browser.one(LINK).get_attribute("href")
-    found = re.search(r"/(\d+)~\d+/change/", str(address))
-    assert found, address
-    return found[1]
+    match = re.search(r"/(\d+)~\d+/change/", str(address))
+    assert match, address
+    return match[1]

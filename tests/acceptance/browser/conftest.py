@@ -1,7 +1,7 @@
 """One site and one browser per backend, for all tests of this folder.
 
-What is seen is kept in ``test-artifacts/browser/BACKEND/TEST/``, or below
-``$SHARDED_ORM_TEST_ARTIFACTS``; of a test that fails also the page, and the server's output.
+Screenshots are saved in ``test-artifacts/browser/BACKEND/TEST/``, or below
+``$SHARDED_ORM_TEST_ARTIFACTS``. For a test that fails, the page and the server's output are saved, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def chrome() -> Iterator[webdriver.Chrome]:
         service_missing(exc)
 
 
-# The browser first: without it, nothing is prepared.
+# The browser first: without a browser, no site is prepared.
 @pytest.fixture(scope="package", params=BACKENDS)
 def site(
     request: pytest.FixtureRequest,
@@ -52,8 +52,8 @@ def site(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
     try:
-        with site_on(request.param, tmp_path_factory.mktemp(request.param)) as made:
-            yield made
+        with site_on(request.param, tmp_path_factory.mktemp(request.param)) as site:
+            yield site
     except ServiceMissing as exc:
         service_missing(exc)
 
@@ -62,8 +62,8 @@ def site(
 def visitor(
     request: pytest.FixtureRequest, chrome: webdriver.Chrome, site: Site
 ) -> Iterator[Browser]:
-    """A browser on the site, not logged in, unless an earlier test did. Scripts may not fail."""
-    # A folder for each set of parameters; the backend has one above.
+    """A browser on the site, logged in only if an earlier test did. Errors of scripts fail the test."""
+    # A folder for each set of parameters, inside that of the backend.
     name = re.sub(rf"\[{site.backend}-?|\]", " ", request.node.name.removeprefix("test_"))
     name = re.sub(r"\W+", "-", name.strip())
     folder = ARTIFACTS / "browser" / site.backend / name
@@ -80,7 +80,7 @@ def visitor(
 
 @pytest.fixture
 def browser(visitor: Browser, site: Site) -> Browser:
-    """The browser of the operator, who is logged in and may do everything."""
+    """The browser of a logged-in superuser."""
     visitor.open("/admin/")
     if visitor.all("#login-form"):
         log_in(visitor, site)

@@ -1,4 +1,4 @@
-"""The photo site as a browser finds it: prepared, and served in a process of its own."""
+"""The photo site for a browser: prepared, and served by a process of its own."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.services import keeper
 from tests.services.mariadb import servers
 from tests.services.server import HOST, free_port
 
-#: The node of shards that may go down: the other has the global database, too, on MariaDB.
+#: The node that tests may stop. On MariaDB, the other node has the global database, too.
 FRAGILE = "node_2"
 
 _LOGIN = re.compile(r"Login for both:\s+(\S+) / (\S+)")
 
 
 class Node(Protocol):
-    """What has shards, and may be killed and started again."""
+    """A node of shards that can be killed and started again."""
 
     def kill(self) -> None: ...
     def start(self) -> None: ...
 
 
 class Folder:
-    """A node on SQLite. Killed, its folder is elsewhere, as if a disk were not mounted."""
+    """A node on SQLite. To kill it moves its folder away, as if a disk were not mounted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Site:
-    """A site that is up, and the login of who may do everything there."""
+    """A running site, and the login of its superuser."""
 
     backend: str
     address: str
@@ -58,7 +58,7 @@ class Site:
 
     @contextmanager
     def node_down(self) -> Iterator[None]:
-        """Kill ``FRAGILE`` for the block."""
+        """Stop the node ``FRAGILE`` for the block."""
         self.node.kill()
         try:
             yield
@@ -70,14 +70,14 @@ class Site:
 def site_on(backend: str, folder: Path) -> Iterator[Site]:
     """A site with sample content, on files or on two MariaDB servers of its own.
 
-    :param folder: of its own; gets the server's output (``server.log``) as well.
+    :param folder: an empty folder for the site, and for the server's output (``server.log``).
     :raises ServiceMissing: MariaDB is not installed.
     """
     with ExitStack() as stack:
         project = Project(backend, folder)
         node: Node = Folder(folder / FRAGILE)
         if backend == "mariadb":
-            # What was committed outlives the process, unlike with the option of other tests.
+            # Commits survive the process, unlike with the option of other tests.
             nodes = stack.enter_context(servers(2, innodb_flush_log_at_trx_commit="2"))
             project.variables = on_servers([server.address for server in nodes], "site_")
             node = nodes[1]
@@ -88,16 +88,16 @@ def site_on(backend: str, folder: Path) -> Iterator[Site]:
 
 
 def log_in(browser: Browser, site: Site) -> None:
-    """From a page that asks for a login to the page behind it."""
+    """Log in on a page that asks for it, and wait for the page behind it."""
     browser.fill(username=site.user, password=site.password)
     browser.follow("[type=submit], button.main")
-    # The list of all models, which leaves less room for what is looked at.
+    # Hide the list of all models, which takes room on screenshots.
     browser.driver.execute_script("localStorage['django.admin.navSidebarIsOpen'] = 'false'")
 
 
 @contextmanager
 def _serving(project: Project, log: TextIO) -> Iterator[tuple[str, str, str]]:
-    """``manage.py demo``, which prepares the site first; yields address, user and password."""
+    """Run ``manage.py demo``, which prepares the site; yield address, user and password."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), "demo", "--host", HOST, "--port", str(port)],
@@ -123,10 +123,10 @@ def _serving(project: Project, log: TextIO) -> Iterator[tuple[str, str, str]]:
 
 
 def _wait_until_it_listens(output: TextIO, log: TextIO) -> tuple[str, str]:
-    said = []
+    lines = []
     for line in output:
         log.write(line)
-        said.append(line)
-        if found := _LOGIN.search(line):
-            return found[1], found[2]
-    raise RuntimeError(f"the site did not start:\n{''.join(said)}")
+        lines.append(line)
+        if match := _LOGIN.search(line):
+            return match[1], match[2]
+    raise RuntimeError(f"the site did not start:\n{''.join(lines)}")

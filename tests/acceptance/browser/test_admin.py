@@ -1,4 +1,4 @@
-"""Rows in the admin: found on one shard, by key and on all shards; added, changed, deleted."""
+"""Rows in the admin: lists of one shard, of a key and of all shards; add, change, delete."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_pick_a_shard(browser: Browser) -> None:
     assert title in browser.values(EDITED)
     browser.picture("shard")
 
-    # A search, and the way back from a row, stay on the shard.
+    # A search, and the way back from a row, keep the scope.
     browser.fill(q=f'"{title}"')
     browser.follow("#changelist-search [type=submit]")
-    found = browser.values(EDITED)
-    assert found
-    assert all(title in one for one in found)
+    titles = browser.values(EDITED)
+    assert titles
+    assert all(title in value for value in titles)
     assert browser.one(".sharded-alias").text == alias
     browser.follow(LINK)
     assert alias in browser.one(".sharded-orm-place").text
     browser.follow("[name=_save]")
     assert "was changed successfully" in browser.one(MESSAGE).text
     assert browser.one(".sharded-alias").text == alias
-    assert browser.values(EDITED) == found
+    assert browser.values(EDITED) == titles
 
 
 def test_edit_in_the_list(browser: Browser) -> None:
@@ -105,16 +105,16 @@ def test_find_a_key(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("query", "message"),
     [
         ("_shard=photos_00099", "no shard 'photos_00099'"),
         ("_shard=ratings_00003", "no shard 'ratings_00003' in group 'photos'"),
         ("_key=ada", "'ada' cannot be a value of owner"),
     ],
 )
-def test_no_such_place(browser: Browser, place: str, said: str) -> None:
-    browser.open(f"{PHOTOS}?{place}")
-    assert said in browser.one(".errornote").text
+def test_no_such_place(browser: Browser, query: str, message: str) -> None:
+    browser.open(f"{PHOTOS}?{query}")
+    assert message in browser.one(".errornote").text
     browser.picture("nowhere")
     browser.follow(".sharded-all")
     assert "all 16 shards" in browser.one(HERE).text
@@ -144,7 +144,7 @@ def test_add_change_delete(browser: Browser) -> None:
     assert browser.texts("#change-history tbody td:last-child") == ["Added.", "Changed Title."]
     browser.picture("history")
 
-    # From the global log to the shard.
+    # A link of the global log leads to the row on its shard.
     browser.open("/admin/")
     browser.follow(".actionlist .changelink a", "Under all the bridges")
     browser.follow(".deletelink")
@@ -165,7 +165,7 @@ def test_pick_in_popups(browser: Browser) -> None:
     assert browser.values("[name=_key]") == [key]
     browser.follow("#content-main [type=submit]")
     with browser.popup("#lookup_id_photo"):
-        # Only what is on the shard of the new row.
+        # Only rows on the shard of the new row.
         assert browser.one(".sharded-alias").text == alias
         browser.picture("photos")
         browser.one(LINK).click()
@@ -201,7 +201,7 @@ def test_edit_inlines(browser: Browser) -> None:
 
 
 def select_on_two_shards(browser: Browser) -> tuple[str, str]:
-    """Select two rows of a list of all shards; their shards."""
+    """Select two rows in a list of all shards; return their shards."""
     shards = browser.texts(SHARD)
     other = next(n for n, alias in enumerate(shards) if n > 2 and alias != shards[2])
     boxes = browser.all(f"{ROW} .action-select")
@@ -215,9 +215,9 @@ def test_action_on_two_shards(browser: Browser) -> None:
     titles, shards = browser.texts(TITLE), {*select_on_two_shards(browser)}
     browser.choose("action", "Show as new: posted now")
     browser.follow(".actions button")
-    said = browser.one(MESSAGE).text
-    assert "2 rows on" in said
-    assert all(f"{alias} (1)" in said for alias in shards)
+    message = browser.one(MESSAGE).text
+    assert "2 rows on" in message
+    assert all(f"{alias} (1)" in message for alias in shards)
     browser.picture("done")
     assert {*browser.texts(SHARD)[:2]} == shards
     assert titles[2] in browser.texts(TITLE)[:2]
@@ -234,7 +234,7 @@ def test_delete_on_two_shards(browser: Browser) -> None:
         (row,) = [row for row in rows if row.startswith(alias)]
         assert re.search(r"albums: 1, photos: \d+, ", row)
     browser.follow("#content [type=submit]")
-    said = browser.one(MESSAGE).text
-    assert all(alias in said for alias in shards)
+    message = browser.one(MESSAGE).text
+    assert all(alias in message for alias in shards)
     browser.picture("deleted")
     assert len(browser.all(ROW)) == before - 2

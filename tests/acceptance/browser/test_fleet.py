@@ -1,4 +1,4 @@
-"""The pages about the fleet: the map, a shard, tickets, operations, the topology."""
+"""The fleet pages: the map, a shard, tickets, operations, the topology."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_operations(browser: Browser) -> None:
 
 @contextmanager
 def run_that_waits(site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that pauses after its first shard. Afterwards all shards are as before."""
+    """A run that pauses after its first shard. After the block all shards are as before."""
     command = [sys.executable, str(ROOT / "manage.py"), "migrate_shards", "movielens", "zero"]
     run = subprocess.Popen(
         [*command, "--fake", "--group", "ratings", "--pause", "600", "--verbosity", "0"],

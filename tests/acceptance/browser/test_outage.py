@@ -1,4 +1,4 @@
-"""A node that dies while somebody browses, and comes back."""
+"""A node goes down while a user browses, and comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.acceptance.browser.admin import HERE, LINK, MAP, MESSAGE, PHOTOS, ROW
 from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.browser.site import FRAGILE, Site
 
-LOST = "photos_00008"  # The first shard on that node.
+LOST = "photos_00008"  # The first shard on the node.
 
 
 def test_node_killed_while_browsing(browser: Browser, site: Site) -> None:
@@ -42,7 +42,7 @@ def list_of_a_lost_shard(browser: Browser) -> None:
     browser.open(f"{PHOTOS}?_shard={LOST}")
     assert f"{LOST} on {FRAGILE} does not answer" in browser.one(".errornote").text
     browser.picture("shard")
-    # As a browser does with any page that is no success.
+    # The browser logs each response that is an error.
     (complaint,) = browser.complaints()
     assert "503" in complaint
 
@@ -52,7 +52,7 @@ def fleet(browser: Browser, site: Site) -> None:
     if site.backend == "mariadb":
         (down,) = browser.all(".fleet-node.is-down")
         assert down.find_element(By.TAG_NAME, "h2").text == FRAGILE
-    # Files have no server that could be down: theirs is a folder without them.
+    # Files have no server: a node is down if its folder is gone.
     state = "down" if site.backend == "mariadb" else "missing"
     assert len(browser.all(f".fleet-map .cell.{state} rect")) == 16
     browser.picture("map")

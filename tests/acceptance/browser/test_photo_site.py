@@ -1,4 +1,4 @@
-"""The photo site, as a visitor and as somebody who is logged in see it."""
+"""The photo site, for a visitor and for a logged-in user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHOTO = ".photos a.photo"
 
 @pytest.fixture
 def stranger(visitor: Browser) -> Browser:
-    """Nobody is logged in."""
+    """A browser without a login."""
     visitor.open("/")
     visitor.driver.delete_all_cookies()
     visitor.open("/")

@@ -10,7 +10,7 @@ from django.test import Client
 
 from sharded_orm import runtime
 from testproject.photos.models import Photo
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 
 User = get_user_model()
 
@@ -42,7 +42,7 @@ def lake(bela: Any) -> Photo:
 
 @pytest.fixture
 def apart(dunes: Photo) -> Any:
-    """A user on another shard than ada."""
+    """A user whose shard is not ada's."""
     for number in range(200):
         user = User.objects.create_user(f"user{number}")
         if runtime.place("photos", user.pk).alias != dunes.shard_alias:

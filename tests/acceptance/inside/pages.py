@@ -1,4 +1,4 @@
-"""What tests of several pages use."""
+"""Helpers for the tests of several pages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ NODES = 2
 
 
 def token(client: Client, path: str) -> str:
-    """What a form of the page ``path`` has for the view that takes it."""
+    """The CSRF token of the form on the page ``path``."""
     return str(client.get(path).context["csrf_token"])
 
 
 def titles(page: Any) -> list[str]:
-    """Of the photos on a page that scatters."""
+    """The titles of the photos on a page that reads from all shards."""
     return [photo.title for photo in page.context["page"].photos]
 
 
 def most_statements(used: int) -> int:
-    """For a scattered query: a file is asked by itself, a node for keys and then for rows.
+    """The largest number of statements that a query of all shards may need.
 
-    :param used: shards that have an open transaction, which are asked in it.
+    A SQLite shard is queried by itself; a node is queried for keys first and then for rows.
+
+    :param used: number of shards with an open transaction, which are queried in that transaction.
     """
     return {"sqlite": SHARDS, "mysql": 2 * (NODES + used)}[connections["default"].vendor]

@@ -1,4 +1,4 @@
-"""The admin of the site's own models: each page of each, and what a save does beside."""
+"""The admin of the site's own models: each page, and the other rows that a save changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def boss(admin_client: Client) -> Client:
 
 @pytest.fixture
 def everything(dunes: Photo, elsewhere: Photo, bela: Any) -> list[Any]:
-    """A row at least of every sharded model."""
+    """At least one row of every sharded model."""
     comments.write(Comment(owner=dunes.owner, photo=dunes, author=bela, text="Nice <b>dunes</b>"))
     movie = Movie.objects.create(movie_id=1, title="Casablanca", genres="Drama")
     Rating.objects.create(user_id=1, movie=movie, stars=5, rated_at=now())
@@ -104,12 +104,12 @@ def test_a_photo_that_is_added_has_its_old_address(boss: Client, dunes: Photo) -
     assert photo.title in boss.get(photo.get_absolute_url()).content.decode()
 
 
-# -- What is stored beside -----------------------------------------------------------
+# -- Rows that are stored in addition -------------------------------------------------------
 
 
 @pytest.fixture
 def sent(boss: Client, django_capture_on_commit_callbacks: Any) -> Any:
-    """Posts to a page of a row, and goes on to what follows the shard's commit."""
+    """Posts to a page of a row, and then runs the hooks that follow the shard's commit."""
 
     def post(row: Any, name: str, data: dict[str, Any], query: str = "") -> None:
         alias = row._state.db
@@ -132,7 +132,7 @@ def day(name: str) -> dict[str, str]:
 
 
 def form_of(photo: Photo, *given: dict[str, Any], initial: int = 0) -> dict[str, Any]:
-    """The page of a photo, with these comments."""
+    """The form of a photo's page, with these comments."""
     tag = photo.tags.get()
     tags = forms("tags", {"tag_id": tag.pk, "photo": photo.pk, "text": "sand"}, initial=1)
     own = {"title": photo.title, "album": photo.album_id, **day("posted_at")}
@@ -140,7 +140,7 @@ def form_of(photo: Photo, *given: dict[str, Any], initial: int = 0) -> dict[str,
 
 
 def copies() -> dict[int, tuple[int, str]]:
-    """Id -> author and text of all copies, which are on their authors' shards."""
+    """Author and text of all copies by id; a copy is on the shard of its author."""
     found = WrittenComment.objects.uncached().scatter()
     assert all(copy._state.db == copy._shard_options().locate(copy).alias for copy in found)
     return {copy.pk: (copy.author_id, copy.text) for copy in found}
@@ -148,7 +148,7 @@ def copies() -> dict[int, tuple[int, str]]:
 
 @pytest.fixture
 def comment(dunes: Photo, apart: Any) -> Comment:
-    """Of somebody on another shard than the photo."""
+    """A comment by an author on another shard than the photo."""
     made = Comment(owner=dunes.owner, photo=dunes, author=apart, text="Where?")
     comments.write(made)
     return made
@@ -165,7 +165,7 @@ def test_comments_below_a_photo_reach_their_authors(
     sent(dunes, "change", form_of(dunes, stored(apart), new, initial=1))
     [added] = Comment.objects.filter(owner=dunes.owner, text="New")
     assert copies() == {comment.pk: (apart.pk, "There!"), added.pk: (apart.pk, "New")}
-    # Another author, and another shard perhaps.
+    # Another author, perhaps on another shard.
     gone = {"comment_id": added.pk, "photo": dunes.pk, "author": apart.pk, "text": "New"}
     gone |= {"DELETE": "on", **day("posted_at")}
     sent(dunes, "change", form_of(dunes, stored(bela), gone, initial=2))
@@ -218,7 +218,7 @@ def test_photos_below_an_album_have_their_old_addresses(sent: Any, dunes: Photo)
 
 
 def test_what_is_changed_is_seen_on_the_site(boss: Client, dunes: Photo) -> None:
-    """Though the site has it from the cache."""
+    """The site shows the change although it had the row in its cache."""
     album = Album.objects.get(owner=dunes.owner)
     assert "Coast" in boss.get(album.get_absolute_url()).content.decode()
     data = {

@@ -1,4 +1,4 @@
-"""Comments on both of their sides."""
+"""Comments, which are stored for the photo and for the author."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_photo_with_comments(
 ) -> None:
     for author, text in ((bela, "First!"), (ada, "Thanks.")):
         written(dunes, author, text)
-    # The photo joined with its album, tags, comments; globally the owner and the authors.
+    # The photo joined with its album, tags, comments; from the global database the owner and the
+    # authors.
     with (
         django_assert_num_queries(3, using="photos"),
         django_assert_num_queries(2, using="default"),
@@ -60,7 +61,8 @@ def test_comments_of_an_author_are_on_one_shard(
     browser: Client, lake: Photo, comment: Comment, apart: Any, django_assert_num_queries: Any
 ) -> None:
     second = written(lake, apart, "<b>Deep</b>")
-    # Their number and the newest ones; globally the author and the owners of the photos.
+    # Their number and the newest ones; from the global database the author and the owners of the
+    # photos.
     with (
         django_assert_num_queries(2, using="photos"),
         django_assert_num_queries(2, using="default"),
@@ -145,10 +147,10 @@ def test_deleting_what_is_not_ones_own(
     assert as_bela.post(path).status_code == 403  # without a token
     form = {"csrfmiddlewaretoken": token(as_bela, "/upload/")}
     assert as_bela.post(path, form).status_code == 404
-    # Of a photo of her own, but it is not there.
+    # Below a photo of her own, but the comment is not on it.
     other = f"{lake.get_absolute_url()}comments/{comment.pk}/delete/"
     assert as_bela.post(other, form).status_code == 404
-    # To the photo: nobody can be sent to an address that takes forms only.
+    # To the photo, as the address of the form takes no GET.
     assert browser.post(path).headers["Location"] == f"/login/?next={dunes.get_absolute_url()}"
     assert as_bela.get(path).status_code == 405
     assert Comment.objects.filter(owner=ada).exists()
@@ -165,7 +167,7 @@ def test_comment_on_a_photo_that_is_deleted_meanwhile(
         Photo.objects.filter(owner=ada, pk=dunes.pk).delete()
         with transaction.atomic(using="photos"):
             write(comment)
-            # As its commit does outside of a test, on databases that leave it to that.
+            # The commit does this outside of a test, on databases that check constraints at commit.
             connections[str(dunes.shard_alias)].check_constraints()
 
     monkeypatch.setattr(comments, "write", late)
@@ -200,7 +202,7 @@ def test_whose_account_is_closed_is_linked_nowhere(
         assert "/photos/bela/" not in shown
 
 
-# -- What only one side knows, and its repair
+# -- Comments that only one side has, and their repair
 
 
 def test_check_finds_what_one_side_lost(dunes: Photo, comment: Comment, apart: Any) -> None:

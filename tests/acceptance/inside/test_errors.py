@@ -1,4 +1,4 @@
-"""What visitors get instead of a page: nothing there, or not at the moment. Also with ``DEBUG``."""
+"""Error pages: for missing objects and for databases that are down. Also with ``DEBUG``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def debug(request: pytest.FixtureRequest, settings: Any) -> bool:
 
 @contextmanager
 def down(alias: str) -> Iterator[None]:
-    """Nothing of ``alias`` answers, be it a shard or not."""
+    """Make ``alias``, a shard or another database, unreachable."""
     shard = alias not in connections.settings
     if shard and connections["default"].vendor == "mysql":
         pytest.skip("a statement to a node cannot be told to be about one shard")
@@ -91,7 +91,7 @@ def test_an_error_page_holds_no_password(
 
     monkeypatch.setattr(views, "newest", fail)
     browser = Client(raise_request_exception=False)
-    # Django's server gives a request the environment of its process.
+    # Django's server puts the environment of its process into each request.
     answer = browser.get("/", **{variable: f'[{{"password": "{password}"}}]'})
     assert answer.status_code == 500
     assert ("db.example" in answer.content.decode()) is debug

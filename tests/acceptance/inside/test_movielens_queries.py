@@ -1,7 +1,7 @@
-"""Sixteen shards against one plain table with the same rows.
+"""Sixteen shards compared with one plain table with the same rows.
 
 Runs on the real databases of a project into which ``import_movielens`` has loaded
-``$MOVIELENS_DIR``, not on test databases: what is compared is what the command stored.
+``$MOVIELENS_DIR``, not on test databases: the rows that the command stored are under test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from testproject.movielens.folder import RatingRow, TagRow, check, read_ratings,
 from testproject.movielens.models import Movie, Rating, Tag
 
 FOLDER = Path(os.environ["MOVIELENS_DIR"])
-#: The user that the published data has most ratings of.
+#: The user with the most ratings in the published data.
 USER = 414
 
 pytestmark = pytest.mark.django_db(databases=["default", "ratings"])
@@ -53,7 +53,7 @@ class PlainTag(models.Model):
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_blocker: Any) -> Iterator[None]:
-    """No test databases: the plain tables are made beside what is there, and dropped."""
+    """Create the plain tables beside the real ones, and drop them; no test databases."""
     with django_db_blocker.unblock():
         with connection.schema_editor() as editor:
             editor.create_model(PlainRating)
@@ -92,11 +92,11 @@ def tags() -> list[TagRow]:
 
 @pytest.fixture(scope="session")
 def users(ratings: list[RatingRow]) -> list[int]:
-    """All users, who rated most first."""
+    """All users, most ratings first."""
     return [user for user, _ in Counter(r.user_id for r in ratings).most_common()]
 
 
-# -- Where the rows are ------------------------------------------------------------------
+# -- The shards of the rows --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [Rating, Tag])
@@ -108,7 +108,7 @@ def test_every_row_is_on_the_shard_of_its_key(
     ids: set[int] = set()
     for shard in runtime.group("ratings").shards():
         for user, pk in model.objects.using(shard.alias).values_list("user_id", "pk"):
-            # The strategy's formula, written once more on purpose (I4).
+            # The strategy's formula, written down independently on purpose (I4).
             assert user % 16 == shard.number, (user, shard)
             found[user] += 1
             ids.add(pk)
@@ -138,7 +138,7 @@ QUESTIONS: dict[str, Question] = {
         .order_by("movie_id")
     ),
     "users with many ratings": lambda rows: list(
-        # Each user's group is on one shard, so HAVING can be answered there.
+        # The rows of a user are on one shard, so the shard can answer HAVING.
         rows.values("user_id")
         .annotate(mean=Avg("stars"), n=Count("stars"))
         .filter(n__gte=100)
@@ -206,8 +206,8 @@ def test_one_user_answers_as_one_table(question: str, users: list[int]) -> None:
 
 
 def test_ratings_of_a_user_by_time(ratings: list[RatingRow], users: list[int]) -> None:
-    # A copy of the data may number its users otherwise; then 414 has no ratings, and the
-    # user with most of them stands in. The answer for 414 must be right all the same.
+    # A copy of the data may number its users differently. Then 414 has no ratings, and the user
+    # with the most ratings stands in. The answer for 414 must be right all the same.
     for user in {USER, users[0]}:
         expected = sorted((r.rated_at, r.movie_id, r.stars) for r in ratings if r.user_id == user)
         found = Rating.objects.filter(user_id=user).order_by("rated_at", "movie_id")
@@ -251,7 +251,7 @@ def test_mean_rating_of_each_film(ratings: list[RatingRow]) -> None:
     assert found.keys() == stars.keys()
     for movie, mean in found.items():
         exact = sum(stars[movie]) / len(stars[movie])
-        # How many digits a mean has is the database's affair.
+        # The number of digits of a mean depends on the database.
         assert abs(Decimal(mean) - exact) < Decimal("0.00001"), movie
 
 
@@ -269,7 +269,7 @@ def test_distinct_tags() -> None:
         list(rows.values_list("text", flat=True).distinct().order_by("text"))
         for rows in (Tag.objects.scatter(), PlainTag.objects.all())
     )
-    # Where the collation takes "Funny" for "funny", which of them stands for both is open.
+    # If the collation treats "Funny" and "funny" as equal, either may stand for both.
     assert len(sharded) == len(plain)
     assert sorted(map(str.casefold, sharded)) == sorted(map(str.casefold, plain))
 

@@ -1,4 +1,4 @@
-"""Names of users that are no plain words: every page shows them, and their links lead to them."""
+"""User names that are no plain words: every page shows them, and their links work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from testproject.photos.comments import write
 from testproject.photos.models import Comment
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.urls import SegmentConverter
 
 pytestmark = pytest.mark.django_db(
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(
 
 User = get_user_model()
 
-# Django's validator takes these.
+# Django's validator accepts these.
 VALID = [
     ".",
     "..",
@@ -42,7 +42,8 @@ VALID = [
     "名前",
     "x" * 150,
 ]
-# It does not take these, and a database holds them all the same: an import, a form without it.
+# Django's validator refuses these, but a database may hold them: from an import, or a form without
+# the validator.
 HELD = [
     "", " ", " a ", "a/b", "/", "//", "a/albums/1", "../admin", "%", "%2F", "%2e%2e", "a%", "100%25", "?", "a?b=c",
     "#", "&amp;", "<b>", "'\"", "\\", "..\\", ";", ":", "http://x", "a\nb", "\t", "\x7f", "\0", "🦆", "٣",
@@ -50,7 +51,7 @@ HELD = [
 
 
 def links(page: Any) -> list[str]:
-    """The addresses of the site on a page, as a browser understands them."""
+    """The addresses of the site on a page, as a browser reads them."""
     found = re.findall(r'(?:href|src)="([^"]*)"', page.content.decode())
     return [link for link in map(unescape, found) if link.startswith("/photos/")]
 
@@ -60,7 +61,7 @@ def test_which_are_valid() -> None:
     for name in VALID:
         validate(name)
     for name in HELD:
-        if name not in ("", "٣"):  # Emptiness is refused elsewhere; a digit of any script is one.
+        if name not in ("", "٣"):  # tested elsewhere; a digit of any script counts as one
             with pytest.raises(ValidationError):
                 validate(name)
 
@@ -71,7 +72,7 @@ def test_a_name_in_an_address(name: str) -> None:
     written = converter.to_url(name)
     assert re.fullmatch(converter.regex, written) and converter.to_python(written) == name
     address = reverse("photos:user", args=[name])
-    # No browser or proxy takes it for another one.
+    # Browsers and proxies do not normalize it to another address.
     assert urljoin("http://site/x/", address) == f"http://site{address}"
     assert address.count("/") == 3 and "?" not in address and "#" not in address
     assert not re.search("%(0|1|7F|2F|5C)", address, re.IGNORECASE) or name in ("\\", "..\\")

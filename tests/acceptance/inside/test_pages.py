@@ -1,4 +1,4 @@
-"""Every page, with the number of statements that the shards get for it."""
+"""Every page, with the number of statements that it sends to the shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from testproject.databases import SHARDS
 from testproject.photos.models import Album, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import SIZE
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from tests.acceptance.inside.pages import NODES, most_statements, titles, token
 
 pytestmark = pytest.mark.django_db(
@@ -34,18 +34,18 @@ def shards_asked() -> CaptureQueriesContext:
 def test_front_page_shows_the_newest_of_everybody(
     browser: Client, dunes: Photo, lake: Photo
 ) -> None:
-    with shards_asked() as asked:
+    with shards_asked() as queries:
         page = browser.get("/")
     assert titles(page) == ["Lake", "Dunes <at> dawn"]
     assert "Dunes &lt;at&gt; dawn" in page.content.decode()
     assert dunes.get_absolute_url() in page.content.decode()
-    assert 1 <= len(asked) <= most_statements(2)
+    assert 1 <= len(queries) <= most_statements(2)
 
 
 def test_older_photos(browser: Client, ada: Any, bela: Any, dunes: Photo, lake: Photo) -> None:
     posted_at = dunes.posted_at - timedelta(days=1)
     for owner, album in ((ada, dunes.album), (bela, lake.album)):
-        # All at once: then the ids decide.
+        # All have the same time, so the ids decide the order.
         Photo.objects.bulk_create(
             Photo(owner=owner, album=album, title=f"{owner} {n}", posted_at=posted_at)
             for n in range(SIZE)
@@ -65,7 +65,7 @@ def test_older_photos(browser: Client, ada: Any, bela: Any, dunes: Photo, lake: 
     "before",
     [
         *("x", "_", "%00", "2026-01-01_1", f"2026-01-01T00:00Z_{2**63}"),
-        # Times that no database has: in UTC they are out of the calendar.
+        # Times that no database can hold: in UTC they are out of the calendar.
         *("0001-01-01T00:00:00%2B23:59_1", "9999-12-31T23:59:59-23:59_1"),
     ],
 )
@@ -81,17 +81,17 @@ def test_photos_of_an_inactive_user_are_not_shown(
 
 
 def test_empty_front_page(browser: Client) -> None:
-    with shards_asked() as asked:
+    with shards_asked() as queries:
         page = browser.get("/")
     assert "No photos yet" in page.content.decode()
-    # Nothing is open on any shard, so a node is one statement; there are no rows to fetch.
-    assert len(asked) == {"sqlite": SHARDS, "mysql": NODES}[connections["default"].vendor]
+    # No shard has an open transaction, so each node gets one statement; there are no rows to fetch.
+    assert len(queries) == {"sqlite": SHARDS, "mysql": NODES}[connections["default"].vendor]
 
 
 def test_front_page_asks_the_global_database_once(
     browser: Client, dunes: Photo, lake: Photo, django_assert_num_queries: Any
 ) -> None:
-    # The owners of all photos, together.
+    # The owners of all photos, in one query.
     with django_assert_num_queries(1, using="default"):
         browser.get("/")
 
@@ -193,7 +193,7 @@ def test_upload(as_bela: Client, bela: Any) -> None:
     assert list(
         photo.album.photos.order_by("posted_at").values_list("title", flat=True)
     ) == ["Pines", "Moor"]  # fmt: skip
-    # A new album of a name that is taken is that album.
+    # A new album with an existing name is the existing album.
     as_bela.post("/upload/", form | {"title": "Fjord", "album": "", "new_album": "Up north"})
     assert Album.objects.get(owner=bela).photos.count() == 3
 

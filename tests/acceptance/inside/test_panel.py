@@ -1,4 +1,4 @@
-"""The debug panel: what it tells, and to whom."""
+"""The debug panel: its content, and who sees it."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def test_without_debug_there_is_none(browser: Client, lake: Photo) -> None:
 
 
 def test_a_page_of_one_shard(debugging: Client, dunes: Photo) -> None:
-    told = panel(debugging, dunes.get_absolute_url())
-    assert "1 shard on node_" in told
+    text = panel(debugging, dunes.get_absolute_url())
+    assert "1 shard on node_" in text
     # The photo, its tags and its comments; the user.
-    assert re.search(rf"{dunes.shard_alias} node_\d 3 ", told)
-    assert re.search(r"default – 1 ", told)
+    assert re.search(rf"{dunes.shard_alias} node_\d 3 ", text)
+    assert re.search(r"default – 1 ", text)
 
 
 def test_a_page_of_all_shards(debugging: Client, dunes: Photo, lake: Photo) -> None:
-    told = panel(debugging, "/")
-    assert f"{SHARDS} shards on node_1, node_2" in told
-    assert f"photos.Photo: {SHARDS} shards on node_1, node_2, from testproject/photos/" in told
+    text = panel(debugging, "/")
+    assert f"{SHARDS} shards on node_1, node_2" in text
+    assert f"photos.Photo: {SHARDS} shards on node_1, node_2, from testproject/photos/" in text
     # The owners.
-    assert "default – 1 " in told
+    assert "default – 1 " in text
 
 
 def test_the_panel_of_a_page_that_is_not_found(debugging: Client) -> None:
@@ -81,14 +81,14 @@ def test_cache_hits_by_level() -> None:
     cache: Any = runtime.cache()
     album, photo = (f"{cache.prefix}photos.{name}" for name in ("Album", "Photo"))
     with recording() as recorded:
-        # As inside a test there is a transaction, nothing is read from the cache.
+        # A test runs in a transaction, so nothing is read from the cache.
         cache.statistics.add(album, l1_hits=1, list_hits=2)
         cache.statistics.add(album, object_misses=4, bypasses=8)
         cache.statistics.add(photo, object_hits=16, fills=32)
     assert (recorded.hits, recorded.misses) == (19, 12)
-    told = shown(render_to_string("panel/panel.html", {"recorded": recorded}))
-    assert "cache: 19 hits, 12 misses" in told
-    assert "photos.Album 1 2 4 8 0 photos.Photo 0 16 0 0 32" in told
+    text = shown(render_to_string("panel/panel.html", {"recorded": recorded}))
+    assert "cache: 19 hits, 12 misses" in text
+    assert "photos.Album 1 2 4 8 0 photos.Photo 0 16 0 0 32" in text
 
 
 @pytest.mark.parametrize("kind", ["json", "stream", "part"])

@@ -28,7 +28,7 @@ def address(photo: Photo, width: int = WIDTHS[0]) -> str:
 def test_picture_needs_no_shard(
     browser: Client, dunes: Photo, lake: Photo, django_assert_num_queries: Any, width: int
 ) -> None:
-    # Whether there is such a photo; outside of a test the cache tells.
+    # Whether there is such a photo; outside of a test the cache answers this.
     with (
         django_assert_num_queries(0, using="photos"),
         django_assert_num_queries(1, using="default"),
@@ -55,7 +55,7 @@ def test_picture_of_no_photo_is_not_drawn(browser: Client, monkeypatch: pytest.M
     monkeypatch.setattr(pictures, "draw", lambda number, width: drawn.append(number))
     answer = browser.get("/pictures/999999/960.webp")
     assert (answer.status_code, drawn) == (404, [])
-    # It may be there tomorrow.
+    # The picture may exist tomorrow.
     assert "Cache-Control" not in answer.headers
 
 

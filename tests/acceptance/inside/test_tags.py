@@ -1,4 +1,4 @@
-"""Tags of a photo, of a user, and of everybody."""
+"""Tags of a photo, of a user, and of all users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from testproject.photos.models import Photo, PhotoTag
-from testproject.photos.publishing import publish
+from testproject.photos.publication import publish
 from testproject.photos.tags import parse
 from testproject.photos.words import InvalidTags
 from tests.acceptance.inside.pages import most_statements, titles
@@ -36,22 +36,22 @@ def tagged(ada: Any, bela: Any) -> dict[str, Photo]:
 
 def test_photos_with_a_tag_of_everybody(browser: Client, django_assert_num_queries: Any) -> None:
     with (
-        CaptureQueriesContext(connections["photos"]) as asked,
+        CaptureQueriesContext(connections["photos"]) as queries,
         django_assert_num_queries(1, using="default"),
     ):
         page = browser.get("/tags/sand/")
     assert titles(page) == ["Bay", "Shore", "Dunes"]
-    assert len(asked) <= most_statements(2)
+    assert len(queries) <= most_statements(2)
     assert titles(browser.get("/tags/%23Low%20%20Tide/")) == ["Dunes"]
 
 
 def test_all_tags_are_counted_together(browser: Client) -> None:
-    with CaptureQueriesContext(connections["photos"]) as asked:
+    with CaptureQueriesContext(connections["photos"]) as queries:
         page = browser.get("/tags/")
     counted = [(tag["text"], tag["photos"]) for tag in page.context["tags"]]
     assert counted == [("fog", 2), ("low tide", 1), ("sand", 3)]
     assert "/tags/low%20tide/" in page.content.decode()
-    assert len(asked) <= most_statements(2)
+    assert len(queries) <= most_statements(2)
 
 
 def test_tags_of_a_user(browser: Client) -> None:

@@ -1,4 +1,4 @@
-"""A site over a fleet on SQLite; to be left as it was, but for its journal."""
+"""A site over a fleet on SQLite. Tests restore what they change, except the journal."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Fl
 
 @pytest.fixture(scope="session")
 def site(fleet: Fleet) -> Iterator[Site]:
-    with serving(fleet) as made:
-        yield made
+    with serving(fleet) as site_over_fleet:
+        yield site_over_fleet

@@ -1,4 +1,4 @@
-"""The site in a process of its own, asked in lines of JSON: a request, or code to run in it."""
+"""Serve the site in a process of its own. Each line of input is JSON: a request, or code to run."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ def main() -> None:
         call_command("migrate", database=alias, verbosity=0)
     if not User.objects.exists():
         User.objects.create_superuser("boss")
-        # The fleet was made without the apps of the admin.
-        with suppress(CommandError):  # Those that do not exist are none of its business.
+        # The fleet was migrated without the apps of the admin.
+        with suppress(CommandError):  # Without shards that a test has removed.
             call_command("migrate_shards", verbosity=0)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            told = _run(asked["code"]) if "code" in asked else _answer(asked)
+            answer = _run(request["code"]) if "code" in request else _answer(request)
         except Exception:
-            told = {"error": traceback.format_exc()}
-        print(json.dumps(told), file=answers, flush=True)
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def _run(code: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    exec(code, found)
-    return {"result": found.get("result")}
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    return {"result": namespace.get("result")}
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from django.contrib.auth.models import User
     from django.db import connections
     from django.test import Client
     from django.test.utils import CaptureQueriesContext
 
-    client = Client(enforce_csrf_checks=asked.get("csrf", False))
-    if asked["user"]:
-        client.force_login(User.objects.get(username=asked["user"]))
+    client = Client(enforce_csrf_checks=request.get("csrf", False))
+    if request["user"]:
+        client.force_login(User.objects.get(username=request["user"]))
     with ExitStack() as stack:
         captured = {
             alias: stack.enter_context(CaptureQueriesContext(connections[alias]))
             for alias in ("default", "directory")
         }
         began, busy = time.perf_counter(), time.process_time()
-        if asked["data"] is None:
-            response = client.get(asked["path"])
+        if request["data"] is None:
+            response = client.get(request["path"])
         else:
-            response = client.post(asked["path"], asked["data"])
+            response = client.post(request["path"], request["data"])
         seconds, busy = time.perf_counter() - began, time.process_time() - busy
     messages = [str(one) for one in response.wsgi_request._messages._queued_messages]
     return {
@@ -70,7 +70,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         "messages": messages,
         "seconds": seconds,
         "busy": busy,
-        "queries": {alias: [q["sql"] for q in those] for alias, those in captured.items()},
+        "queries": {alias: [q["sql"] for q in queries] for alias, queries in captured.items()},
     }
 
 

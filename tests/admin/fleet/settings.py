@@ -1,9 +1,9 @@
-"""The fleet of tests.integration.shards, and the admin over it.
+"""The fleet of tests.integration.shards, with the admin.
 
-``FLEET_SETTING`` is a JSON dict that is laid over ``SHARDED_ORM``; ``FLEET_TOPOLOGY`` a file, for a
-topology that can be written; ``FLEET_DATABASES`` is a JSON dict that is laid over ``DATABASES``;
-``FLEET_CACHED`` is there if models shall be cached, ``FLEET_CREDENTIALS`` if the topology may have
-passwords.
+Environment variables: ``FLEET_SETTING`` is a JSON dict that overrides keys of ``SHARDED_ORM``,
+``FLEET_DATABASES`` one for ``DATABASES``. ``FLEET_TOPOLOGY`` is the file of a topology that can be
+written. ``FLEET_CACHED`` is set if models are cached, ``FLEET_CREDENTIALS`` if the topology may
+hold passwords.
 """
 
 from __future__ import annotations

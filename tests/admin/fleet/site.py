@@ -1,4 +1,4 @@
-"""A site over a fleet, and its operators' browsers."""
+"""A client of a site over a fleet, which runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Answer:
     location: str
     messages: list[str]
     seconds: float
-    #: Seconds of processor time.
+    #: CPU seconds.
     busy: float
     queries: dict[str, list[str]]
 
     @property
     def text(self) -> str:
-        """What one reads: no tags, single blanks."""
+        """The text of the page, without tags and with single spaces."""
         content = re.sub(r"<(script|style|head).*?</\1>", " ", self.body, flags=re.DOTALL)
         return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", content)).split())
 
     @property
     def links(self) -> list[str]:
-        return [html.unescape(found) for found in re.findall(r'href="([^"]*)"', self.body)]
+        return [html.unescape(link) for link in re.findall(r'href="([^"]*)"', self.body)]
 
     def cells(self, state: str) -> list[str]:
-        """The labels of the map's cells of a state."""
+        """The labels of the map's cells with that state."""
         return re.findall(rf'class="cell {state}" aria-label="([^"]*)"', self.body)
 
     def json(self) -> Any:
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Site:
-    """Serves one request at a time, and keeps its connections in between, as a worker does."""
+    """A process that serves one request at a time, and keeps its connections, as a worker does."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -65,17 +65,17 @@ class Site:
         return self._request(path, user, data, csrf=csrf)
 
     def run(self, code: str) -> Any:
-        """What ``code`` calls ``result``."""
+        """Run ``code`` in the process; return its variable ``result``."""
         return self._ask(code=code)["result"]
 
     def user(self, name: str, *permissions: str) -> str:
-        """Somebody of the staff with these permissions, such as ``view_shardmap``."""
+        """Create a staff user with these permissions, such as ``view_shardmap``; return the name."""
         self.run(
             "from django.contrib.auth.models import Permission, User\n"
             f"user, _ = User.objects.get_or_create(username={name!r}, is_staff=True)\n"
-            f"found = Permission.objects.filter(codename__in={permissions!r})\n"
-            f"assert len(found) == {len(permissions)}, found\n"
-            "user.user_permissions.set(found)"
+            f"granted = Permission.objects.filter(codename__in={permissions!r})\n"
+            f"assert len(granted) == {len(permissions)}, granted\n"
+            "user.user_permissions.set(granted)"
         )
         return name
 
@@ -84,20 +84,20 @@ class Site:
     ) -> Answer:
         return Answer(**self._ask(path=path, user=user, data=data, **more))
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
+    def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, "the site has died"
-        told: dict[str, Any] = json.loads(line)
-        assert "error" not in told, told["error"]
-        return told
+        answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer
 
 
 @contextmanager
 def serving(fleet: Fleet, **environment: str) -> Iterator[Site]:
-    """The site over ``fleet``."""
+    """Start the site over ``fleet``."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.admin.fleet.served"],

@@ -1,4 +1,4 @@
-"""A topology in a file that can be written, with its history in files beside it."""
+"""A source of a topology: a file that can be written, with older versions in files beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.promotion.source import WritableFile
 
 
 class FileWithHistory(WritableFile):
-    """Another trouble: ``slow``, for which the source answers once the trouble is gone."""
+    """A writable file with a history. With the trouble ``slow`` it answers after the trouble ends."""
 
     def _wait(self) -> None:
         while self.trouble() == "slow" and not self._ended.wait(0.01):
@@ -26,14 +26,14 @@ class FileWithHistory(WritableFile):
         self._of(document.version).with_suffix(".comment").write_text(comment)
 
     def history(self, limit: int) -> list[Revision]:
-        found = []
+        revisions = []
         for path in self._path.parent.glob(f"{self._path.stem}-*.json"):
             comment = path.with_suffix(".comment")
-            told = comment.read_text() if comment.exists() else ""
+            text = comment.read_text() if comment.exists() else ""
             version = int(path.stem.rpartition("-")[2])
             published = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-            found.append(Revision(version, published, "somebody", told))
-        return sorted(found, key=lambda one: -one.version)[:limit]
+            revisions.append(Revision(version, published, "somebody", text))
+        return sorted(revisions, key=lambda revision: -revision.version)[:limit]
 
     def revision(self, version: int) -> Document:
         self._wait()

@@ -1,4 +1,4 @@
-"""No page shows what an account is known by."""
+"""No page shows the name or the password of a database account."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ topology.change(edit, "a password for 'recognisable-user'")
 
 
 def pages(site: Site, first: str) -> dict[str, str]:
-    """All pages that links lead to, from ``first`` on."""
-    found: dict[str, str] = {}
+    """All pages that can be reached by links from ``first``."""
+    bodies: dict[str, str] = {}
     waiting = [first]
     while waiting:
         path = waiting.pop()
-        if path in found:
+        if path in bodies:
             continue
         page = site.get(path)
         assert page.status in (200, 302), f"{page.status} {path}"
-        found[path] = page.body + " ".join(page.messages)
+        bodies[path] = page.body + " ".join(page.messages)
         links = [page.location, *page.links] if page.location else page.links
         within, _, _ = path.partition("?")
         links = [within + link if link.startswith("?") else link for link in links]
         waiting += [link for link in links if link.startswith(ADMIN)]
-    return found
+    return bodies
 
 
-# What a promotion and a migration wrote into the journal.
+# Texts that a promotion and a migration have written into the journal.
 JOURNAL = """
 from sharded_orm.models import OperationRun, OperationStep
 run = OperationRun.objects.create(
@@ -89,22 +89,22 @@ def test_no_page_shows_a_credential(sqlite_template: Path, tmp_path: Path, writa
         if writable:
             site.run(CHANGE)
         written = site.run(JOURNAL)
-        found = pages(site, f"{ADMIN}/shardmap/")
+        bodies = pages(site, f"{ADMIN}/shardmap/")
         answers = [
             site.post(f"{MAP}range/photos/4-7/set/", do="open"),
             site.post(f"{TOPOLOGY}1/rollback/"),
             site.post(f"{MAP}range/nothing/4-7/set/", do="open"),
         ]
-        shown = [*found.values(), *(answer.body for answer in answers)]
-        assert not [secret for secret in SECRETS for body in shown if secret in body]
-        # The walk has been everywhere.
+        texts = [*bodies.values(), *(answer.body for answer in answers)]
+        assert not [secret for secret in SECRETS for body in texts if secret in body]
+        # The links have led to all kinds of pages.
         for path in ("shard/visits_00001/", "find/", "range/photos/0-3/"):
-            assert MAP + path in found
-        assert f"{ADMIN}/operationrun/1/change/" in found
+            assert MAP + path in bodies
+        assert f"{ADMIN}/operationrun/1/change/" in bodies
         run = site.get(f"{ADMIN}/operationrun/{written}/change/").text
         assert "node 'one' refuses the OPERATOR account: 1045" in run
         assert "the application's account of node 'one' may write" in run
         assert "this account has exceeded" in run and "this account already has more" in run
         if writable:
-            told = site.get(f"{TOPOLOGY}diff/?from=1&to=2").text
-            assert "PASSWORD changes" in told
+            differences = site.get(f"{TOPOLOGY}diff/?from=1&to=2").text
+            assert "PASSWORD changes" in differences

@@ -1,4 +1,4 @@
-"""Find a key."""
+"""The page that finds a key."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.admin.fleet.site import FIND, Answer, Site
 from tests.integration.shards.conftest import Fleet
 
 
-def find(site: Site, **asked: str) -> Answer:
-    return site.get(f"{FIND}?{urlencode(asked)}")
+def find(site: Site, **query: str) -> Answer:
+    return site.get(f"{FIND}?{urlencode(query)}")
 
 
 def test_a_key_that_is_placed(site: Site, fleet: Fleet) -> None:
@@ -25,7 +25,7 @@ def test_a_key_that_is_placed(site: Site, fleet: Fleet) -> None:
     assert "Directory shard 6, placed at" in page.text
     assert "/admin/sharded_orm/shardmap/shard/photos_00006/" in page.links
     assert "/admin/photos_app/photo/?_key=51" in page.links
-    # One for the placement, one for its row.
+    # One query for the placement, one for its row in the directory.
     assert len(page.queries["directory"]) == 0  # in a thread with connections of its own
 
 
@@ -51,7 +51,7 @@ def test_a_key_without_rows(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("query", "text"),
     [
         ({"model": "Event", "value": "shop"}, "Group events, by modulo"),
         ({"model": "Reading", "field": "sensor", "value": "1500"}, "Shard archive_00001"),
@@ -66,9 +66,9 @@ def test_a_key_without_rows(site: Site) -> None:
         ({"model": "Event", "value": "\ud83d\ude00" * 101}, "has at most 100 characters"),
     ],
 )
-def test_keys_of_all_kinds(site: Site, asked: dict[str, str], text: str) -> None:
-    asked = {k: v.encode("utf-16", "surrogatepass").decode("utf-16") for k, v in asked.items()}
-    page = find(site, **asked)
+def test_keys_of_all_kinds(site: Site, query: dict[str, str], text: str) -> None:
+    query = {k: v.encode("utf-16", "surrogatepass").decode("utf-16") for k, v in query.items()}
+    page = find(site, **query)
     assert page.status == 200
     assert text in page.text
     assert "<script>:x" not in page.body

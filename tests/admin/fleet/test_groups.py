@@ -1,4 +1,4 @@
-"""Users who may look into some groups only."""
+"""Pages for users who may look into some groups only."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def restricted(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) 
         Fleet(folder / "fleet"),
         FLEET_SETTING='{"ADMIN": {"GROUP_PERMISSIONS": true}}',
         FLEET_TOPOLOGY=str(folder / "topology.json"),
-    ) as made:
-        made.run(
+    ) as site:
+        site.run(
             "from django.core.management import call_command; call_command('tickets', 'create')"
         )
-        yield made
+        yield site
 
 
 CHANGE = """
@@ -44,10 +44,10 @@ result = topology.change(edit, {comment!r}).version
 
 
 def change(site: Site, weight: int, *groups: str, comment: str = "") -> int:
-    """Publish a weight; returns the version that it makes."""
+    """Publish another weight of a group; return the new version."""
     code = CHANGE.replace("{groups!r}", repr(groups)).replace("{comment!r}", repr(comment))
-    made: int = site.run(code.replace("{weight}", str(weight)))
-    return made
+    version: int = site.run(code.replace("{weight}", str(weight)))
+    return version
 
 
 def test_a_group_that_is_not_permitted_is_not_seen(restricted: Site) -> None:
@@ -86,8 +86,8 @@ def test_nobody_goes_back_in_a_group_that_is_not_permitted(restricted: Site) -> 
         "from sharded_orm import runtime\n"
         "result = runtime.topology().groups['pins'].ranges[0].weight"
     )
-    given = {"confirmed": "yes", "expected": str(version)}
-    for posted in ({}, given):
+    confirmation = {"confirmed": "yes", "expected": str(version)}
+    for posted in ({}, confirmation):
         answer = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **posted)
         assert answer.status == 302
         assert "differs in groups that you may not look into" in answer.messages[0]
@@ -96,10 +96,10 @@ def test_nobody_goes_back_in_a_group_that_is_not_permitted(restricted: Site) -> 
         text = restricted.get(path, user).text
         assert "pins" not in text and "plan" not in text
         assert "the plan for pins" in restricted.get(path).text
-    # Where only groups differ that the user may look into, it is done.
+    # Allowed, if all groups that differ are permitted.
     version = change(restricted, 4, "photos")
-    given["expected"] = str(version)
-    done = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **given)
+    confirmation["expected"] = str(version)
+    done = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **confirmation)
     assert f"version {version + 1}" in done.messages[0]
 
 
@@ -110,8 +110,8 @@ def test_a_group_that_this_process_refuses_is_told_to_superusers(restricted: Sit
             "result = settings.SHARDED_ORM['TOPOLOGY']['OPTIONS']['PATH']"
         )
     )
-    kept = path.read_text()
-    content = json.loads(kept)
+    original = path.read_text()
+    content = json.loads(original)
     content["version"] += 1
     ranges = [{"range": [0, 0], "primary": "nowhere"}]
     content["groups"]["fresh"] = {"STRATEGY": "modulo", "RANGES": ranges}
@@ -121,7 +121,7 @@ def test_a_group_that_this_process_refuses_is_told_to_superusers(restricted: Sit
         user = restricted.user("limited", "access_photos", *FLEET)
         assert "fresh" not in restricted.get(TOPOLOGY, user).text
     finally:
-        path.write_text(kept)
+        path.write_text(original)
 
 
 def test_what_is_about_several_groups_is_not_shown(restricted: Site) -> None:
@@ -142,8 +142,8 @@ def test_what_is_about_several_groups_is_not_shown(restricted: Site) -> None:
     assert "promote fleet" in restricted.get(shard).text
     page = restricted.get(shard, user).text
     assert "promote fleet" not in page and "migrate photos" in page
-    told = restricted.get(f"{FIND}?model=Nope&value=1", user).text
-    assert "There is no sharded model 'Nope'." in told and "Event" not in told
+    page_text = restricted.get(f"{FIND}?model=Nope&value=1", user).text
+    assert "There is no sharded model 'Nope'." in page_text and "Event" not in page_text
 
 
 def test_sequences_of_a_group_that_is_not_permitted(restricted: Site) -> None:
@@ -152,8 +152,8 @@ def test_sequences_of_a_group_that_is_not_permitted(restricted: Site) -> None:
         "with connections['tickets_1'].cursor() as cursor:\n"
         "    cursor.execute(\"DELETE FROM sharded_orm_sequence WHERE name = 'photos'\")"
     )
-    told = restricted.get(TICKETS).text
-    assert "photos" in told and "has no sequence 'photos'" in told
+    page_text = restricted.get(TICKETS).text
+    assert "photos" in page_text and "has no sequence 'photos'" in page_text
     user = restricted.user("limited", "access_events", *FLEET, "view_ticketsequence")
     page = restricted.get(TICKETS, user).text
     assert "tickets_1 State answers" in page and "photos" not in page
@@ -178,7 +178,7 @@ def test_permissions_are_made_once(restricted: Site) -> None:
 
 
 def test_no_permission_is_made_where_a_router_forbids_it(restricted: Site) -> None:
-    found = restricted.run(
+    outcomes = restricted.run(
         "from django.apps import apps\n"
         "from django.contrib.auth.models import Permission\n"
         "from django.test import override_settings\n"
@@ -194,7 +194,7 @@ def test_no_permission_is_made_where_a_router_forbids_it(restricted: Site) -> No
         "after_migrate(apps.get_app_config('sharded_orm'))\n"
         "result.append(pins.exists())"
     )
-    assert found == [False, True]
+    assert outcomes == [False, True]
 
 
 def test_without_the_setting_there_are_none(site: Site) -> None:

@@ -19,7 +19,7 @@ def test_a_map_of_4096_shards_is_bounded(fleet: Fleet) -> None:
     with serving(fleet, FLEET_CHANGES=json.dumps({"RANGES": ranges})) as site:
         site.get(MAP)
         page = site.get(MAP)
-        # They do not exist: what is measured is what the page does with thousands of states.
+        # The shards do not exist: the test measures the cost of thousands of states.
         assert page.busy < 1
         assert "Each cell stands for up to 8 shards" in page.text
         cells = page.cells("missing") + page.cells("current")
@@ -30,7 +30,7 @@ def test_a_map_of_4096_shards_is_bounded(fleet: Fleet) -> None:
         few = site.get(f"{MAP}range/photos/8-15/")
         assert few.text.count("missing") >= 8
         assert "Range 0-2047" in few.text
-        # A whole range has pages.
+        # The page of a range is paginated.
         long = site.get(f"{MAP}range/photos/0-{SHARDS - 1}/?page=41")
         assert "photos_04095" in long.text
         assert "photos_00000" not in long.text
@@ -45,11 +45,10 @@ def test_many_ranges_have_pages(fleet: Fleet) -> None:
     with serving(fleet, FLEET_CHANGES=json.dumps({"RANGES": ranges})) as site:
         page = site.get(MAP)
         assert "1 of 4" in page.text
-        seen = [
+        shards = [
             label
             for number in range(1, 5)
             for label in site.get(f"{MAP}?page={number}").cells("missing")
         ]
-        assert (
-            len(seen) == len(set(seen)) == 200 - 4
-        )  # Some of the files are where these ranges have them.
+        # Some of the files exist for these ranges.
+        assert len(shards) == len(set(shards)) == 200 - 4

@@ -1,4 +1,4 @@
-"""The map, ranges and shards, and what becomes of them when something is wrong."""
+"""The pages of the map, of ranges and of shards, in good and in bad states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_map_has_a_cell_for_each_shard_that_leads_to_it(site: Site) -> None:
     assert shard("photos_00003") in page.links
     assert "photos 4-7" in page.text and "closed for new keys" in page.text
     assert "Replica of photos 0-3 , events 0 , archive 0" in page.text
-    # Whoever sees no colours reads states; whoever sees no picture, too.
+    # States are readable without colours, and without the picture.
     assert any(label.startswith("photos_00003: current, ") for label in page.cells("current"))
 
 
@@ -42,11 +42,11 @@ def test_states_are_told_apart(site: Site, fleet: Fleet) -> None:
         "photos", 2, "SELECT MAX(id) FROM django_migrations WHERE app = 'photos_app'"
     )
     (row,) = fleet.sql("photos", 2, f"SELECT * FROM django_migrations WHERE id = {name[0]}")
-    path, kept = fleet.path("photos", 3), fleet.folder / "kept"
+    path, hidden = fleet.path("photos", 3), fleet.folder / "kept"
     broken = fleet.path("photos", 4)
     content = broken.read_bytes()
     fleet.sql("photos", 2, f"DELETE FROM django_migrations WHERE id = {name[0]}")
-    path.rename(kept)
+    path.rename(hidden)
     broken.write_bytes(
         b"no database at all, but long enough to have a header of one hundred bytes" * 3
     )
@@ -56,7 +56,7 @@ def test_states_are_told_apart(site: Site, fleet: Fleet) -> None:
         assert [label.partition(":")[0] for label in page.cells("missing")] == ["photos_00003"]
         assert [label.partition(":")[0] for label in page.cells("error")] == ["photos_00004"]
         assert "behind by 1 migrations" in page.cells("behind")[0]
-        # With the remedy.
+        # The command that mends it.
         assert "manage.py shards create --group photos --shards 3" in page.text
         spanning = site.get(f"{MAP}range/photos/0-7/")
         assert "photos_00003 one missing" in spanning.text
@@ -68,7 +68,7 @@ def test_states_are_told_apart(site: Site, fleet: Fleet) -> None:
         assert "It cannot be read" in site.get(shard("photos_00004")).text
     finally:
         broken.write_bytes(content)
-        kept.rename(path)
+        hidden.rename(path)
         marks = ", ".join(["?"] * len(row))
         import sqlite3
 
@@ -79,8 +79,8 @@ def test_states_are_told_apart(site: Site, fleet: Fleet) -> None:
 
 
 def test_a_folder_that_is_gone(site: Site, fleet: Fleet) -> None:
-    folder, kept = fleet.folder / "two", fleet.folder / "kept"
-    folder.rename(kept)
+    folder, hidden = fleet.folder / "two", fleet.folder / "kept"
+    folder.rename(hidden)
     try:
         page = site.get(MAP)
         assert page.status == 200
@@ -88,11 +88,11 @@ def test_a_folder_that_is_gone(site: Site, fleet: Fleet) -> None:
         assert len(page.cells("current")) == 9
         assert site.get(shard("photos_00007")).status == 200
         assert site.get(f"{MAP}range/photos/4-7/").status == 200
-        # Nothing was made anew by looking.
+        # Looking has not created the folder.
         assert not folder.exists()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        kept.rename(folder)
+        hidden.rename(folder)
 
 
 def test_a_shard_tells_all_about_itself(site: Site, fleet: Fleet) -> None:
@@ -107,7 +107,7 @@ def test_a_shard_tells_all_about_itself(site: Site, fleet: Fleet) -> None:
     assert "none: it looks like 4 siblings of the same migrations" in page.text
     assert "Keys 1" in page.text
     assert "open: 100 % of new keys Weight 1 " in page.text
-    # To the rows of its models, in this shard.
+    # Links to the rows of its models, on this shard.
     assert "/admin/photos_app/photo/?_shard=photos_00003" in page.links
     assert "photos_app_photo 0" in page.text
 
@@ -118,7 +118,7 @@ def test_a_table_that_was_changed_by_hand_is_told(site: Site, fleet: Fleet) -> N
         page = site.get(shard("photos_00005"))
         assert "differs from 4 siblings" in page.text
         assert "extra integer is not expected" in page.text
-        # Its siblings are not the ones that differ.
+        # The siblings do not differ.
         assert "none: it looks like" in site.get(shard("photos_00000")).text.replace(
             "looks like 3", "looks like"
         )
@@ -150,16 +150,16 @@ def test_pages_beyond_the_last_show_the_last(site: Site) -> None:
 
 
 def test_looking_asks_the_global_database_for_the_user_only(site: Site) -> None:
-    # Session and user.
+    # One query for the session, one for the user.
     assert len(site.get(MAP).queries["default"]) == 2
     assert len(site.get(f"{MAP}range/photos/0-7/").queries["default"]) == 2
-    # And the latest operations of the shard.
+    # And one for the latest operations of the shard.
     assert len(site.get(shard("photos_00003")).queries["default"]) == 3
 
 
 @pytest.mark.parametrize("path", [MAP, shard("photos_00003"), f"{MAP}range/photos/0-7/"])
 def test_pages_need_nothing_inline(site: Site, path: str) -> None:
-    # A content security policy without 'unsafe-inline' does them no harm.
+    # So a content security policy without 'unsafe-inline' blocks nothing.
     body = site.get(path).body
     assert "style=" not in body
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|javascript:", body)

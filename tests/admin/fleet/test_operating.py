@@ -1,4 +1,4 @@
-"""Ranges are opened, closed and weighted, and versions brought back, by those who may."""
+"""Operating: open and close ranges, set weights, go back to a version."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ YES = {"confirmed": "yes"}
 
 @pytest.fixture(scope="module")
 def writable(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site whose topology can be written."""
+    """A site with a topology that can be written."""
     folder = tmp_path_factory.mktemp("writable")
     shutil.copytree(sqlite_template, folder / "fleet")
     topology = str(folder / "topology.json")
-    with serving(Fleet(folder / "fleet"), FLEET_TOPOLOGY=topology, FLEET_CACHED="1") as made:
-        yield made
+    with serving(Fleet(folder / "fleet"), FLEET_TOPOLOGY=topology, FLEET_CACHED="1") as site:
+        yield site
 
 
 def logged(site: Site) -> list[str]:
-    found: list[str] = site.run(
+    messages: list[str] = site.run(
         "from django.contrib.admin.models import LogEntry\n"
         "result = [f'{one.user} {one.object_repr}: {one.change_message} {one.get_admin_url()}'"
         " for one in LogEntry.objects.order_by('pk')]"
     )
-    return found
+    return messages
 
 
 def test_a_range_is_opened_after_a_question(writable: Site) -> None:
-    asked = writable.post(SET, do="open")
-    assert asked.status == 200
-    assert "Open range photos 4-7 (4 shards on two) for new keys?" in asked.text
-    assert "closed" in writable.get(RANGE).text  # Nothing has happened yet.
+    question = writable.post(SET, do="open")
+    assert question.status == 200
+    assert "Open range photos 4-7 (4 shards on two) for new keys?" in question.text
+    assert "closed" in writable.get(RANGE).text  # Nothing is changed before the confirmation.
     done = writable.post(SET, do="open", **YES)
     assert (done.status, done.location) == (302, RANGE)
     assert done.messages == ["photos 4-7: opened for new keys (topology version 2)"]
@@ -68,7 +68,7 @@ def test_a_range_is_opened_after_a_question(writable: Site) -> None:
         (SET, {"do": "weight", "weight": "1e308"}, "A weight is a number from 0 to"),
         (SET, {"do": "drop"}, "'drop' is nothing that can be done to a range"),
         (f"{MAP}range/events/0-0/set/", {"do": "close"}, "never chooses a shard"),
-        # No range would be left for new keys.
+        # Refused: no range would be left for new keys.
         (f"{MAP}range/pins/0-1/set/", {"do": "close"}, "no range is open for new keys"),
     ],
 )
@@ -101,8 +101,8 @@ def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
     assert "weight 2 becomes 1 (the default)" in backwards.text
 
     earlier = f"{TOPOLOGY}{version - 1}/rollback/"
-    asked = writable.post(earlier)
-    assert "range [0, 3]: weight 2 becomes 1 (the default)" in asked.text
+    question = writable.post(earlier)
+    assert "range [0, 3]: weight 2 becomes 1 (the default)" in question.text
     done = writable.post(earlier, expected=str(version), **YES)
     assert done.messages == [
         f"version {version + 1}: content of version {version - 1} published once more"
@@ -122,9 +122,9 @@ def test_going_back_does_not_undo_what_came_in_between(writable: Site) -> None:
     writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="5", **YES)
     version = writable.run(here)
     earlier = f"{TOPOLOGY}{version - 1}/rollback/"
-    asked = writable.post(earlier)
-    assert f'name="expected" value="{version}"' in asked.body
-    # While the question is on the screen, a colleague publishes.
+    question = writable.post(earlier)
+    assert f'name="expected" value="{version}"' in question.body
+    # Somebody else publishes before the confirmation.
     writable.post(f"{MAP}range/photos/0-3/set/", do="weight", weight="6", **YES)
     again = writable.post(earlier, expected=str(version), **YES)
     assert again.status == 200
@@ -133,7 +133,7 @@ def test_going_back_does_not_undo_what_came_in_between(writable: Site) -> None:
     assert writable.run(weights)[0] == 6
     done = writable.post(earlier, expected=str(version + 1), **YES)
     assert f"version {version + 2}: content of" in done.messages[0]
-    # Between the last look and publishing it is the source that refuses.
+    # After the last check, the source refuses the version.
     refused = writable.run(
         "from sharded_orm.exceptions import TopologyConflict\n"
         "from sharded_orm.operations import topology\n"
@@ -213,7 +213,7 @@ def test_a_source_that_hangs_keeps_nobody(writable: Site) -> None:
         assert "it is not known whether the change was published" in answer.messages[0]
     finally:
         trouble.unlink()
-    # Here it was, after all.
+    # In this case, it was published.
     writable.run(
         "import threading\n"
         "from tests.patience import PATIENCE\n"
@@ -228,11 +228,11 @@ def test_what_is_cached_of_a_key_is_forgotten(writable: Site) -> None:
     assert 'value="Forget what is cached' in writable.get(find).body
     forget = f"{MAP}forget/"
     data = {"model": "cached.CachedPhoto", "field": "user_id", "value": "41"}
-    asked = writable.post(forget, **data)
-    assert "Forget what is cached of user_id 41 in group photos?" in asked.text
-    told = writable.post(forget, **data, **YES).messages[0]
-    assert "forgot what was cached of user_id 41: cached.CachedAlbum, " in told
-    # It has no shard yet.
+    question = writable.post(forget, **data)
+    assert "Forget what is cached of user_id 41 in group photos?" in question.text
+    message = writable.post(forget, **data, **YES).messages[0]
+    assert "forgot what was cached of user_id 41: cached.CachedAlbum, " in message
+    # The key has no shard yet.
     assert writable.get(f"{MAP}photos/change/").location == f"{MAP}?group=photos"
 
 
@@ -245,7 +245,7 @@ def test_a_source_that_cannot_be_written_tells_the_change(site: Site) -> None:
     assert not [one for one in logged(site) if "photos 4-7" in one]
 
 
-# ##### Who may #####
+# ##### Permissions #####
 
 
 def test_looking_is_not_operating(writable: Site) -> None:

@@ -1,4 +1,4 @@
-"""Runs of operations, under way and over."""
+"""Pages of runs of operations, during and after the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.admin.fleet.site import RUNS, Site
 
-# In the process that serves: an operation that a page can watch.
+# Runs in the process of the site: an operation that a page can follow.
 BEGIN = """
 import threading
 from sharded_orm.operations.runs import journal
@@ -20,14 +20,14 @@ class Running(threading.Thread):
 
     def run(self):
         from django.db import connections
-        with journal.running("migrate", self.subject, {"targets": ["photos.0002"], "fake": False}) as run:
+        with journal.hold_run("migrate", self.subject, {"targets": ["photos.0002"], "fake": False}) as run:
             self.id = run.id
-            run.steps(self.aliases)
+            run.create_steps(self.aliases)
             first, second, third = (run.step(alias) for alias in self.aliases[:3])
-            first.at(migration="photos_app.0001_initial")
-            first.done()
-            second.failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
-            third.at(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
+            first.begin(migration="photos_app.0001_initial")
+            first.mark_done()
+            second.mark_failed(ValueError("no <b>way</b> for 'site'@'10.0.0.7'"))
+            third.begin(migration="photos_app.0001_initial", operation="CREATE TABLE x", position={"n": 1})
             self.ready.set()
             self.over.wait(PATIENCE)
             run.finish("failed", "not migrated: 1 of 300 shards")
@@ -47,11 +47,11 @@ END = (
 
 @pytest.fixture
 def run(site: Site) -> int:
-    """A run on 300 shards: one is done, one has failed, one is worked on."""
+    """A run on 300 shards: one is done, one has failed, one is running."""
     aliases = ["photos_00000", "photos_00001", *(f"old_{n:05d}" for n in range(298))]
     begun = BEGIN.replace("{subject!r}", "'watched'").replace("{aliases!r}", repr(aliases))
-    found: int = site.run(begun)
-    return found
+    run_id: int = site.run(begun)
+    return run_id
 
 
 def test_a_run_is_watched_until_its_end(site: Site, run: int) -> None:
@@ -65,8 +65,8 @@ def test_a_run_is_watched_until_its_end(site: Site, run: int) -> None:
         assert "At work on old_00000: photos_app.0001_initial" in page.text
         assert "targets photos.0002" in page.text and "fake no" in page.text
         assert "sharded_orm/fleet.js" in page.body
-        told = site.get(f"{RUNS}{run}/progress/")
-        assert told.json() == {
+        progress = site.get(f"{RUNS}{run}/progress/")
+        assert progress.json() == {
             "state": "running",
             "live": True,
             "counts": {"pending": 297, "done": 1, "failed": 1, "running": 1},
@@ -75,8 +75,8 @@ def test_a_run_is_watched_until_its_end(site: Site, run: int) -> None:
             "percent": 1,
             "busy": ["old_00000: photos_app.0001_initial"],
         }
-        # Session, user, run, counts, what is worked on.
-        assert len(told.queries["default"]) == 5
+        # Queries for session, user, run, counts, running steps.
+        assert len(progress.queries["default"]) == 5
     finally:
         site.run(END)
     page = site.get(f"{RUNS}{run}/change/")
@@ -93,14 +93,14 @@ def test_steps_are_paged_and_failures_have_a_cause_and_a_command(site: Site, run
     last = site.get(f"{RUNS}{run}/change/?page=3")
     assert "photos_00001" in last.text
     assert "/admin/sharded_orm/shardmap/shard/photos_00001/" in last.links
-    # A shard that there is not any more has no page.
+    # A shard that does not exist any more has no page.
     assert not [link for link in first.links if "old_" in link]
     failed = site.get(f"{RUNS}{run}/change/?state=failed")
     assert failed.body.count('<th scope="row">') == 1
     assert "ValueError: no <b>way</b> for this account" in failed.text
     assert "<b>way</b>" not in failed.body
     assert "manage.py migrate_shards --group watched --retry-failed" in failed.text
-    # Session, user, run, counts, steps.
+    # Queries for session, user, run, counts, steps.
     assert len(failed.queries["default"]) == 5
     assert site.get(f"{RUNS}{run}/change/?state=nothing").status == 200
     assert "photos_00001" in site.get(f"{RUNS}{run}/change/?page=99").text
@@ -199,6 +199,6 @@ def test_many_runs_are_paged_with_three_queries(site: Site) -> None:
     )
     page = site.get(RUNS)
     assert page.body.count('<th scope="row"><a') == 50
-    # Session, user, number, runs, steps.
+    # Queries for session, user, number of runs, runs, steps.
     assert len(page.queries["default"]) == 5
     assert "2 of 3" in site.get(f"{RUNS}?page=2").text

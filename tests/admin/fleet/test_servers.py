@@ -1,4 +1,4 @@
-"""The same pages over MariaDB, where nodes have passwords, connections, and bad days."""
+"""The fleet pages over MariaDB, where nodes have passwords and connections, and go down."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.admin.fleet.site import FIND, MAP, RUNS, TICKETS, TOPOLOGY, Site, ser
 from tests.integration.shards.conftest import MariaDBFleet
 from tests.services.mariadb import USER, MariaDBServer
 
-#: Seconds that the driver waits for a server that is silent. A page waits for far less: three for
-#: states, one for each thing that follows; also on a machine that is busy.
+#: Seconds that the driver waits for a silent server. A page waits far less, also on a busy machine:
+#: three seconds for states, one for each further question.
 DRIVER_WAITS = 60
 EVERY_PAGE = [
     "/admin/",
@@ -31,13 +31,13 @@ EVERY_PAGE = [
     TOPOLOGY,
     f"{TOPOLOGY}0/change/",
 ]
-#: Those that ask a server in another way than the others.
+#: The pages that query a server, each in another way.
 SLOW = [MAP, f"{MAP}shard/photos_00006/", f"{FIND}?model=Photo&value=1", TICKETS]
 
 
 @pytest.fixture(scope="module")
 def on_servers(mysql_fleet: MariaDBFleet) -> Iterator[Site]:
-    """Node "two" is a server of the module's own, and has the directory and one ticket server."""
+    """A fleet whose node "two" is a server of its own, with the directory and one ticket server."""
     databases = {
         alias: {
             "ENGINE": "django.db.backends.mysql",
@@ -52,12 +52,12 @@ def on_servers(mysql_fleet: MariaDBFleet) -> Iterator[Site]:
         node["OPTIONS"]["connect_timeout"] = DRIVER_WAITS
     mysql_fleet.on("two", *(f"CREATE DATABASE {alias}" for alias in databases))
     environment = {"FLEET_DATABASES": json.dumps(databases), "FLEET_NODES": json.dumps(nodes)}
-    with serving(mysql_fleet, **environment) as made:
-        made.run(
+    with serving(mysql_fleet, **environment) as site:
+        site.run(
             "from django.core.management import call_command\n"
             "call_command('tickets', 'create', verbosity=0)"
         )
-        yield made
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,10 @@ def test_all_is_told_and_no_credential(on_servers: Site, passwords: set[str]) ->
         page = on_servers.get(path)
         assert page.status == 200, path
         assert without_credentials(page.body, passwords), path
-    found = on_servers.get(MAP)
-    assert len(found.cells("current")) == 18
-    assert re.search(r"two 127\.0\.0\.1:\d+ ✓? ?answers", found.text)
-    assert "about" in found.cells("current")[0]
+    page = on_servers.get(MAP)
+    assert len(page.cells("current")) == 18
+    assert re.search(r"two 127\.0\.0\.1:\d+ ✓? ?answers", page.text)
+    assert "about" in page.cells("current")[0]
 
 
 def test_a_shard_tells_tables_and_connections(on_servers: Site, mysql_fleet: MariaDBFleet) -> None:
@@ -98,8 +98,8 @@ def test_the_map_costs_a_few_statements_of_each_node(
 ) -> None:
     with mysql_fleet.packets("two") as states:
         on_servers.get(f"{MAP}?group=photos&size=same")
-    # Its schemas, what four shards have applied; and what one of them lacks, which either node is
-    # asked for, whoever comes first.
+    # The schemas, the migrations of four shards, and those that one of them lacks: the node that
+    # answers first is queried for these.
     assert 2 <= len(states) <= 8, states
     assert not [one for one in states if "SUM(data_length" in one]
     with mysql_fleet.packets("two") as with_sizes:
@@ -112,13 +112,13 @@ def test_the_map_costs_a_few_statements_of_each_node(
 def test_a_node_that_is_down_keeps_no_page_waiting(
     on_servers: Site, own_mariadb: MariaDBServer, passwords: set[str], how: str
 ) -> None:
-    on_servers.get(MAP)  # Connections are open.
+    on_servers.get(MAP)  # The first request opens the connections.
     if how == "stopped":
         own_mariadb.pause()
     else:
         own_mariadb.kill()
     try:
-        # Of one that is stopped each page waits for the time that nodes have.
+        # Each page waits for a stopped node until its deadline.
         for path in EVERY_PAGE if how == "killed" else SLOW:
             page = on_servers.get(path)
             assert page.status == 200, path
@@ -157,11 +157,11 @@ def test_a_node_that_hangs_does_not_collect_threads(
     )
     own_mariadb.pause()
     try:
-        assert on_servers.run(ask) == nodes.MOST
+        assert on_servers.run(ask) == nodes.MAX_ABANDONED
         assert "20 earlier questions have no answer yet" in on_servers.get(MAP).text
     finally:
         own_mariadb.resume()
-    # They end when the node answers.
+    # The threads end when the node answers.
     on_servers.run(
         "import threading\n"
         "from tests.patience import PATIENCE\n"

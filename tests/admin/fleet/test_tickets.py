@@ -12,7 +12,7 @@ CREATE = "from django.core.management import call_command; call_command('tickets
 
 def test_both_servers_and_what_is_wrong(site: Site, fleet: Fleet) -> None:
     before = site.get(TICKETS)
-    assert "run 'manage.py tickets create'" in before.text  # Nothing was made yet.
+    assert "run 'manage.py tickets create'" in before.text  # Before the sequences are created.
     site.run(CREATE)
     site.run("from sharded_orm import runtime; runtime.tickets().take('photos', 5)")
     page = site.get(TICKETS)
@@ -29,8 +29,8 @@ def test_both_servers_and_what_is_wrong(site: Site, fleet: Fleet) -> None:
 def test_a_server_that_is_down(site: Site, fleet: Fleet) -> None:
     site.run(CREATE)
     site.run("from sharded_orm import runtime; runtime.reset()")
-    path, kept = fleet.folder / "tickets_2.sqlite3", fleet.folder / "kept"
-    path.rename(kept)
+    path, hidden = fleet.folder / "tickets_2.sqlite3", fleet.folder / "kept"
+    path.rename(hidden)
     path.mkdir()
     try:
         page = site.get(TICKETS)
@@ -41,7 +41,7 @@ def test_a_server_that_is_down(site: Site, fleet: Fleet) -> None:
         assert "photos" in page.text
     finally:
         path.rmdir()
-        kept.rename(path)
+        hidden.rename(path)
         site.run("from sharded_orm import runtime; runtime.reset()")
 
 

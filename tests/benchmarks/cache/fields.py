@@ -1,4 +1,4 @@
-"""What is the same in the models of all sides."""
+"""Columns that the models of all sides share."""
 
 from __future__ import annotations
 

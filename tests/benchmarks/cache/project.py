@@ -1,16 +1,16 @@
 """One side of the comparison: a process with a project of its own.
 
 Started as ``python -m tests.benchmarks.cache.project SIDE``, where SIDE is the JSON of a
-:class:`Side`. It says ``null`` when it is ready, and then answers each line of its standard
-input with one line of JSON, ``{"error": TEXT}`` if that failed:
+:class:`Side`. The process writes ``null`` when it is ready. It then answers each line of its
+standard input with one line of JSON, which is ``{"error": TEXT}`` if the order failed:
 
 ================ =============================================================
-make             creates table and rows in the first database; ``null``
-warm             reads everything until nothing is asked of the database; the
-                 statements of the last pass, which are 0 for who caches
+make             create table and rows in the first database; ``null``
+warm             read everything until the database is not queried any more;
+                 number of statements of the last pass: 0 if the side caches
 time WORK COUNT  seconds that COUNT calls took
-read SECONDS     reads of either kind that were done in this time
-write RATE SECONDS   writes that were done in this time, RATE a second at most
+read SECONDS     number of reads of either kind done in this time
+write RATE SECONDS   number of writes done in this time, at most RATE a second
 ================ =============================================================
 
 Imports our library on our side only: peers run in an environment without it.
@@ -36,25 +36,25 @@ from django.conf import settings
 from django.db import connections, transaction
 
 USERS, PHOTOS, PAGE, SHARDS = 96, 40, 20, 8
-#: Whose photos are read where one photo and one list are enough.
+#: The user whose photos are read when one photo and one list are enough.
 USER = 7
 START = datetime(2026, 1, 1, tzinfo=UTC)
-#: A page's condition: as good as none, but it is part of every query.
+#: The condition of a page. All rows meet it, but it is part of every query.
 SINCE = START - timedelta(days=1)
-# Calls before the clock runs: another process had the processor.
+# Calls before the clock starts, because another process had the processor.
 _FIRST_CALLS = 5
-# Our new guards are not filled under for ten seconds.
+# Nothing is stored under a new guard of our cache for ten seconds.
 _WARM_WITHIN = 40.0
 
 
 @dataclass(frozen=True)
 class Side:
-    """What a process is.
+    """What a process needs to know about its side.
 
     :param kind: ``plain``, ``cacheops``, ``yupoo`` or ``ours``.
     :param database: an entry of ``DATABASES`` without its name and engine.
-    :param prefix: begins the names of databases.
-    :param cache: an entry of ``CACHES``; of ``cacheops`` its ``CACHEOPS_REDIS``.
+    :param prefix: start of the database names.
+    :param cache: an entry of ``CACHES``; for ``cacheops`` the value of ``CACHEOPS_REDIS``.
     """
 
     kind: str
@@ -117,16 +117,16 @@ def configure(side: Side) -> None:
 
 
 class Works:
-    """What is timed, done once."""
+    """The kinds of work that are timed; each method does one of them once."""
 
     model: Any
 
     def object(self, user: int = USER, pk: int = USER * PHOTOS) -> Any:
-        """A photo by its key."""
+        """Read a photo by its key."""
         return self.model.objects.get(pk=pk)
 
     def page(self, user: int = USER) -> list[Any]:
-        """The latest photos of a user."""
+        """Read the latest photos of a user."""
         return list(self._latest(user))
 
     def _latest(self, user: int) -> Any:
@@ -134,16 +134,16 @@ class Works:
         return rows.order_by("-posted_at")[:PAGE]
 
     def load(self) -> list[Any]:
-        """All rows, past the cache."""
+        """Read all rows without the cache."""
         return list(self.model.objects.all())
 
     def save(self, row: Any) -> None:
-        # Never what is there already: the server would write nothing.
+        # Always a new value: the server would not write an unchanged row.
         row.stars = random.getrandbits(30)
         row.save()
 
     def atomic(self) -> Any:
-        """A transaction."""
+        """Run a transaction."""
         return transaction.atomic()
 
     def transact(self, row: Any) -> None:
@@ -206,7 +206,7 @@ _SIDES: dict[str, Callable[[], Works]] = {
 
 
 class Program:
-    """Answers the orders."""
+    """Answers the orders on standard input."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -243,11 +243,11 @@ class Program:
         return statements
 
     def _asked(self) -> int:
-        asked = 0
+        statements = 0
 
         def count(execute: Any, *args: Any) -> Any:
-            nonlocal asked
-            asked += 1
+            nonlocal statements
+            statements += 1
             return execute(*args)
 
         with contextlib.ExitStack() as stack:
@@ -257,7 +257,7 @@ class Program:
                 assert len(self._works.page(user)) == PAGE
                 for pk in range(user * PHOTOS, (user + 1) * PHOTOS):
                     assert self._works.object(user, pk).pk == pk
-        return asked
+        return statements
 
     def _aliases(self) -> list[str]:
         if self._side.kind != "ours":
@@ -282,8 +282,12 @@ class Program:
 
     @contextlib.contextmanager
     def _prepared(self, what: str) -> Iterator[Callable[[], Any]]:
-        """WORK: ``object``, ``page``, ``save`` or ``transact``; after ``twin-`` with the model
-        that is not cached, after ``again-`` in a request that has done it before."""
+        """Return the function for WORK.
+
+        WORK is ``object``, ``page``, ``save`` or ``transact``. After ``twin-`` it uses the model
+        that is not cached; after ``again-`` it runs in a request that has done the same work
+        before.
+        """
         *how, what = what.split("-")
         works = Ours("Twin") if "twin" in how else self._works
         with contextlib.ExitStack() as stack:
@@ -315,7 +319,7 @@ class Program:
         while (passed := time.monotonic() - began) < float(seconds):
             late = passed - done / float(rate)
             if late < 0:
-                time.sleep(-late)  # the rate is what is asked for
+                time.sleep(-late)  # keeps the rate that was asked for
                 continue
             self._works.save(chance.choice(self._rows))
             done += 1
@@ -326,7 +330,7 @@ def main(raw: str) -> None:
     side = Side(**json.loads(raw))
     configure(side)
     program = Program(side)
-    # What Django has loaded is not to be walked by the collector again and again.
+    # The garbage collector does not walk the objects that Django has loaded again and again.
     gc.collect()
     gc.freeze()
     print("null", flush=True)
@@ -334,7 +338,7 @@ def main(raw: str) -> None:
         order, *arguments = line.split()
         try:
             answer = getattr(program, order)(*arguments)
-        except Exception as exc:  # whatever it is, the report is to say that it was this side
+        except Exception as exc:  # any error goes into the report of this side
             traceback.print_exc()
             answer = {"error": repr(exc)}
         print(json.dumps(answer), flush=True)

@@ -1,8 +1,9 @@
-"""The sides as processes, next to each other on one database server, in turns.
+"""Runs the sides as processes next to each other on one database server, in turns.
 
-An exchange with memcached takes 7 or 70 microseconds, as the kernel happens to run both ends
-on one processor, or on two of which one sleeps. So what one process does is timed twice: as the
-kernel likes it, and with the servers on a processor of their own, as if they were elsewhere.
+An exchange with memcached takes 7 or 70 microseconds, depending on whether the kernel runs
+both ends on one processor, or on two of which one sleeps. So the work of one process is timed
+twice: as the kernel schedules it, and with the servers on a processor of their own, as if they
+ran on another machine.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tests.services.memcached import MemcachedServer
 from tests.services.redis import RedisServer
 from tests.services.server import HOST
 
-READERS, WRITES = 4, 60  # processes; a second
+READERS, WRITES = 4, 60  # processes; writes per second
 _CACHEOPS = ["Django>=5.2,<5.3", "django-cacheops==7.2", "mysqlclient>=2.3"]
 _ROOT = Path(__file__).parents[3]
 _TURNS = 4  # of each side in a round
 _CALLS = 100  # in a turn
 
-#: All that we have (none: not Linux), and that of the servers while they are apart.
+#: All processors that we may use (none: not Linux), and those of the servers while they are apart.
 _PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
 _APART = {max(_PROCESSORS)} if len(_PROCESSORS) > 1 else _PROCESSORS
 
@@ -47,7 +48,7 @@ TWIN, MEMCACHED, REDIS = "ours, not cached", "ours, memcached", "ours, Redis"
 
 
 def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Objects, lists and writes, by one process; then four that read beside one that writes."""
+    """Time objects, lists and writes of one process; then four readers beside one writer."""
     with contextlib.ExitStack() as stack:
         try:
             bench = stack.enter_context(_bench(site.prefix))
@@ -69,13 +70,13 @@ def cached(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 class Process:
-    """A side that runs; a context manager.
+    """A process of one side; a context manager.
 
-    :raises NotAvailable: it does not run, also from the methods.
+    :raises NotAvailable: the side does not run; its methods raise this as well.
     """
 
     def __init__(self, python: str, side: Side) -> None:
-        # Not a pipe, which nobody would empty.
+        # A file, as nobody would empty a pipe.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__()
         self._process = subprocess.Popen(
             [python, "-W", "ignore", "-m", "tests.benchmarks.cache.project", json.dumps(asdict(side))],
@@ -84,28 +85,28 @@ class Process:
         )  # fmt: skip
 
     def place(self, processors: set[int]) -> None:
-        """Let it run there only."""
+        """Bind the process to these processors."""
         os.sched_setaffinity(self._process.pid, processors)
 
     def order(self, *words: object) -> None:
-        """Have it begin."""
+        """Send an order; :meth:`answer` waits for the result."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # answer() tells why
+        with contextlib.suppress(BrokenPipeError):  # answer() raises with the reason
             self._process.stdin.write(" ".join(map(str, words)) + "\n")
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """What came of the order; the first answer is None, when it is ready."""
+        """Return the result of the order. The first answer is None: the process is ready."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             self._errors.seek(0)
             raise NotAvailable((self._errors.read().strip().splitlines() or ["it ended"])[-1])
-        found = json.loads(line)
-        if isinstance(found, dict):
-            raise NotAvailable(found["error"])
-        return found
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            raise NotAvailable(answer["error"])
+        return answer
 
     def ask(self, *words: object) -> Any:
         self.order(*words)
@@ -124,7 +125,7 @@ class Process:
 
 
 class Bench:
-    """The servers, and a process of each side that runs."""
+    """The servers, and the running processes of each side."""
 
     def __init__(
         self, folder: Path, prefix: str, database: MariaDBServer, memcached: MemcachedServer,
@@ -153,7 +154,7 @@ class Bench:
         self.stack = contextlib.ExitStack()
 
     def place_servers_apart(self) -> None:
-        """Let the servers run on one processor, and who asks them on the others."""
+        """Run the servers on one processor, and their clients on the others."""
         for server in self._servers:
             for thread in Path(f"/proc/{server.pid}/task").iterdir():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
@@ -162,8 +163,10 @@ class Bench:
             process.place(_PROCESSORS - _APART)
 
     def start_all(self) -> Iterator[Line]:
-        """Make the databases, start a process of each side and warm the caches; tells of the
-        sides that do not run."""
+        """Create the databases, start a process of each side and warm the caches.
+
+        Print the sides that do not run.
+        """
         self.cursor.execute(f"CREATE DATABASE `{self._prefix}_one`")
         for name in self._sides:
             try:
@@ -176,30 +179,30 @@ class Bench:
         yield from self.warm()
 
     def start(self, name: str) -> Process:
-        """One more process of a side."""
+        """Start one more process of a side."""
         if name not in self._pythons:
-            # A peer that patches Django must not do it to anybody else.
+            # In an environment of its own, as this peer patches Django.
             requirements = {CACHEOPS: _CACHEOPS}.get(name)
             self._pythons[name] = (
                 environment(self._folder / "cacheops", requirements)
                 if requirements
                 else sys.executable
             )
-        made = self.stack.enter_context(Process(self._pythons[name], self._sides[name]))
-        made.answer()
-        return made
+        process = self.stack.enter_context(Process(self._pythons[name], self._sides[name]))
+        process.answer()
+        return process
 
     def warm(self) -> Iterator[Line]:
         for process in self.running.values():
             process.order("warm")
         for name, process in list(self.running.items()):
             try:
-                asked = process.answer()
+                statements = process.answer()
             except NotAvailable as exc:
                 yield self._lost(name, exc)
                 continue
-            if asked and name != PLAIN:
-                yield Line("cache", name, f"is not warm: {asked} statements in a pass")
+            if statements and name != PLAIN:
+                yield Line("cache", name, f"is not warm: {statements} statements in a pass")
 
     def _lost(self, name: str, exc: NotAvailable) -> Line:
         self.running.pop(name, None)
@@ -219,7 +222,7 @@ class Bench:
                 )
 
     def selects(self) -> int:
-        """How many the server has been asked."""
+        """The number of SELECT statements that the server has run."""
         self.cursor.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")
         return int(self.cursor.fetchone()[1])
 
@@ -228,22 +231,22 @@ class Bench:
 def _bench(prefix: str) -> Iterator[Bench]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cache-"))
-        # It syncs each commit, as a database must.
+        # Sync each commit, as a production database does.
         durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
         database = stack.enter_context(MariaDBServer(**durable))
         memcached = stack.enter_context(MemcachedServer())
         redis = stack.enter_context(RedisServer())
-        made = Bench(Path(folder), prefix, database, memcached, redis)
-        stack.enter_context(made.stack)
-        yield made
+        bench = Bench(Path(folder), prefix, database, memcached, redis)
+        stack.enter_context(bench.stack)
+        yield bench
 
 
-# ##### What is compared #####
+# ##### Comparisons #####
 
 
 @dataclass(frozen=True)
 class Column:
-    """A side that does something; ``limit`` is what it has to reach, if anything."""
+    """The figures of one side for one kind of work. ``limit`` is the ratio to reach, or None."""
 
     name: str
     process: Process
@@ -252,10 +255,10 @@ class Column:
 
 
 def _columns(bench: Bench, work: str, limits: dict[str, float]) -> list[Column]:
-    found = [Column(name, it, work, limits.get(name)) for name, it in bench.running.items()]
+    columns = [Column(name, it, work, limits.get(name)) for name, it in bench.running.items()]
     if ours := bench.running.get(MEMCACHED):
-        found.append(Column(TWIN, ours, f"twin-{work}"))
-    return found
+        columns.append(Column(TWIN, ours, f"twin-{work}"))
+    return columns
 
 
 _FAR = ", servers apart"
@@ -294,12 +297,12 @@ def _lines(what: str, columns: list[Column], rounds: Rounds) -> Iterator[Line]:
             able.append(column)
         except NotAvailable as exc:
             yield Line(f"{what}: {column.name}", PLAIN, f"did not run: {exc}")
-    for column, found in _in_turns(able, rounds).items():
+    for column, measured in _in_turns(able, rounds).items():
         if column.name == PLAIN:
             continue
         goal = column.limit is not None
         title = f"{what}: {column.name}"
-        yield at_most(column.limit or 0, title, PLAIN, found, goal=goal)
+        yield at_most(column.limit or 0, title, PLAIN, measured, goal=goal)
 
 
 def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
@@ -318,7 +321,7 @@ def _in_turns(columns: list[Column], rounds: Rounds) -> dict[Column, Measured]:
 
 
 def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
-    """Objects and lists of all users, half and half; the rows that are written are any."""
+    """Let four processes read objects and lists of all users while one writes random rows."""
     yield from bench.warm()
     seconds = max(0.5, 2 * rounds.scale)
     crews = {
@@ -326,7 +329,7 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
         for name in bench.running
     }
     reads: dict[str, list[float]] = {name: [] for name in crews}
-    asked: dict[str, list[float]] = {name: [] for name in crews}
+    selects_per_read: dict[str, list[float]] = {name: [] for name in crews}
     written: dict[str, list[float]] = {name: [] for name in crews}
     for number in range(max(3, rounds.count // 6) + 1):
         for name, (readers, writer) in crews.items():
@@ -336,9 +339,9 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
                 reader.order("read", seconds)
             done = sum(reader.answer() for reader in readers)
             writes = writer.answer()
-            if number:  # the first round warms what a process remembers
+            if number:  # the first round fills the caches of the process
                 reads[name].append(done / seconds)
-                asked[name].append((bench.selects() - before) / done)
+                selects_per_read[name].append((bench.selects() - before) / done)
                 written[name].append(writes / seconds)
     for name in crews:
         pairs = [
@@ -351,6 +354,6 @@ def _readers_and_writer(bench: Bench, rounds: Rounds) -> Iterator[Line]:
             line = replace(line, to_reach="", reached=None)
         detail = (
             f"{median(reads[name]):,.0f} / {median(reads[PLAIN]):,.0f} reads/s,"
-            f" {median(written[name]):.0f} writes/s, {median(asked[name]):.3f} SELECTs a read"
+            f" {median(written[name]):.0f} writes/s, {median(selects_per_read[name]):.3f} SELECTs a read"
         )
         yield replace(line, detail=detail)

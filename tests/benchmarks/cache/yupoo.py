@@ -1,8 +1,8 @@
-"""Yupoo's cache as published (Y13-Y15), in the ways of Django: what an application would write.
+"""Yupoo's cache as published (Y13-Y15), written with Django's API as an application would.
 
-An object stands under its key; a list of ids under the digest of its query and the user's
-revision, which every write changes; then the objects come by one ``get_many``. It is here
-to be timed: it has none of the precautions that would keep it from serving old rows.
+An object is stored under its key. A list of ids is stored under the digest of its query and
+the user's revision, which every write changes; one ``get_many`` then reads the objects. This
+cache is here to be timed only: it may serve old rows, as it lacks every precaution against it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def revision_key(user: int) -> str:
 
 
 def get(user: int, pk: int) -> Photo:
-    """The photo ``pk`` of ``user``."""
+    """Return the photo ``pk`` of ``user``."""
     key = object_key(user, pk)
-    found: Photo | None = cache.get(key)
-    if found is None:
-        found = Photo.objects.get(pk=pk)
-        cache.set(key, found)
-    return found
+    photo: Photo | None = cache.get(key)
+    if photo is None:
+        photo = Photo.objects.get(pk=pk)
+        cache.set(key, photo)
+    return photo
 
 
 def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
-    """What ``query`` gives; all its rows are photos of ``user``."""
+    """Return the photos of ``query``; all of them belong to ``user``."""
     revision = cache.get(revision_key(user))
     if revision is None:
         revision = change_revision(user)
@@ -51,13 +51,13 @@ def photos(user: int, query: QuerySet[Photo]) -> list[Photo]:
         cache.set_many({object_key(user, row.pk): row for row in rows})
         return rows
     names = [object_key(user, pk) for pk in ids]
-    found = cache.get_many(names)
-    missing = [pk for pk, name in zip(ids, names, strict=True) if name not in found]
+    photos_by_name = cache.get_many(names)
+    missing = [pk for pk, name in zip(ids, names, strict=True) if name not in photos_by_name]
     if missing:
         fresh = {object_key(user, row.pk): row for row in Photo.objects.filter(pk__in=missing)}
         cache.set_many(fresh)
-        found.update(fresh)
-    return [found[name] for name in names if name in found]
+        photos_by_name.update(fresh)
+    return [photos_by_name[name] for name in names if name in photos_by_name]
 
 
 def change_revision(user: int) -> str:
@@ -67,7 +67,7 @@ def change_revision(user: int) -> str:
 
 
 def forget(instance: Photo, **signal: Any) -> None:
-    """After every write of a photo."""
+    """Invalidate the cache after a write of a photo."""
     cache.delete(object_key(instance.user_id, instance.pk))
     change_revision(instance.user_id)
 

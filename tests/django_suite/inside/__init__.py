@@ -1,1 +1,1 @@
-"""Modules that ``runtests.py`` imports, by their own names: their folder is on its path."""
+"""Modules that ``runtests.py`` imports by their own names: this folder is on its path."""

@@ -16,18 +16,19 @@ from django.test.runner import DiscoverRunner
 
 
 class Recorder(TextTestResult):
-    """Writes down what unittest reports, and reports it as before."""
+    """Records the outcomes that unittest reports, and passes them on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Line by line: what is written survives a crash of this process.
+        # Line-buffered: a written line survives a crash of this process.
         path = settings.YARDSTICK_RESULTS
         self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115  # closed by stopTestRun
         self._began = time.monotonic()
 
     def _write(self, outcome: str, test: Any, detail: str = "") -> None:
         now = time.monotonic()
-        # Since the line before: what a class needs to set itself up is its first test's.
+        # The seconds since the line before: the first test of a class includes the setup of the
+        # class.
         line = [outcome, test.id(), detail, round(now - self._began, 4)]
         self._file.write(json.dumps(line) + "\n")
         self._began = now

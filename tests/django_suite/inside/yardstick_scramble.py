@@ -1,4 +1,4 @@
-"""Make the pools lease any of several sessions, as under load: leaks of state show up."""
+"""Makes the pools lease any of several sessions, as under load: leaked state shows up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEED = 20
 
 
 def install(sessions: int) -> None:
-    """Replace "last in, first out" by a random choice among up to ``sessions``."""
+    """Replace "last in, first out" by a random choice among up to ``sessions`` sessions."""
     choose = random.Random(SEED)
     lease = SessionPool.lease
 

@@ -1,4 +1,4 @@
-"""Settings of both runs; what differs comes as JSON in ``SHARDED_ORM_YARDSTICK``."""
+"""Settings of both runs; the differences come as JSON in ``SHARDED_ORM_YARDSTICK``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _database(name: str) -> dict[str, Any]:
         "ENGINE": _given["engine"],
         **_given["server"],
         "NAME": schema,
-        # As long on both sides: some tests compare the lengths of names.
+        # Equally long on both sides: some tests compare the lengths of names.
         "TEST": {"NAME": f"test_{schema}", "CHARSET": "utf8mb4"},
     }
 
@@ -25,7 +25,7 @@ DATABASES = {"default": _database("default"), "other": _database("other")}
 TEST_RUNNER = "yardstick_recorder.Runner"
 YARDSTICK_RESULTS = _given["results"]
 
-# From here on as in the suite's own test_sqlite.py, which its tests count on.
+# From here on as in the suite's own test_sqlite.py, which its tests rely on.
 SECRET_KEY = "django_tests_secret_key"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 DEFAULT_AUTO_FIELD = "django.db.models.AutoField"

@@ -1,4 +1,4 @@
-"""Rows whose shards are known."""
+"""Fixtures with rows on known shards."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A stage for interleavings: actors that stop at given points, a clock, and a judge.
+"""A harness for interleavings: workers that stop at given points, a clock, and checks of reads.
 
-An actor is a thread with connections of its own, or a forked process that can be killed.
-It stops before or after it calls a method of a cache server, or after all were told that
-COMMIT comes next ("announce").
+A worker is a thread with connections of its own, or a forked process that can be killed. It stops
+before or after it calls a method of a cache server, or after it has told all servers that COMMIT
+comes next ("announce").
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _METHODS = ("read", "lease", "fill", "mark", "finish", "add", "replace")
 
 
 class Stale(AssertionError):
-    """Something older was read than what was committed before the read began."""
+    """A read returned a state older than the one committed before the read began."""
 
 
 class Clock:
-    """Stands for the module :mod:`time` where the protocol looks at it."""
+    """Stands in for the module :mod:`time` in the modules of the protocol."""
 
     def __init__(self) -> None:
         self.offset = 0.0
@@ -53,23 +53,23 @@ class Clock:
 
 
 class Point:
-    """Where a thread waits."""
+    """A point where a thread waits until it is released."""
 
     def __init__(self) -> None:
         self._reached, self._go = threading.Event(), threading.Event()
 
     def __call__(self) -> None:
         self._reached.set()
-        assert self._go.wait(PATIENCE), "nobody let the actor go on"
+        assert self._go.wait(PATIENCE), "nobody let the worker go on"
 
     def wait(self) -> None:
-        assert self._reached.wait(PATIENCE), "the actor did not come here"
+        assert self._reached.wait(PATIENCE), "the worker did not come here"
 
     def release(self) -> None:
         self._go.set()
 
 
-class Actor:
+class WorkerThread:
     """A thread with connections of its own."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -81,27 +81,28 @@ class Actor:
     def _run(self) -> None:
         try:
             self._result = self._work()
-        except BaseException as exc:  # whatever it is belongs to the test's thread
+        except BaseException as exc:  # any error is raised in the test's thread
             self._error = exc
         finally:
             connections.close_all()
 
     def join(self) -> Any:
         self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "the actor does not end"
+        assert not self.thread.is_alive(), "the worker does not end"
         if self._error is not None:
             raise self._error
         return self._result
 
 
-class Process:
+class WorkerProcess:
     """A forked process. It dies by SIGKILL, at a point or after its work."""
 
-    def __init__(self, work: Callable[[Process], Any]) -> None:
+    def __init__(self, work: Callable[[WorkerProcess], Any]) -> None:
         hears, tells = os.pipe(), os.pipe()
         connections.close_all()
         self._pid = os.fork()
-        # Each side has one end of each, so that the death of one is the end for the other.
+        # Each side keeps one end of each pipe, so that the death of one side is the end of file for
+        # the other.
         if self._pid == 0:
             os.close(hears[0])
             os.close(tells[1])
@@ -111,7 +112,7 @@ class Process:
             except Stale as exc:
                 os.write(self._out, str(exc).encode())
                 os._exit(1)
-            except BaseException:  # whatever it is, the parent is told
+            except BaseException:  # the parent must get any error
                 traceback.print_exc()
                 os._exit(1)
             self.die()
@@ -119,7 +120,7 @@ class Process:
         os.close(tells[0])
         self._in, self._out = hears[0], tells[1]
 
-    # In the process:
+    # Called in the forked process:
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +130,7 @@ class Process:
         os.write(self._out, b".")
         assert os.read(self._in, 1), "the parent is gone"
 
-    # In the parent:
+    # Called in the parent:
 
     def wait(self) -> None:
         assert select.select([self._in], [], [], PATIENCE)[0], "the process does not come here"
@@ -142,35 +143,35 @@ class Process:
         os.write(self._out, b".")
 
     def join(self) -> None:
-        """Return when it was killed."""
+        """Return when the process was killed."""
         assert os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]) == -signal.SIGKILL
         os.close(self._in)
         os.close(self._out)
 
 
-class Stage:
-    """Servers whose calls can be stopped, and the rows of one user."""
+class InterleavingHarness:
+    """Cache servers whose calls can be stopped, and the rows of one user."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.clock = Clock()
         self._rules: list[tuple[threading.Thread, str, str, Callable[[], Any]]] = []
-        found = runtime.cache()
-        assert found is not None
-        self.cache = found
-        # Each alias has objects of its own, even if it names the same server.
+        client = runtime.cache()
+        assert client is not None
+        self.cache = client
+        # Each alias has objects of its own, even if two aliases name the same server.
         self.servers: Sequence[CacheServer] = tuple(
-            dict.fromkeys((*found.object_servers, *found.list_servers))
+            dict.fromkeys((*client.object_servers, *client.list_servers))
         )
-        #: In the process that :meth:`begin_process` has begun, that process.
-        self.process: Process | None = None
+        #: In a process started by :meth:`begin_process`: that process.
+        self.process: WorkerProcess | None = None
         self._pks: list[int] = []
-        #: Methods that were called, and lines that were sent to guards.
+        #: Names of the called methods, and the lines sent to guards.
         self.calls: list[str] = []
         self.lines: list[bytes] = []
 
     def install(self, monkeypatch: Any) -> None:
-        """Put the points and the clock in place. After an ablation, as that is inside of them."""
+        """Install the points and the clock, after an ablation, which belongs inside of them."""
         for server in self.servers:
             for method in _METHODS:
                 self._wrap(monkeypatch, server, method)
@@ -185,7 +186,7 @@ class Stage:
         self._use_clock()
 
     def _use_clock(self) -> None:
-        # Another test has another cache, and so another reader; a forked process, too.
+        # Another test has another cache, and so another reader; so has a forked process.
         reader = queryset._current_reader()
         assert reader is not None
         reader._now = self.clock.time
@@ -221,16 +222,16 @@ class Stage:
                 return None
         return None
 
-    # Actors
+    # Workers
 
     def begin(self, work: Callable[[], Any], *stops: tuple[str, str]) -> tuple[Any, ...]:
-        """Start a thread; it and the points where it will stop."""
-        actor = Actor(work)
+        """Start a thread. Return it and the points where it will stop."""
+        worker = WorkerThread(work)
         points = [Point() for _ in stops]
         for (when, method), point in zip(stops, points, strict=True):
-            self._rules.append((actor.thread, method, when, point))
-        actor.thread.start()
-        return actor, *points
+            self._rules.append((worker.thread, method, when, point))
+        worker.thread.start()
+        return worker, *points
 
     def begin_process(
         self,
@@ -238,10 +239,10 @@ class Stage:
         *,
         die: tuple[str, str] | None = None,
         stop: tuple[str, str] | None = None,
-    ) -> Process:
-        """Start a process that dies at a point, or after its work; it may stop at one."""
+    ) -> WorkerProcess:
+        """Start a process that may stop at one point, and dies at another or after its work."""
 
-        def run(process: Process) -> None:
+        def run(process: WorkerProcess) -> None:
             self.process = process
             self._use_clock()
             if stop is not None:
@@ -250,19 +251,19 @@ class Stage:
                 self.at(*die, process.die)
             work()
 
-        return Process(run)
+        return WorkerProcess(run)
 
     def at(self, when: str, method: str, action: Callable[[], Any]) -> None:
-        """Call ``action`` when this thread comes to a point."""
+        """Call ``action`` when this thread reaches a point."""
         self._rules.append((threading.current_thread(), method, when, action))
 
-    def killed(self, work: Callable[[], Any], *, die: tuple[str, str]) -> None:
-        """A process did ``work`` until it was killed."""
+    def run_until_killed(self, work: Callable[[], Any], *, die: tuple[str, str]) -> None:
+        """Run ``work`` in a process that is killed at a point, and return after that."""
         self.begin_process(work, die=die).join()
 
     @contextmanager
     def instead(self, method: str, action: Callable[..., Any]) -> Iterator[None]:
-        """In this thread ``action(call, *args)`` is called in the place of a method."""
+        """Call ``action(call, *args)`` instead of a method in this thread."""
         rule = (threading.current_thread(), method, "instead", action)
         self._rules.append(rule)
         try:
@@ -284,34 +285,34 @@ class Stage:
         return pk
 
     def settle(self) -> None:
-        """All guards are there, and none is young."""
+        """Create all guards, and advance the clock beyond their quarantine."""
         for server in self.servers:
             header = guards.header(self.clock.time())
             server.add([(name, header) for name in self.guards()], 3600)
         self.clock.advance(100)
 
     def evict(self, *objects: str, isolates: Sequence[int | None] = ()) -> None:
-        """All guards of the user's photos are gone from the servers, and ``objects``."""
+        """Delete all guards of the user's photos, and ``objects``, from the servers."""
         names = [*objects, *self.guards(*isolates)]
         for server in self.servers:
             type(server).finish(server, names, ())
 
     def delete_object(self, pk: int) -> None:
-        """It is gone from the servers, as if it were evicted."""
+        """Delete an object from the servers, as an eviction would."""
         for server in self.servers:
             type(server).finish(server, [self.scope().object_name(str(pk))], ())
 
     def forget_lists(self) -> None:
-        """This process remembers nothing that it has read."""
+        """Make this process forget everything that it has read."""
         reader = queryset._current_reader()
         assert reader is not None
         reader.memory = ProcessCache()
 
     def guards(self, *isolates: int | None) -> list[str]:
-        found = list(self.scope().guards)
+        names = list(self.scope().guards)
         for isolate in isolates:
-            found.append(self.scope(isolate).guards[-1])
-        return found
+            names.append(self.scope(isolate).guards[-1])
+        return names
 
     def scope(self, *isolate: int | None) -> Any:
         model = cached_model(CachedPhoto)
@@ -322,61 +323,61 @@ class Stage:
         return model.scope(self.alias, key, model.isolate_token(isolate[0]))
 
     def open_markers(self, *isolates: int | None) -> list[guards.Marker]:
-        found: list[guards.Marker] = []
+        open_markers: list[guards.Marker] = []
         for server in self.servers:
             for raw in server.read(self.guards(*isolates))[0]:
                 if raw is not None:
-                    found += guards.parse(raw).open
-        return found
+                    open_markers += guards.parse(raw).open
+        return open_markers
 
-    # The judge
+    # Checks
 
-    def asked(self, read: Callable[[], Any]) -> tuple[Any, bool]:
-        """What was read, and whether the database was asked for it."""
-        asked: list[str] = []
+    def observe(self, read: Callable[[], Any]) -> tuple[Any, bool]:
+        """Return the result of ``read``, and whether it queried the database."""
+        statements: list[str] = []
 
         def note(execute: Any, sql: str, *args: Any) -> Any:
-            asked.append(sql)
+            statements.append(sql)
             return execute(sql, *args)
 
         with connections[self.alias].execute_wrapper(note):
-            found = read()
-        return found, any(CachedPhoto._meta.db_table in sql for sql in asked)
+            result = read()
+        return result, any(CachedPhoto._meta.db_table in sql for sql in statements)
 
-    def reads(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
-        """It is the committed state that is read, whether cached or not."""
+    def check(self, read: Callable[[], Any], expected: Any, times: int = 3) -> None:
+        """Check that ``read`` returns the committed state, cached or not."""
         for _ in range(times):
-            found = read()
-            if found != expected:
-                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+            result = read()
+            if result != expected:
+                raise Stale(f"{result!r} was read, but {expected!r} is committed")
 
     def warm(self, *reads: Callable[[], Any]) -> None:
-        """Return when all is answered from the cache."""
+        """Return when all reads are answered from the cache."""
         for read in reads:
-            self.reads_again(read, read())
+            self.check_cached_again(read, read())
 
-    def reads_again(self, read: Callable[[], Any], expected: Any) -> None:
-        """The same, and in the end it is cached again: nothing is bypassed for ever."""
+    def check_cached_again(self, read: Callable[[], Any], expected: Any) -> None:
+        """Check that ``read`` returns the committed state and is cached again in the end."""
         for _ in range(20):
-            found, was_asked = self.asked(read)
-            if found != expected:
-                raise Stale(f"{found!r} was read, but {expected!r} is committed")
+            result, was_asked = self.observe(read)
+            if result != expected:
+                raise Stale(f"{result!r} was read, but {expected!r} is committed")
             if not was_asked:
                 return
-            # Over a quarantine, the age of a marker, the time of a lease.
+            # Beyond a quarantine, the age of an old marker, and the time of a lease.
             self.clock.advance(20)
             self._drop_leases()
         counted = self.cache.statistics.counted(self.scope().type.name)
         raise AssertionError(f"it is not cached again: {counted}")
 
     def _drop_leases(self) -> None:
-        """Leases of the dead run out by the servers' own clocks, which cannot be advanced."""
+        """Delete leases of dead processes: they expire by the servers' clocks, not by ours."""
         for server in self.servers:
             with suppress(ServerDown):
                 for pk in self._pks:
                     name = self.scope().object_name(str(pk))
                     (value,) = type(server).read(server, [name])[0]
-                    # Redis has a placeholder, memcached an empty value.
+                    # Redis stores a placeholder, memcached an empty value.
                     if value is None or value[:1] == b"\0":
                         type(server).finish(server, [name], ())
 
@@ -386,8 +387,8 @@ def title(pk: int) -> str:
 
 
 def titles(album: int | None) -> list[str]:
-    found = CachedPhoto.objects.filter(user_id=USER, album_id=album).order_by("photo_id")
-    return [photo.title for photo in found]
+    photos = CachedPhoto.objects.filter(user_id=USER, album_id=album).order_by("photo_id")
+    return [photo.title for photo in photos]
 
 
 def all_titles() -> list[str]:

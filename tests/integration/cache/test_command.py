@@ -1,4 +1,4 @@
-"""``manage.py cache_stats`` and ``cache_invalidate``: what they print, and how they end."""
+"""``manage.py cache_stats`` and ``cache_invalidate``: their output and exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., str]
 
 
 def run(command: str, *arguments: str, fails: str | None = None) -> str:
-    """Run a command; its output, which must fit the terminal."""
+    """Run a command and return its output, which must fit the terminal."""
     out = io.StringIO()
     if fails is None:
         call_command(command, *arguments, stdout=out, no_color=True)
@@ -141,7 +141,7 @@ def test_without_a_cache() -> None:
 
 @pytest.fixture
 def generations(stores: None, placed: None) -> Callable[[], dict[str, str]]:
-    """The generations of the guards of ONE and TWO, which must be there."""
+    """Return the generations of the guards of ONE and TWO, which must exist."""
     from sharded_orm.cache.guards import header, parse
 
     found = cached_model(CachedPhoto)
@@ -168,7 +168,7 @@ def generations(stores: None, placed: None) -> Callable[[], dict[str, str]]:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
-    """Names of guards without the server's, on both of which they must have changed."""
+    """Return the guards whose generation has changed on both servers, without the server's name."""
     found = [name.rpartition(" ")[2] for name in before if before[name] != after[name]]
     assert all(found.count(name) == 2 for name in found)
     return set(found)

@@ -1,8 +1,7 @@
-"""The interleavings in which weaker protocols serve what a commit has replaced.
+"""The interleavings in which weaker protocols serve rows from before a commit.
 
-Each scenario is played with the protocol as it is, on every kind of store, and once more
-with the guard measure that it is about taken away: then something stale must be read, or
-the scenario would prove nothing.
+Each scenario runs with the protocol as it is, on every kind of store. It then runs without the
+measure that it is about: then a stale answer must be read, or the scenario would prove nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.integration.cache.faults import ablations, failpoints
 from tests.integration.cache.interleaving import (
     USER,
-    Stage,
+    InterleavingHarness,
     Stale,
     all_titles,
     count,
@@ -59,14 +58,15 @@ STORES = ["local", "memcached", "redis", "separate", "aliases"]
 
 @pytest.fixture(params=STORES)
 def stores(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cache servers; separate ones for objects and lists, and one under two aliases, too."""
+    """Cache servers; also separate ones for objects and lists, and one under two aliases."""
     own: dict[str, Any] = {}
     if request.param == "local":
         backend = "django.core.cache.backends.locmem.LocMemCache"
         own["local"] = {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
     if request.param == "aliases":
         entry = request.getfixturevalue("memcached").django()
-        # Named twice: not the same servers as those of the other alias, but for each place it is.
+        # The same server is named twice: these are not the servers of the other alias, but they
+        # share their data.
         own["another"] = {**entry, "LOCATION": [entry["LOCATION"]] * 2}
     if request.param in ("memcached", "separate", "aliases"):
         own["memcached"] = request.getfixturevalue("memcached").django()
@@ -74,7 +74,7 @@ def stores(request: pytest.FixtureRequest) -> Iterator[None]:
         own["redis"] = request.getfixturevalue("redis_server").django()
     first, *others = own
     config = {**settings.SHARDED_ORM["CACHE"], "OBJECTS": first, "LISTS": [first, *others][-1]}
-    config["TIMEOUT"] = 1.0  # Two processors are shared by all tests.
+    config["TIMEOUT"] = 1.0  # two processors are shared by all tests
     with override_settings(
         CACHES={**settings.CACHES, **own},
         SHARDED_ORM={**settings.SHARDED_ORM, "CACHE": config},
@@ -83,345 +83,347 @@ def stores(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def stage(stores: None, transactional_db: None) -> Stage:
+def harness(stores: None, transactional_db: None) -> InterleavingHarness:
     store = runtime.strategy("photos").store  # type: ignore[attr-defined]
     store.place("photos", {str(USER): SHARD})
     CachedAlbum.objects.bulk_create(CachedAlbum(pk=pk, user_id=USER) for pk in (ALBUM, OTHER))
-    return Stage(ALIAS)
+    return InterleavingHarness(ALIAS)
 
 
-# The scenarios. What a measure prevents shows as Stale.
+# The scenarios. Without the measure, Stale is raised.
 
 
-def late_fill(stage: Stage) -> None:
-    """A reader stores what it has read before the commit, after the objects were deleted."""
-    pk = stage.photo("old")
-    stage.settle()
-    reader, filling = stage.begin(lambda: title(pk), ("before", "fill"))
+def late_fill(harness: InterleavingHarness) -> None:
+    """A reader stores a row that it read before the commit, after the objects were deleted."""
+    pk = harness.photo("old")
+    harness.settle()
+    reader, filling = harness.begin(lambda: title(pk), ("before", "fill"))
     filling.wait()
     rename(pk)
     filling.release()
     assert reader.join() == "old"
-    stage.reads(lambda: title(pk), "new")
-    stage.reads_again(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
-def late_fill_of_a_list(stage: Stage) -> None:
-    """The same of a list and its objects."""
-    pk = stage.photo("old")
-    stage.warm(all_titles)
-    stage.delete_object(pk)
-    reader, filling = stage.begin(all_titles, ("before", "fill"))
+def late_fill_of_a_list(harness: InterleavingHarness) -> None:
+    """A reader stores a list and its objects late."""
+    pk = harness.photo("old")
+    harness.warm(all_titles)
+    harness.delete_object(pk)
+    reader, filling = harness.begin(all_titles, ("before", "fill"))
     filling.wait()
     rename(pk)
     filling.release()
     assert reader.join() == ["old"]
-    stage.reads(all_titles, ["new"])
-    stage.reads(lambda: title(pk), "new")
-    stage.reads_again(all_titles, ["new"])
+    harness.check(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
-def late_fill_with_the_lease_of_another(stage: Stage) -> None:
-    """While the late one waits, another reader leases the same object."""
-    pk = stage.photo("old")
-    stage.settle()
-    first, first_fills = stage.begin(lambda: title(pk), ("before", "fill"))
+def late_fill_with_the_lease_of_another(harness: InterleavingHarness) -> None:
+    """While the late reader waits, another reader leases the same object."""
+    pk = harness.photo("old")
+    harness.settle()
+    first, first_fills = harness.begin(lambda: title(pk), ("before", "fill"))
     first_fills.wait()
     rename(pk)
-    second, second_fills = stage.begin(lambda: title(pk), ("before", "fill"))
+    second, second_fills = harness.begin(lambda: title(pk), ("before", "fill"))
     second_fills.wait()
     first_fills.release()
     assert first.join() == "old"
-    stage.reads(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
     second_fills.release()
     assert second.join() == "new"
-    stage.reads_again(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
-def killed_before_closing(stage: Stage) -> None:
+def killed_before_closing(harness: InterleavingHarness) -> None:
     """A writer is killed after COMMIT, before it has deleted anything."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles, lambda: count(None))
-    stage.killed(lambda: rename(pk), die=("before", "finish"))
-    stage.reads(lambda: title(pk), "new")
-    stage.reads(all_titles, ["new"])
-    stage.reads_again(lambda: title(pk), "new")
-    stage.reads_again(all_titles, ["new"])
-    assert not stage.open_markers()
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles, lambda: count(None))
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
+    assert not harness.open_markers()
 
 
-def killed_and_repaired_by_a_list(stage: Stage) -> None:
-    """The first to repair asks for a count, perhaps under another alias of the same server."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), lambda: count(ALBUM))
-    stage.killed(lambda: rename(pk), die=("before", "finish"))
-    stage.clock.advance(20)
-    stage.reads(lambda: count(ALBUM), 0)
-    stage.reads(all_titles, ["new"])
-    stage.reads(lambda: title(pk), "new")
-    stage.reads_again(lambda: title(pk), "new")
+def killed_and_repaired_by_a_list(harness: InterleavingHarness) -> None:
+    """The first repairing reader asks for a count, perhaps under another alias of the server."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), lambda: count(ALBUM))
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
+    harness.clock.advance(20)
+    harness.check(lambda: count(ALBUM), 0)
+    harness.check(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
-def killed_before_commit(stage: Stage) -> None:
-    """A writer is killed when it has marked, and its transaction never happens."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles)
-    stage.killed(lambda: rename(pk), die=("after", "announce"))
-    stage.reads(lambda: title(pk), "old")
-    stage.reads_again(lambda: title(pk), "old")
-    stage.reads_again(all_titles, ["old"])
-    assert not stage.open_markers()
+def killed_before_commit(harness: InterleavingHarness) -> None:
+    """A writer is killed after it has marked, and its transaction never happens."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles)
+    harness.run_until_killed(lambda: rename(pk), die=("after", "announce"))
+    harness.check(lambda: title(pk), "old")
+    harness.check_cached_again(lambda: title(pk), "old")
+    harness.check_cached_again(all_titles, ["old"])
+    assert not harness.open_markers()
 
 
-def evicted_between_mark_and_commit(stage: Stage) -> None:
-    """… with two readers, and the writer is killed: nobody knows of the write any more."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles)
-    writer = stage.begin_process(
+def evicted_between_mark_and_commit(harness: InterleavingHarness) -> None:
+    """Two readers read in between, and the writer is killed: nobody knows of the write any more."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles)
+    writer = harness.begin_process(
         lambda: rename(pk), stop=("after", "announce"), die=("before", "finish")
     )
     writer.wait()
-    stage.evict()
+    harness.evict()
     for read, expected in ((lambda: title(pk), "old"), (all_titles, ["old"])):
-        first, _ = stage.begin(read)[0], None
+        first, _ = harness.begin(read)[0], None
         assert first.join() == expected
-        assert stage.begin(read)[0].join() == expected
+        assert harness.begin(read)[0].join() == expected
     writer.release()
     writer.join()
-    stage.reads(lambda: title(pk), "new")
-    stage.reads(all_titles, ["new"])
-    stage.reads_again(lambda: title(pk), "new")
-    stage.reads_again(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
-def evicted_after_a_kill(stage: Stage) -> None:
-    """The marker of a killed writer is evicted: the guard that is made anew is another one."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles)
-    stage.killed(lambda: rename(pk), die=("before", "finish"))
-    stage.evict()
-    stage.reads(lambda: title(pk), "new")
-    stage.settle()
-    stage.reads(lambda: title(pk), "new")
-    stage.reads(all_titles, ["new"])
-    stage.reads_again(all_titles, ["new"])
+def evicted_after_a_kill(harness: InterleavingHarness) -> None:
+    """The marker of a killed writer is evicted: the new guard has another generation."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles)
+    harness.run_until_killed(lambda: rename(pk), die=("before", "finish"))
+    harness.evict()
+    harness.check(lambda: title(pk), "new")
+    harness.settle()
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
+    harness.check_cached_again(all_titles, ["new"])
 
 
-def two_writers_at_once(stage: Stage) -> None:
-    """One closes its marker while the other is between COMMIT and closing."""
-    one, other = stage.photo("one"), stage.photo("other")
-    stage.warm(lambda: title(one), lambda: title(other), all_titles)
-    slow, marked, committed = stage.begin(
+def two_writers_at_once(harness: InterleavingHarness) -> None:
+    """One writer closes its marker while the other is between COMMIT and closing."""
+    one, other = harness.photo("one"), harness.photo("other")
+    harness.warm(lambda: title(one), lambda: title(other), all_titles)
+    slow, marked, committed = harness.begin(
         lambda: rename(one, "ONE"), ("after", "announce"), ("before", "finish")
     )
     marked.wait()
     if connections[ALIAS].vendor == "sqlite":
-        # One writer at a time: the fast one is a transaction that changed nothing after all.
+        # One writer at a time: the fast one is a transaction that changes nothing in the end.
         with transaction.atomic(using=ALIAS):
-            transaction_markers(connections[ALIAS]).touch(stage.scope(), [str(other)])  # type: ignore[union-attr]
+            transaction_markers(connections[ALIAS]).touch(harness.scope(), [str(other)])  # type: ignore[union-attr]
         expected = "other"
     else:
         rename(other, "OTHER")
         expected = "OTHER"
     marked.release()
     committed.wait()
-    stage.reads(lambda: title(one), "ONE")
-    stage.reads(lambda: title(other), expected)
-    stage.reads(all_titles, ["ONE", expected])
+    harness.check(lambda: title(one), "ONE")
+    harness.check(lambda: title(other), expected)
+    harness.check(all_titles, ["ONE", expected])
     committed.release()
     slow.join()
-    stage.reads_again(all_titles, ["ONE", expected])
-    assert not stage.open_markers()
+    harness.check_cached_again(all_titles, ["ONE", expected])
+    assert not harness.open_markers()
 
 
-def a_guard_is_never_what_it_was(stage: Stage) -> None:
+def a_guard_is_never_what_it_was(harness: InterleavingHarness) -> None:
     """A list that was stored before a write is not found after it."""
-    stage.photo("one")
-    stage.warm(all_titles)
-    stage.photo("other")
-    stage.reads(all_titles, ["one", "other"])
-    stage.reads_again(all_titles, ["one", "other"])
+    harness.photo("one")
+    harness.warm(all_titles)
+    harness.photo("other")
+    harness.check(all_titles, ["one", "other"])
+    harness.check_cached_again(all_titles, ["one", "other"])
 
 
-def moves_between_isolate_keys(stage: Stage) -> None:
-    """A row leaves the list of one album for that of another; the writer is slow."""
-    pk = stage.photo("photo", ALBUM)
-    stage.warm(lambda: titles(ALBUM), lambda: titles(OTHER), lambda: count(ALBUM))
-    stage.warm(lambda: count(OTHER), lambda: titles(THIRD))
-    writer, marked, committed = stage.begin(
+def moves_between_isolate_keys(harness: InterleavingHarness) -> None:
+    """A row leaves the list of one album for the list of another; the writer is slow."""
+    pk = harness.photo("photo", ALBUM)
+    harness.warm(lambda: titles(ALBUM), lambda: titles(OTHER), lambda: count(ALBUM))
+    harness.warm(lambda: count(OTHER), lambda: titles(THIRD))
+    writer, marked, committed = harness.begin(
         lambda: move(pk, OTHER), ("after", "announce"), ("before", "finish")
     )
     marked.wait()
-    stage.reads(lambda: titles(ALBUM), ["photo"])
-    stage.reads(lambda: titles(OTHER), [])
-    stage.reads(lambda: count(OTHER), 0)
-    # Nothing of this concerns a third album.
-    assert stage.asked(lambda: titles(THIRD)) == ([], False)
+    harness.check(lambda: titles(ALBUM), ["photo"])
+    harness.check(lambda: titles(OTHER), [])
+    harness.check(lambda: count(OTHER), 0)
+    # The third album is not affected.
+    assert harness.observe(lambda: titles(THIRD)) == ([], False)
     marked.release()
     committed.wait()
-    stage.reads(lambda: titles(ALBUM), [])
-    stage.reads(lambda: titles(OTHER), ["photo"])
-    stage.reads(lambda: count(ALBUM), 0)
-    stage.reads(lambda: count(OTHER), 1)
+    harness.check(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(OTHER), ["photo"])
+    harness.check(lambda: count(ALBUM), 0)
+    harness.check(lambda: count(OTHER), 1)
     committed.release()
     writer.join()
     for read, expected in (
         (lambda: titles(ALBUM), []), (lambda: titles(OTHER), ["photo"]),
         (lambda: count(ALBUM), 0), (lambda: count(OTHER), 1),
     ):  # fmt: skip
-        stage.reads_again(read, expected)
+        harness.check_cached_again(read, expected)
 
 
-def moves_and_is_killed(stage: Stage) -> None:
-    """The same, and the writer never closes."""
-    pk = stage.photo("photo", ALBUM)
-    stage.warm(lambda: titles(ALBUM), lambda: titles(OTHER))
-    writer = stage.begin_process(
+def moves_and_is_killed(harness: InterleavingHarness) -> None:
+    """A row leaves one album for another, and the writer never closes its markers."""
+    pk = harness.photo("photo", ALBUM)
+    harness.warm(lambda: titles(ALBUM), lambda: titles(OTHER))
+    writer = harness.begin_process(
         lambda: move(pk, OTHER), stop=("after", "announce"), die=("before", "finish")
     )
     writer.wait()
-    stage.reads(lambda: titles(ALBUM), ["photo"])
-    stage.reads(lambda: titles(OTHER), [])
+    harness.check(lambda: titles(ALBUM), ["photo"])
+    harness.check(lambda: titles(OTHER), [])
     writer.release()
     writer.join()
-    stage.reads(lambda: titles(ALBUM), [])
-    stage.reads(lambda: titles(OTHER), ["photo"])
-    stage.reads_again(lambda: titles(ALBUM), [])
-    stage.reads_again(lambda: titles(OTHER), ["photo"])
-    assert not stage.open_markers(ALBUM, OTHER)
+    harness.check(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(OTHER), ["photo"])
+    harness.check_cached_again(lambda: titles(ALBUM), [])
+    harness.check_cached_again(lambda: titles(OTHER), ["photo"])
+    assert not harness.open_markers(ALBUM, OTHER)
 
 
-def unlisted_rows_and_a_kill(stage: Stage) -> None:
+def unlisted_rows_and_a_kill(harness: InterleavingHarness) -> None:
     """More rows than a marker lists; the writer is killed, and a reader repairs."""
-    pk, *_ = stage.photos(guards.MAX_LISTED + 1)
-    stage.warm(lambda: title(pk))
-    stage.killed(
+    pk, *_ = harness.photos(guards.MAX_LISTED + 1)
+    harness.warm(lambda: title(pk))
+    harness.run_until_killed(
         lambda: CachedPhoto.objects.filter(user_id=USER).update(title="new"),
         die=("before", "finish"),
     )
-    stage.reads(lambda: title(pk), "new")
-    stage.reads_again(lambda: title(pk), "new")
+    harness.check(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
-def stopped_for_long_after_marking(stage: Stage) -> None:
-    """A writer stands still for a minute; it marks again before it commits."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles)
-    writer, marked, committed = stage.begin(
+def stopped_for_long_after_marking(harness: InterleavingHarness) -> None:
+    """A writer is stopped for a minute; it marks again before it commits."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles)
+    writer, marked, committed = harness.begin(
         lambda: rename(pk), ("after", "mark"), ("before", "finish")
     )
     marked.wait()
-    stage.clock.advance(60)
+    harness.clock.advance(60)
     for _ in range(3):
-        stage.reads(lambda: title(pk), "old")
-        stage.reads(all_titles, ["old"])
-        stage.clock.advance(20)
+        harness.check(lambda: title(pk), "old")
+        harness.check(all_titles, ["old"])
+        harness.clock.advance(20)
     marked.release()
     committed.wait()
-    stage.reads(lambda: title(pk), "new")
-    stage.reads(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
     committed.release()
     writer.join()
-    assert not stage.open_markers()
-    stage.reads_again(lambda: title(pk), "new")
-    stage.reads_again(all_titles, ["new"])
+    assert not harness.open_markers()
+    harness.check_cached_again(lambda: title(pk), "new")
+    harness.check_cached_again(all_titles, ["new"])
 
 
-def stopped_for_long_before_commit(stage: Stage) -> None:
-    """Only the database knows that the writer lives: a COMMIT may be under way for long."""
-    pk = stage.photo("old")
-    stage.warm(lambda: title(pk), all_titles)
-    writer, announced, committed = stage.begin(
+def stopped_for_long_before_commit(harness: InterleavingHarness) -> None:
+    """Only the database knows that the writer lives: a COMMIT may take long."""
+    pk = harness.photo("old")
+    harness.warm(lambda: title(pk), all_titles)
+    writer, announced, committed = harness.begin(
         lambda: rename(pk), ("after", "announce"), ("before", "finish")
     )
     announced.wait()
-    stage.clock.advance(60)
+    harness.clock.advance(60)
     for _ in range(3):
-        stage.reads(lambda: title(pk), "old")
-        stage.reads(all_titles, ["old"])
-        stage.clock.advance(20)
+        harness.check(lambda: title(pk), "old")
+        harness.check(all_titles, ["old"])
+        harness.clock.advance(20)
     announced.release()
     committed.wait()
-    stage.reads(lambda: title(pk), "new")
-    stage.reads(all_titles, ["new"])
+    harness.check(lambda: title(pk), "new")
+    harness.check(all_titles, ["new"])
     committed.release()
     writer.join()
-    stage.reads_again(lambda: title(pk), "new")
+    harness.check_cached_again(lambda: title(pk), "new")
 
 
-def list_and_objects_of_one_state(stage: Stage) -> None:
-    """Between the list and its objects, a row leaves the list and is cached as it is now."""
-    pk = stage.photo("here", ALBUM)
-    stage.warm(lambda: titles(ALBUM), lambda: title(pk))
-    stage.forget_lists()
+def list_and_objects_of_one_state(harness: InterleavingHarness) -> None:
+    """Between the list and its objects, a row leaves the list and is cached in its new state."""
+    pk = harness.photo("here", ALBUM)
+    harness.warm(lambda: titles(ALBUM), lambda: title(pk))
+    harness.forget_lists()
     # Guards first, then the list, then the objects.
-    reader, first, second = stage.begin(lambda: titles(ALBUM), ("after", "read"), ("after", "read"))
+    reader, first, second = harness.begin(
+        lambda: titles(ALBUM), ("after", "read"), ("after", "read")
+    )
     first.wait()
     first.release()
     second.wait()
     CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(album_id=OTHER, title="there")
-    stage.reads_again(lambda: title(pk), "there")
+    harness.check_cached_again(lambda: title(pk), "there")
     second.release()
     if (found := reader.join()) not in (["here"], []):
         raise Stale(f"{found!r} never was")
-    stage.reads(lambda: titles(ALBUM), [])
+    harness.check(lambda: titles(ALBUM), [])
 
 
-def two_versions_of_the_code(stage: Stage) -> None:
-    """In a deploy, processes of the old and of the new model write the same row."""
-    pk = stage.photo("v0")
+def two_versions_of_the_code(harness: InterleavingHarness) -> None:
+    """During a deployment, processes of the old and of the new model write the same row."""
+    pk = harness.photo("v0")
 
     def one() -> str:
         return title(pk)
 
-    stage.warm(one, all_titles)
+    harness.warm(one, all_titles)
 
     def newer() -> None:
-        process = stage.process
+        process = harness.process
         assert process is not None
         be_another_version()
-        stage.reads_again(one, "v0")
-        stage.reads_again(all_titles, ["v0"])
+        harness.check_cached_again(one, "v0")
+        harness.check_cached_again(all_titles, ["v0"])
         process.stop()
-        stage.reads(one, "v1")
-        stage.reads(all_titles, ["v1"])
-        stage.warm(one, all_titles)
+        harness.check(one, "v1")
+        harness.check(all_titles, ["v1"])
+        harness.warm(one, all_titles)
         rename(pk, "v2")
         process.stop()
-        stage.at("before", "finish", process.die)
+        harness.at("before", "finish", process.die)
         rename(pk, "v3")
 
-    process = stage.begin_process(newer)
+    process = harness.begin_process(newer)
     process.wait()
-    stage.reads(one, "v0")
+    harness.check(one, "v0")
     rename(pk, "v1")
-    stage.reads(one, "v1")
-    stage.warm(one, all_titles)
+    harness.check(one, "v1")
+    harness.warm(one, all_titles)
     process.release()
     process.wait()
-    stage.reads(one, "v2")
-    stage.reads(all_titles, ["v2"])
-    stage.warm(one, all_titles)
+    harness.check(one, "v2")
+    harness.check(all_titles, ["v2"])
+    harness.warm(one, all_titles)
     process.release()
     process.join()
-    stage.reads(one, "v3")
-    stage.reads(all_titles, ["v3"])
-    stage.reads_again(one, "v3")
-    stage.reads_again(all_titles, ["v3"])
+    harness.check(one, "v3")
+    harness.check(all_titles, ["v3"])
+    harness.check_cached_again(one, "v3")
+    harness.check_cached_again(all_titles, ["v3"])
 
 
 def be_another_version() -> None:
-    """From now on, this process has another model of the same name."""
+    """Give this process another model of the same name."""
     fingerprint = cached_model.fingerprint
     cached_model.fingerprint = lambda model: fingerprint(model)[::-1]
     cached_model.forget()
 
 
-# Ablations of our own.
+# Ablations for these scenarios only.
 
 
 def one_look() -> None:
-    """An actor believes what it has first seen of a guard."""
+    """A reader keeps the first state that it has seen of a guard."""
     seen = threading.local()
 
     def read(method: Any, server: Any, names: Any, objects: Any = (), again: Any = ()) -> Any:
@@ -452,8 +454,9 @@ def names_of_versions() -> None:
 
 OWN_ABLATIONS = {made.__name__: made for made in (one_look, names_of_versions)}
 
-#: With what taken away (above, or in tests.integration.cache.faults.ablations) it goes wrong.
-SCENARIOS: dict[Callable[[Stage], None], list[str]] = {
+#: The ablations (above, or in tests.integration.cache.faults.ablations) with which each scenario
+#: goes wrong.
+SCENARIOS: dict[Callable[[InterleavingHarness], None], list[str]] = {
     late_fill: ["no_lease"],
     late_fill_of_a_list: ["no_lease"],
     late_fill_with_the_lease_of_another: ["no_lease"],
@@ -493,7 +496,7 @@ def _cases(*, with_ablations: bool) -> list[Any]:
         marks = [pytest.mark.mysql_settings] * (scenario is stopped_for_long_before_commit)
         for store in STORES:
             if store == "local" and scenario in FORKING:
-                continue  # Each process has a memory of its own.
+                continue  # each process has a memory of its own
             name = f"{store}-{scenario.__name__}"
             if not with_ablations:
                 cases.append(pytest.param(store, scenario, marks=marks, id=name))
@@ -505,19 +508,24 @@ def _cases(*, with_ablations: bool) -> list[Any]:
 
 @pytest.mark.parametrize(("stores", "scenario"), _cases(with_ablations=False), indirect=["stores"])
 def test_nothing_stale_is_read(
-    scenario: Callable[[Stage], None], stage: Stage, monkeypatch: pytest.MonkeyPatch
+    scenario: Callable[[InterleavingHarness], None],
+    harness: InterleavingHarness,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage.install(monkeypatch)
-    scenario(stage)
+    harness.install(monkeypatch)
+    scenario(harness)
 
 
 @pytest.mark.parametrize(
     ("stores", "scenario", "ablation"), _cases(with_ablations=True), indirect=["stores"]
 )
 def test_each_measure_is_needed(
-    scenario: Callable[[Stage], None], ablation: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    scenario: Callable[[InterleavingHarness], None],
+    ablation: str,
+    harness: InterleavingHarness,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a process of its own, as an ablation replaces parts of the library."""
+    """Runs in a process of its own, as an ablation replaces parts of the library."""
     connections.close_all()
     pid = os.fork()
     if pid == 0:
@@ -527,12 +535,12 @@ def test_each_measure_is_needed(
                 OWN_ABLATIONS[ablation]()
             else:
                 ablations.apply(ablation)
-            stage.install(monkeypatch)
-            scenario(stage)
+            harness.install(monkeypatch)
+            scenario(harness)
             status = 2
         except Stale:
             status = 0
-        except BaseException:  # whatever it is, the parent tells that it failed
+        except BaseException:  # the parent reports any failure
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -541,16 +549,16 @@ def test_each_measure_is_needed(
     assert status == 0
 
 
-# What transactions leave behind.
+# Markers and guards after a transaction.
 
 
 @pytest.fixture
-def ready(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    stage.install(monkeypatch)
-    return stage
+def ready(harness: InterleavingHarness, monkeypatch: pytest.MonkeyPatch) -> InterleavingHarness:
+    harness.install(monkeypatch)
+    return harness
 
 
-def test_a_rollback_marks_nothing(ready: Stage) -> None:
+def test_a_rollback_marks_nothing(ready: InterleavingHarness) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     ready.calls.clear()
@@ -558,11 +566,11 @@ def test_a_rollback_marks_nothing(ready: Stage) -> None:
         rename(pk)
         raise ZeroDivisionError
     assert "mark" not in ready.calls
-    assert ready.asked(lambda: title(pk)) == ("old", False)
-    assert ready.asked(all_titles) == (["old"], False)
+    assert ready.observe(lambda: title(pk)) == ("old", False)
+    assert ready.observe(all_titles) == (["old"], False)
 
 
-def test_a_rolled_back_savepoint_leaves_nothing_marked(ready: Stage) -> None:
+def test_a_rolled_back_savepoint_leaves_nothing_marked(ready: InterleavingHarness) -> None:
     pk, other = ready.photo("old"), ready.photo("other")
     ready.warm(lambda: title(pk), lambda: title(other))
     with transaction.atomic(using=ALIAS):
@@ -571,8 +579,8 @@ def test_a_rolled_back_savepoint_leaves_nothing_marked(ready: Stage) -> None:
             rename(pk)
             raise ZeroDivisionError
     assert not ready.open_markers()
-    ready.reads_again(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(other), "OTHER")
+    ready.check_cached_again(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(other), "OTHER")
 
 
 def _down(call: Any, *args: Any) -> Any:
@@ -585,20 +593,22 @@ def _unheard(call: Any, *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("failure", [_down, _unheard])
-def test_what_cannot_be_marked_is_rolled_back(ready: Stage, failure: Callable[..., Any]) -> None:
+def test_what_cannot_be_marked_is_rolled_back(
+    ready: InterleavingHarness, failure: Callable[..., Any]
+) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     with ready.instead("mark", failure), pytest.raises(CacheUnavailable):
         rename(pk)
-    ready.reads(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(pk), "old")
+    ready.check(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
     assert not ready.open_markers()
     rename(pk)
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
 
 
-def test_a_mark_that_lands_after_its_closing(ready: Stage) -> None:
+def test_a_mark_that_lands_after_its_closing(ready: InterleavingHarness) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     under_way: list[Callable[[], Any]] = []
@@ -609,30 +619,32 @@ def test_a_mark_that_lands_after_its_closing(ready: Stage) -> None:
 
     with ready.instead("mark", late), pytest.raises(CacheUnavailable):
         rename(pk)
-    ready.reads(lambda: title(pk), "old")
+    ready.check(lambda: title(pk), "old")
     for land in under_way:
         land()
     assert not ready.open_markers()
-    ready.reads_again(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
     rename(pk)
-    ready.reads(lambda: title(pk), "new")
+    ready.check(lambda: title(pk), "new")
 
 
 @pytest.mark.parametrize("failure", [_down, _unheard])
-def test_a_closing_that_fails_is_made_up_for(ready: Stage, failure: Callable[..., Any]) -> None:
+def test_a_closing_that_fails_is_made_up_for(
+    ready: InterleavingHarness, failure: Callable[..., Any]
+) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     with ready.instead("finish", failure):
         rename(pk)
-        ready.reads(lambda: title(pk), "new")
-        ready.reads(all_titles, ["new"])
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+        ready.check(lambda: title(pk), "new")
+        ready.check(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
     assert not ready.open_markers()
 
 
-def test_a_late_commit_marks_again(ready: Stage) -> None:
+def test_a_late_commit_marks_again(ready: InterleavingHarness) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     ready.lines.clear()
@@ -651,11 +663,11 @@ def test_a_late_commit_marks_again(ready: Stage) -> None:
     assert len(opened) == 2
     assert closed == opened
     assert not ready.open_markers()
-    ready.reads(lambda: title(pk), "new")
-    ready.reads_again(all_titles, ["new"])
+    ready.check(lambda: title(pk), "new")
+    ready.check_cached_again(all_titles, ["new"])
 
 
-def test_a_late_commit_on_one_of_two_shards_marks_again(ready: Stage) -> None:
+def test_a_late_commit_on_one_of_two_shards_marks_again(ready: InterleavingHarness) -> None:
     """All shards are marked before the first one commits, and that takes long."""
     other_user = USER + 1
     store = runtime.strategy("photos").store  # type: ignore[attr-defined]
@@ -679,11 +691,11 @@ def test_a_late_commit_on_one_of_two_shards_marks_again(ready: Stage) -> None:
     assert ready.calls[:2] == ["mark", "mark"]
     assert len(set(opened)) == 3
     assert sorted(opened) == sorted(closed)
-    ready.reads(lambda: title(pk), "new")
+    ready.check(lambda: title(pk), "new")
 
 
 @pytest.mark.mysql_settings
-def test_the_connection_is_lost_between_mark_and_commit(ready: Stage) -> None:
+def test_the_connection_is_lost_between_mark_and_commit(ready: InterleavingHarness) -> None:
     pk = ready.photo("old")
     ready.warm(lambda: title(pk), all_titles)
     writer, marked = ready.begin(lambda: rename(pk), ("after", "mark"))
@@ -694,7 +706,7 @@ def test_the_connection_is_lost_between_mark_and_commit(ready: Stage) -> None:
     marked.release()
     with pytest.raises(DatabaseError):
         writer.join()
-    ready.reads(lambda: title(pk), "old")
-    ready.reads_again(lambda: title(pk), "old")
-    ready.reads_again(all_titles, ["old"])
+    ready.check(lambda: title(pk), "old")
+    ready.check_cached_again(lambda: title(pk), "old")
+    ready.check_cached_again(all_titles, ["old"])
     assert not ready.open_markers()

@@ -1,4 +1,4 @@
-"""What reads cost and survive, on each kind of store."""
+"""The cost of cached reads, and the failures that they survive, on each kind of store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["clock", "photos"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
 
 NAME = "cached.CachedPhoto"
-# A busy machine is no server that is down.
+# A busy machine must not count as a server that is down.
 PATIENT = {"TIMEOUT": 8.0, "COMMIT_WITHIN": 9.0, "QUARANTINE": 20.0}
 
 
@@ -64,7 +64,7 @@ def store(request: pytest.FixtureRequest, settings: Any) -> str:
 
 @pytest.fixture
 def two_stores(memcached: Any, settings: Any) -> None:
-    """Objects on memcached, lists elsewhere."""
+    """Objects on memcached, lists on another server."""
     settings.CACHES = {"default": memcached.django(), "lists": local()}
     settings.SHARDED_ORM = {
         **settings.SHARDED_ORM,
@@ -93,7 +93,7 @@ def counted() -> dict[str, int]:
 
 
 def forget_memory() -> None:
-    """As a process that has just started."""
+    """Empty the memory of this process, as if it had just started."""
     assert cached_queryset._reader is not None
     cached_queryset._reader.memory._lists.clear()
     cached_queryset._reader.memory._revisions.clear()
@@ -115,8 +115,8 @@ class TestRoundTrips:
         def get() -> Any:
             return CachedPhoto.objects.get(user_id=ONE, pk=photos[0].pk)
 
-        CachedPhoto.objects.get(user_id=ONE, pk=photos[1].pk)  # Redis learns the scripts.
-        # What is missing: the read, the fill, and a lease where reading gives none.
+        CachedPhoto.objects.get(user_id=ONE, pk=photos[1].pk)  # loads the scripts into Redis
+        # The read, the fill, and a lease if reading gives none.
         assert round_trips(get) == (3 if store == "redis" else 2)
         assert round_trips(get) == 1
         assert queries(get) == 0
@@ -133,15 +133,15 @@ class TestRoundTrips:
         assert round_trips(rows) == 2
 
     def test_missing_list(self, store, photos):
-        CachedPhoto.objects.get(user_id=ONE, pk=photos[4].pk)  # Redis learns the scripts.
+        CachedPhoto.objects.get(user_id=ONE, pk=photos[4].pk)  # loads the scripts into Redis
         forget_memory()
-        # Guards, list; then leases for the rows, where reading gives none with the guards
-        # once more, and the fill.
+        # Guards and list; then leases for the rows, with the guards once more if reading gives
+        # none, and the fill.
         assert round_trips(rows) == (6 if store == "redis" else 4)
         assert queries(rows) == 0
         photos[0].stars = 2
         photos[0].save()
-        # The rows are known but one, which is leased before the SQL.
+        # All rows are known but one, which is leased before the SQL.
         assert round_trips(rows) == (4 if store == "redis" else 3)
         assert queries(rows) == 0
 
@@ -210,7 +210,7 @@ def sorted_(found: list[Any]) -> list[Any]:
 
 
 class TestSeveralProcesses:
-    """What a process remembers of a list has been replaced by another one."""
+    """Another process has replaced a list that a process remembers."""
 
     @pytest.fixture
     def other(self, store: str, photos: Any) -> Callable[..., Any]:
@@ -267,10 +267,10 @@ class TestTwoStores:
 
 
 class TestForeignEntries:
-    """What stands in the cache may come from anybody."""
+    """Entries in the cache may come from anybody."""
 
     def names(self) -> tuple[list[str], list[str]]:
-        """All names of a list: those of its objects, and its own."""
+        """Return all names of a list: those of its objects, and its own."""
         assert cached_queryset._reader is not None
         memory = cached_queryset._reader.memory
         ((guard, query), listed) = next(iter(memory._lists.items()))
@@ -376,7 +376,7 @@ class TestServersDown:
 
 
 class TestWriters:
-    """Writes that are under way, or were never finished."""
+    """Writes that are in progress, or were never finished."""
 
     @pytest.fixture
     def marked(self, store: str, photos: Any) -> Callable[..., guards.Marker]:

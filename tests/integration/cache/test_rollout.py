@@ -1,4 +1,4 @@
-"""Changing the settings of the cache on a running site: two versions of them at once."""
+"""Changes of the cache settings on a running site, with processes of both versions at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
 
 
 class Site:
-    """Processes with different settings, played by one after another.
+    """Processes with different settings; the test acts as one after another.
 
     The servers are in the memory of this process, so they outlive a change of settings.
     """
@@ -39,7 +39,7 @@ class Site:
         settings.CACHES = {alias: _local() for alias in ("default", "old", "new")}
 
     def process(self, **changed: Any) -> None:
-        """Be a process with these settings of ``CACHE``."""
+        """Act as a process with these settings of ``CACHE``."""
         self._settings.SHARDED_ORM = {
             **self._settings.SHARDED_ORM,
             "CACHE": {"OBJECTS": "old", **changed},
@@ -91,7 +91,7 @@ def test_list_of_servers(site: Site, photos: Any, also: bool) -> None:
         site.process(**writer)
         rename()
         site.process(**other)
-        # Without ALSO_MARK, the accident that it is for.
+        # Without ALSO_MARK a stale answer appears, which ALSO_MARK prevents.
         assert is_fresh() is also
 
 

@@ -1,4 +1,4 @@
-"""Cache servers that are away, slow, dead or mad: how long a caller waits, and who comes next."""
+"""Cache servers that are down, slow, dead or broken: how long callers wait, and who is next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.server import HOST, PrivateServer, free_port
 from tests.services.speaker import Script, Speaker
 
 TIMEOUT = 0.25
-# What a loaded machine may add.
+# Seconds that a loaded machine may add.
 MARGIN = 10.0
 OPTIONS = CacheOptions(objects="tested", lists="tested", timeout=TIMEOUT, backoff=2.0)
 KINDS = ("memcached", "redis")
@@ -46,7 +46,7 @@ def own(kind: str, request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
 
 @pytest.fixture
 def opened(kind: str, settings: Any, clock: Clock) -> Iterator[Callable[..., CacheServer]]:
-    """Opens a server at a port."""
+    """Return a server object for a port."""
     made: list[CacheServer] = []
 
     def opened(port: int, password: str | None = None) -> CacheServer:
@@ -92,7 +92,7 @@ def name() -> str:
 
 
 def fails(call: Callable[[], object]) -> float:
-    """Seconds until ServerDown."""
+    """Return the seconds until ServerDown is raised."""
     began = time.monotonic()
     with pytest.raises(ServerDown):
         call()
@@ -107,7 +107,7 @@ def value_of(server: CacheServer, name: str) -> bytes | None:
     return server.read([name])[0][0]
 
 
-# ##### Away #####
+# ##### Unreachable servers #####
 
 
 def test_a_server_that_is_not_there_fails_at_once_and_rests(opened: Any, clock: Clock) -> None:
@@ -142,7 +142,7 @@ def test_a_stopped_server_costs_one_timeout(
         assert TIMEOUT * 0.9 < fails(lambda: server.read([name])) < TIMEOUT + MARGIN
         assert fails(lambda: server.read([name])) < TIMEOUT
         clock.now += 2.0
-        # It is tried once: a new connection is taken by the kernel, and not answered.
+        # One attempt: the kernel accepts a new connection, and nobody answers.
         assert TIMEOUT * 0.9 < fails(lambda: server.read([name])) < TIMEOUT + MARGIN
         assert fails(lambda: server.read([name])) < TIMEOUT
     finally:
@@ -162,7 +162,7 @@ def test_a_server_that_was_started_anew_is_found_without_a_failure(
     assert value_of(server, name) is None
     own.kill()
     own.start()
-    # Redis has forgotten its scripts, too.
+    # Redis has lost its scripts, too.
     assert server.mark([(name, b"+1\n")], b"=\n", 60) == [5]
     server.finish([], [(name, b"-1\n")])
     assert value_of(server, name) == b"=\n+1\n-1\n"
@@ -202,14 +202,14 @@ def test_an_answer_that_comes_after_the_time_meets_no_other_question(
     proxy.stall()
     fails(lambda: proxied.read([name]))
     clock.now += 2.0
-    proxy.forward()  # now the first question is answered
+    proxy.forward()  # now the first request is answered
     assert value_of(proxied, name + "2") == b"second"
 
 
 def test_an_interrupted_call_leaves_no_connection_behind(
     proxied: CacheServer, proxy: Proxy, name: str
 ) -> None:
-    """As a task's time limit does, which is raised by a signal's handler."""
+    """A task's time limit interrupts a call like this: a signal handler raises it."""
 
     class Interrupted(BaseException):
         pass
@@ -250,7 +250,7 @@ def test_a_signal_in_the_middle_of_a_call_disturbs_nothing(
         signal.signal(signal.SIGALRM, before)
 
 
-# ##### Mad #####
+# ##### Invalid answers #####
 
 
 OWNER = b"0aff:0123456789ab"
@@ -261,14 +261,14 @@ def bulk(text: bytes) -> bytes:
 
 
 def greet(kind: str, connection: socket.socket) -> None:
-    """What happens before the first question."""
+    """Answer the packets before the first request."""
     if kind == "redis":
         connection.recv(65536)
         connection.sendall(bulk(b"run_id:0aff\r\n") + bulk(b"role:master\r\n") + bulk(OWNER))
 
 
 def say(kind: str, *parts: bytes) -> Script:
-    """Say the same to every question."""
+    """Give the same answer to every request."""
 
     def script(connection: socket.socket) -> None:
         greet(kind, connection)
@@ -364,7 +364,7 @@ def test_a_redis_whose_data_cannot_be_told_from_earlier_ones_is_not_used(
 
 @pytest.mark.parametrize("kind", ["redis"])
 def test_a_redis_whose_data_somebody_else_claims_at_once_is_not_used(opened: Any) -> None:
-    """As behind something that sends each packet to another server."""
+    """Like a proxy that sends each packet to another server."""
 
     def script(connection: socket.socket) -> None:
         connection.recv(65536)
@@ -448,7 +448,7 @@ def test_a_value_may_come_in_pieces(opened: Any, kind: str) -> None:
 
 
 def test_a_kept_connection_that_died_is_replaced_once(opened: Any, kind: str) -> None:
-    """A server that hangs up on each question is down, though it takes connections."""
+    """A server that closes the connection on each request is down, though it listens."""
 
     def hang_up(connection: socket.socket) -> None:
         greet(kind, connection)

@@ -1,4 +1,4 @@
-"""What is particular to memcached: times to live, its limits, what a full one does."""
+"""Memcached only: times to live, its limits, and a full server."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_times_to_live(server: MemcachedServer, client: Client, name: str) -> No
     assert seconds_left(client, guard) <= 100
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0.2, 1), (1e9, 30 * 24 * 3600)])
+@pytest.mark.parametrize(("seconds", "given"), [(0.2, 1), (1e9, 30 * 24 * 3600)])
 def test_no_time_is_taken_for_ever_or_for_a_date(
-    server: MemcachedServer, client: Client, name: str, asked: float, given: int
+    server: MemcachedServer, client: Client, name: str, seconds: float, given: int
 ) -> None:
-    server.fill([CacheEntry(name, b"value")], asked)
+    server.fill([CacheEntry(name, b"value")], seconds)
     answer = client.raw_command(f"mg {name} t")
     # The second may be over.
     assert answer == b"EN" or given - 5 <= int(answer.split(b"t")[1]) <= given

@@ -1,4 +1,4 @@
-"""What an entry of ``CACHES`` says about servers."""
+"""Servers from an entry of ``CACHES``."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ for alias in "mrdl":
 
 def test_a_missing_client_library_is_named_with_its_extra() -> None:
     script = _WITHOUT % (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert told == [
+    assert output == [
         'pymemcache is not installed: pip install "sharded-orm[memcached]"',
         'django_redis is not installed: pip install "sharded-orm[redis]"',
         'redis is not installed: pip install "sharded-orm[redis]"',
@@ -174,7 +174,7 @@ def test_prefix_and_version_of_an_alias_keep_projects_apart(settings: Any) -> No
     assert factory.name_prefix("odd") == "a%20b%3A%0A:"
 
 
-# ##### Options that decide whether a connection comes about #####
+# ##### Options that decide whether a connection can be opened #####
 
 
 @pytest.mark.parametrize("where", ["url", "options", "pool"])
@@ -206,7 +206,7 @@ def test_a_wrong_password_is_told_without_it(
         server.read(["x"])
     error: BaseException | None = caught.value
     while error is not None:
-        # What a page or a service that reports errors may show.
+        # The text that an error page or an error reporting service may show.
         stack = traceback.TracebackException.from_exception(error, capture_locals=True)
         ours = [frame for frame in stack.stack if __file__ != frame.filename]
         assert "wrong-secret" not in str(error)
@@ -301,7 +301,7 @@ def test_a_socket_of_the_file_system(settings: Any, sockets: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 127.0.0.1, with its key, signed by itself."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     folder = tmp_path_factory.mktemp("tls")
     try:
         program = find_program("OpenSSL", "openssl")
@@ -382,7 +382,7 @@ def test_redis_over_tls(settings: Any, secure_redis: str, certificate: Path, tru
 
 
 def check_secure(server: CacheServer, trusted: bool) -> None:
-    value = b"\r\n".join([bytes(range(256))] * 3000)  # of many records
+    value = b"\r\n".join([bytes(range(256))] * 3000)  # many TLS records
     if trusted:
         assert server.fill([CacheEntry("secure", value)], 5)[0] == [True]
         assert server.read(["secure", "missing"])[0] == [value, None]

@@ -1,4 +1,4 @@
-"""What is particular to Redis: times to live, scripts, what a full one does."""
+"""Redis only: times to live, scripts, and a full server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def name() -> str:
 
 
 def stored(client: Any, name: str) -> str:
-    """How a name is called on the server."""
+    """Return the name of an entry on the server."""
     owner: bytes = client.get("sharded-orm-incarnation")
     return f"{owner.decode()[-12:]}:{name}"
 
@@ -139,7 +139,7 @@ def test_a_full_server_refuses_marks_and_still_answers() -> None:
 
 
 def test_a_replica_is_not_written_to() -> None:
-    """As after a failover that turned the server into a replica."""
+    """After a failover the server may be a replica."""
     try:
         with service.servers(2) as (primary, other):
             server = opened(other)
@@ -157,11 +157,11 @@ def test_a_replica_is_not_written_to() -> None:
         service_missing(exc)
 
 
-# ##### Data of an earlier time #####
+# ##### Data from before a restart #####
 
 
 def change(server: RedisServer) -> None:
-    """A write of an object and its guard, after which nothing of before may be read."""
+    """Write an object and change its guard; older data must not be read afterwards."""
     server.mark([("guard", b"+1\n")], b"=\n", 60)
     server.finish(["object"], [("guard", b"-1\n")])
 
@@ -184,7 +184,7 @@ NOTHING = [None, None, None]
 
 @pytest.mark.parametrize("how", ["dump", "log"])
 def test_nothing_of_before_a_crash_is_read(how: str) -> None:
-    """It comes back as it was when it was saved, which was before the last write."""
+    """The server comes back with its saved data, which lacks the last write."""
     options = {"appendonly": "yes", "appendfsync": "always"} if how == "log" else {}
     try:
         with service.servers(1, **options) as (redis,):
@@ -197,7 +197,7 @@ def test_nothing_of_before_a_crash_is_read(how: str) -> None:
                     change(kept)
                 redis.kill()
                 redis.start()
-                # It is all there again.
+                # The old data is back.
                 assert client.get(stored(client, "object")) == b"old"
                 assert client.get(stored(client, "guard")) == b"=\n"
             # Whether a connection was kept or not.
@@ -226,8 +226,8 @@ def test_nothing_of_before_a_failover_is_read_nor_after_the_way_back() -> None:
                 assert at_two.get(stored(at_two, "object")) == b"old"
                 assert all_of(second) == NOTHING
                 put(second)
-                # The first one comes back as a replica. It has the run_id of before, and so have
-                # the connections to it that stayed open.
+                # The first server comes back as a replica. It has its old run_id, and so have the
+                # open connections to it.
                 follow(at_one, two)
                 with pytest.raises(ServerDown, match="it is a replica"):
                     first.read(["guard"])
@@ -242,7 +242,7 @@ def test_nothing_of_before_a_failover_is_read_nor_after_the_way_back() -> None:
 
 
 def follow(client: Any, primary: service.RedisServer) -> None:
-    """Make a server a replica that has all its primary has."""
+    """Make a server a replica with all data of its primary."""
     client.config_set("masterauth", primary.password)
     client.replicaof("127.0.0.1", primary.port)
     with Redis.from_url(primary.url, password=primary.password) as writer:
@@ -265,7 +265,7 @@ def test_data_that_are_changed_under_an_open_connection_are_of_another_incarnati
         client.set(before, b"old")
         put(other)
         assert stored(client, "object") != before
-        # What is asked on a connection of before comes to the new one, and is not done twice.
+        # A request on an old connection reaches the new server, and is not run twice.
         assert server.mark([("guard", b"+1\n")], b"=\n", 60) == [5]
         assert all_of(server) == all_of(other) == [b"=\n+1\n", b"old", b"old"]
         client.set("sharded-orm-incarnation", "\r\n of somebody else")

@@ -25,12 +25,12 @@ def shards(
         django_db_blocker.unblock(),
         using_nodes(nodes, monkeypatch, database_name="group_transactions_{shard:03d}") as topology,
     ):
-        found = Shards(topology)
-        made = (0, 1, 2, 3, 8)
+        shards = Shards(topology)
+        numbers = (0, 1, 2, 3, 8)
         try:
-            for number in made:
-                found.make_table(number)
-            yield found
+            for number in numbers:
+                shards.make_table(number)
+            yield shards
         finally:
-            for number in made:
-                found[number].drop_shard_database()
+            for number in numbers:
+                shards[number].drop_shard_database()

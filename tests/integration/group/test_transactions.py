@@ -1,4 +1,4 @@
-"""Group transactions on MariaDB: what SQLite shows, and what only a server has."""
+"""Group transactions on MariaDB: the tests of SQLite, and those that need a server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_connection_lost_before_a_rollback(shards: Shards) -> None:
 
 
 def test_implicit_commit_inside_a_nested_block(shards: Shards) -> None:
-    """DDL commits and ends savepoints: the block cannot be undone, and says so."""
+    """DDL commits and ends savepoints: the block cannot be rolled back, and raises an error."""
     with pytest.raises(DatabaseError), atomic(using=GROUP):
         shards.add(0, 1)
         with atomic(using=GROUP):

@@ -17,13 +17,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def fleet(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    """Group ``shop`` of eight shards that are not made yet."""
-    with fleet_on(backend, request, tmp_path, shop=8) as made:
-        yield made
+    """Group ``shop`` of eight shards that are not created yet."""
+    with fleet_on(backend, request, tmp_path, shop=8) as fleet:
+        yield fleet
 
 
 @pytest.fixture
 def migrated(fleet: Fleet) -> Fleet:
-    """Its shards are made and migrated."""
+    """Group ``shop`` with its shards created and migrated."""
     fleet.manage("migrate_shards", "--create")
     return fleet

@@ -1,4 +1,4 @@
-"""A project of its own with shards to migrate, and its ``manage.py`` in other processes."""
+"""A separate project with shards to migrate; its ``manage.py`` runs in other processes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ WAITS = 'migrations.RunPython(wait, migrations.RunPython.noop, hints={"model_nam
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -134,7 +134,8 @@ class Fleet:
         path.write_text(text, encoding="utf-8")
 
     def migration(self, name: str, *operations: str, atomic: bool = True) -> None:
-        """Add a migration after the last one; ``ADD_NOTE``, ``MAY_FAIL`` and ``WAITS`` are some."""
+        """Add a migration after the last one, for example ``ADD_NOTE``, ``MAY_FAIL`` or
+        ``WAITS``."""
         last = sorted(path.stem for path in (self.folder / "shop/migrations").glob("0*.py"))[-1:]
         dependencies = [("shop", stem) for stem in last]
         text = MIGRATION.format(
@@ -143,15 +144,15 @@ class Fleet:
         self.write(f"shop/migrations/{name}.py", text)
 
     def failing(self, *aliases: str) -> None:
-        """The shards on which ``MAY_FAIL`` fails."""
+        """Set the shards on which ``MAY_FAIL`` fails."""
         self.write("failing.txt", " ".join(aliases))
 
     def waiting(self, *aliases: str) -> None:
-        """The shards on which ``WAITS`` waits for :meth:`let_go`."""
+        """Set the shards on which ``WAITS`` waits for :meth:`release`."""
         self.write("waiting.txt", " ".join(aliases))
 
-    def arrived(self) -> str:
-        """The shard on which a command waits, as soon as one does."""
+    def wait_for_arrival(self) -> str:
+        """Wait for a command to arrive on a shard, and return that shard."""
         opened = os.open(self.folder / "arrivals", os.O_RDONLY | os.O_NONBLOCK)
         try:
             readable, _, _ = select.select([opened], [], [], PATIENCE)
@@ -160,19 +161,19 @@ class Fleet:
         finally:
             os.close(opened)
 
-    def let_go(self) -> None:
-        """Let the command that waits go on."""
+    def release(self) -> None:
+        """Let the waiting command go on."""
         (self.folder / "gate").write_text("go")
 
-    def ran(self) -> list[str]:
-        """The shards on which ``WAITS`` came to its end, as often as it did."""
+    def completed_shards(self) -> list[str]:
+        """Return the shards on which ``WAITS`` came to its end, one entry per time."""
         path = self.folder / "ran.txt"
         return sorted(path.read_text().split()) if path.exists() else []
 
     # ##### Commands #####
 
     def manage(self, *arguments: object, status: int = 0) -> Done:
-        """Run a command to its end, which must be ``status``."""
+        """Run a command to its end; it must exit with ``status``."""
         return self.finish(self.start(*arguments), status)
 
     def start(self, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -198,11 +199,11 @@ class Fleet:
         return Done(process.returncode, out, err)
 
     def python(self, code: str) -> str:
-        """What ``code`` prints, with the project set up."""
+        """Run ``code`` with the project set up, and return its output."""
         return self.manage("shell", "--no-imports", "-c", code).out
 
     def columns(self) -> dict[str, str]:
-        """The columns of ``shop_order`` on each shard that has it."""
+        """Return the columns of ``shop_order`` on each shard that has the table."""
         return json.loads(self.python(COLUMNS))
 
 
@@ -215,10 +216,10 @@ for shard in runtime.group("shop").shards():
     connection = connections[shard.alias]
     try:
         with connection.cursor() as cursor:
-            told = connection.introspection.get_table_description(cursor, "shop_order")
+            columns = connection.introspection.get_table_description(cursor, "shop_order")
     except Exception:
         continue
-    found[shard.alias] = " ".join(column.name for column in told)
+    found[shard.alias] = " ".join(column.name for column in columns)
 print(json.dumps(found))
 """
 
@@ -227,14 +228,14 @@ print(json.dumps(found))
 def fleet_on(
     backend: str, request: pytest.FixtureRequest | None, folder: Path, **groups: int
 ) -> Iterator[Fleet]:
-    """A project on ``backend``, its global database migrated, its shards not made yet."""
+    """A project on ``backend``: its global database is migrated, its shards are not created yet."""
     if backend == "sqlite":
         engine = {"ENGINE": "sharded_orm.backends.sqlite3"}
         default = {**engine, "NAME": str(folder / "default.sqlite3")}
         nodes = {name: {**engine, "NAME": str(folder / name)} for name in NODES}
-        made = Fleet(folder, default, nodes, "", groups)
-        made.manage("migrate", "-v0")
-        yield made
+        fleet = Fleet(folder, default, nodes, "", groups)
+        fleet.manage("migrate", "-v0")
+        yield fleet
         return
     assert request is not None
     addresses: list[Address] = request.getfixturevalue("mariadb_nodes")
@@ -247,9 +248,9 @@ def fleet_on(
     default = {**servers[0], "NAME": f"{prefix}default"}
     try:
         _execute(addresses[0], f"CREATE DATABASE {prefix}default")
-        made = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
-        made.manage("migrate", "-v0")
-        yield made
+        fleet = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
+        fleet.manage("migrate", "-v0")
+        yield fleet
     finally:
         for address in addresses:
             for (name,) in _execute(address, f"SHOW DATABASES LIKE '{prefix}%'"):

@@ -1,7 +1,7 @@
-"""Migrations of every kind, and how to see on a shard what they have done.
+"""Migrations of every kind, and checks of their effects on a shard.
 
-Each operation that changes rows leaves words in a table that only grows, so that a second
-time shows. The app is ``shop`` of :mod:`tests.integration.migrate.fleet_project`.
+Each operation that changes rows adds words to a log table, so that a second run of the operation
+shows. The app is ``shop`` of :mod:`tests.integration.migrate.fleet_project`.
 """
 
 from __future__ import annotations
@@ -143,20 +143,20 @@ _MIGRATIONS = {
     """,
     "0007_nothing": 'migrations.AlterModelOptions("log", {}),',
 }
-# Without a transaction around it, where a backend would have one.
+# Migrations without a transaction around them, on backends that would have one.
 _NOT_ATOMIC = {"0004_loose"}
 
-#: What every shard's log holds when all is migrated.
+#: The log of every shard after all migrations.
 WORDS = [
     *("commits a", "commits b", "loose a", "loose b", "python a", "python b"),
     *("sql a", "sql b", "sql c", "tight a", "tight b"),
 ]
-#: Operations that may be unclear after a kill -> the words that they leave.
+#: Operations that may be unclear after a kill -> the words that they log.
 UNCLEAR = {
     "0004_loose": ("loose a", "loose b"),
     "0005_commits": ("commits a", "commits b"),
 }
-#: Made by 0005_commits in the middle of its rows.
+#: A table that 0005_commits creates in the middle of its rows.
 SIDE = "shop_side"
 
 

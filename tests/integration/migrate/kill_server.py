@@ -1,12 +1,12 @@
 """Runs commands in processes that are killed at a chosen moment.
 
-A process of its own, started in the folder of a project. It sets Django up once and forks for
-each command, so that hundreds of kills are affordable: the killed ones are real processes
+This is a process of its own, started in the folder of a project. It sets Django up once and forks
+for each command, so that hundreds of kills are affordable; the killed processes are real ones
 nevertheless. Requests and answers are lines of JSON.
 
 A moment is an *event*: a statement that changes something (in a shard, in a copy of one, in
-the global database), or a commit. What a process does between two events leaves nothing
-behind, so a kill before each one is a kill after each one as well.
+the global database), or a commit. Work between two events leaves nothing behind, so a kill before
+each event covers a kill after each event as well.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 _READS = ("SELECT", "SHOW", "PRAGMA", "EXPLAIN", "SET", "SAVEPOINT", "RELEASE")
-_SIGNS = "sharded_orm run"  # the thread that gives signs of life, when it likes
+_SIGNS = "sharded_orm run"  # the thread that gives signs of life, at any time
 
 
 @dataclass(frozen=True)
 class Moment:
     """An event before which a process is killed.
 
-    :param number: of the event; -1 for none.
-    :param only_shards: count only what happens on shards.
-    :param parts: count only from an event that tells all of these.
-    :param nth: which of those that do.
+    :param number: number of the event; -1 for none.
+    :param only_shards: count only events on shards.
+    :param parts: count only from an event whose text contains all of these.
+    :param nth: which of those events to start from.
     """
 
     number: int = -1
@@ -49,7 +49,7 @@ class Moment:
 
 
 class Events:
-    """Counts what happens, tells it to a file, and kills when the moment has come."""
+    """Counts events, writes them to a file, and kills the process at the moment."""
 
     def __init__(self, moment: Moment, path: str) -> None:
         self._moment = moment
@@ -86,7 +86,7 @@ def _place(connection: Any) -> str:
 
 
 def listen(events: Events) -> None:
-    """Have all statements of this process told to ``events``."""
+    """Report all statements of this process to ``events``."""
     execute, many = CursorWrapper._execute, CursorWrapper._executemany
     commit = BaseDatabaseWrapper._commit
 
@@ -110,7 +110,7 @@ def listen(events: Events) -> None:
 
 
 def _listen_below(events: Events) -> None:
-    """Schemas are made and dropped without cursors, and several tables in one packet."""
+    """Report statements without a cursor: of schemas, and of several tables in one packet."""
     try:
         from sharded_orm.backends.mysql import snapshot
         from sharded_orm.backends.mysql.session import NodeSession
@@ -121,92 +121,92 @@ def _listen_below(events: Events) -> None:
     def one_by_one(self: Any, schema: str, *statements: str) -> Any:
         if not any("IF NOT EXISTS" in statement for statement in statements):
             return rows_in(self, schema, *statements)
-        # The server may be killed, or a packet end, between them.
+        # The server may be killed, or a packet may end, between them.
         where = "copy" if schema.endswith("_rehearsal") else schema[schema.index("shop_") :]
-        found = []
+        rows = []
         for statement in statements:
             if not statement.startswith(_READS):
                 events(where, statement)
-            found += rows_in(self, schema, statement)
-        return found
+            rows += rows_in(self, schema, statement)
+        return rows
 
-    def made(*arguments: Any) -> None:
+    def recorded_make(*arguments: Any) -> None:
         events("copy", "MAKE")
         make(*arguments)
 
-    def dropped(*arguments: Any) -> None:
+    def recorded_drop(*arguments: Any) -> None:
         events("copy", "DROP")
         drop(*arguments)
 
     NodeSession.rows_in = one_by_one  # type: ignore[method-assign]
-    snapshot.make, snapshot.drop = made, dropped
+    snapshot.make, snapshot.drop = recorded_make, recorded_drop
 
 
-# ##### Weaker engines, to see that the tests see them #####
+# ##### Weaker engines, which the tests must detect #####
 
 
 def _no_position() -> None:
-    """Statements of scripts are run without a word to the journal."""
+    """The engine runs statements of scripts without recording a checkpoint."""
     from sharded_orm.operations.migrate.checkpoint import What
     from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at = ShardSession.at
+    begin = ShardSession.begin
 
-    def silent(self: Any, position: Any, label: str) -> None:
-        if position.what is What.STATEMENT:
-            self.position = position
+    def silent(self: Any, checkpoint: Any, label: str) -> None:
+        if checkpoint.what is What.STATEMENT:
+            self.checkpoint = checkpoint
         else:
-            at(self, position, label)
+            begin(self, checkpoint, label)
 
-    ShardSession.at = silent  # type: ignore[method-assign]
+    ShardSession.begin = silent  # type: ignore[method-assign]
 
 
 def _position_too_late() -> None:
-    """The journal hears of a statement when it has been run."""
+    """The engine records a checkpoint only after the statement."""
     from sharded_orm.operations.migrate.checkpoint import What
     from sharded_orm.operations.migrate.shard_session import ShardSession
 
-    at, doing = ShardSession.at, ShardSession.doing
+    begin, attempt = ShardSession.begin, ShardSession.attempt
     kept: dict[int, tuple[Any, str]] = {}
 
-    def later(self: Any, position: Any, label: str) -> None:
-        if position.what is What.STATEMENT:
-            kept[id(self)] = position, label
-            self.position = position
+    def later(self: Any, checkpoint: Any, label: str) -> None:
+        if checkpoint.what is What.STATEMENT:
+            kept[id(self)] = checkpoint, label
+            self.checkpoint = checkpoint
         else:
-            at(self, position, label)
+            begin(self, checkpoint, label)
 
     @contextmanager
     def done(self: Any, *label: str) -> Any:
-        with doing(self, *label):
+        with attempt(self, *label):
             yield
-        if told := kept.pop(id(self), None):
-            at(self, *told)
+        if delayed := kept.pop(id(self), None):
+            begin(self, *delayed)
 
-    ShardSession.at, ShardSession.doing = later, done  # type: ignore[method-assign]
+    ShardSession.begin, ShardSession.attempt = later, done  # type: ignore[method-assign]
 
 
 def _whole_stretches() -> None:
-    """Of what the journal was told at once all is done, or nothing."""
+    """The engine assumes that the statements of a checkpoint are all done or not at all."""
     from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
     statements = RecoveryCheck.statements
 
-    def whole(self: Any, position: Any, script: Any) -> int:
-        return position.count if statements(self, position, script) else 0
+    def whole(self: Any, checkpoint: Any, script: Any) -> int:
+        return checkpoint.count if statements(self, checkpoint, script) else 0
 
     RecoveryCheck.statements = whole  # type: ignore[method-assign]
 
 
 def _no_marker() -> None:
-    """Nothing on the shard tells that a transaction was committed."""
+    """The engine leaves no marker on the shard of a committed transaction."""
     from sharded_orm.operations.migrate.records import Records
 
     Records.mark = lambda self, name: None  # type: ignore[method-assign]
 
 
 def _marker_alone() -> None:
-    """The marker is committed before what it marks."""
+    """The engine commits the marker before the work that it marks."""
     from sharded_orm.operations.migrate.records import Records
 
     mark = Records.mark
@@ -219,21 +219,21 @@ def _marker_alone() -> None:
 
 
 def _no_lock() -> None:
-    """Nobody waits for a statement that goes on in the server."""
+    """The engine does not wait for a statement that is still running in the server."""
     from sharded_orm.backends.mysql.base import DatabaseWrapper
 
     DatabaseWrapper.lock_schema = lambda self, seconds: True  # type: ignore[method-assign]
 
 
 def _never_unclear() -> None:
-    """What cannot be told is done again."""
+    """The engine repeats a statement if it cannot know whether it was done."""
     from sharded_orm.exceptions import OperationUnclear
     from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
-    def guess(judge: Callable[..., bool]) -> Callable[..., bool]:
+    def guess(check: Callable[..., bool]) -> Callable[..., bool]:
         def guessed(*arguments: Any) -> bool:
             try:
-                return judge(*arguments)
+                return check(*arguments)
             except OperationUnclear:
                 return False
 
@@ -244,10 +244,10 @@ def _never_unclear() -> None:
 
 
 def _from_the_beginning() -> None:
-    """An interrupted migration is begun again, as a loop over the shards does."""
+    """The engine starts an interrupted migration anew, as a loop over the shards does."""
     from sharded_orm.operations.migrate.executor import ScriptExecutor
 
-    ScriptExecutor._resumed = lambda self: (0, 0)  # type: ignore[method-assign]
+    ScriptExecutor._resume = lambda self: (0, 0)  # type: ignore[method-assign]
 
 
 ABLATIONS: dict[str, Callable[[], None]] = {
@@ -262,11 +262,11 @@ ABLATIONS: dict[str, Callable[[], None]] = {
 }
 
 
-# ##### Looking #####
+# ##### The state of shards and journal #####
 
 
 def look() -> dict[str, Any]:
-    """What is in the shards, and what is left in the journal."""
+    """Return the content of the shards, and the unfinished runs of the journal."""
     from django.db import Error
     from django.db.migrations.recorder import MigrationRecorder
 
@@ -283,19 +283,19 @@ def look() -> dict[str, Any]:
             schemas |= connection.schemas_present()
             snapshot = connection.schema_snapshot()
         except (Error, ShardDatabaseMissing):
-            continue  # Not made yet.
-        found: dict[str, Any] = {"definitions": dict(snapshot.definitions)}
+            continue  # not created yet
+        content: dict[str, Any] = {"definitions": dict(snapshot.definitions)}
         if MigrationRecorder.Migration._meta.db_table in snapshot.definitions:
             rows = MigrationRecorder.Migration.objects.using(shard.alias)
-            found["records"] = sorted(map(list, rows.values_list("app", "name")))
+            content["records"] = sorted(map(list, rows.values_list("app", "name")))
         with connection.cursor() as cursor:
             for table in ("shop_log", "shop_order"):
                 if table in snapshot.definitions:
                     cursor.execute(f"SELECT * FROM {table} ORDER BY id")
                     names = [column[0] for column in cursor.description]
                     rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-                    found[table] = rows
-        shards[shard.alias] = found
+                    content[table] = rows
+        shards[shard.alias] = content
         connection.close()
     left = OperationStep.objects.filter(state__in=LEFT)
     return {
@@ -308,7 +308,7 @@ def look() -> dict[str, Any]:
     }
 
 
-# ##### Serving #####
+# ##### The server process #####
 
 
 def _command(request: dict[str, Any]) -> int:
@@ -343,7 +343,7 @@ def _child(request: dict[str, Any]) -> None:
 
 def main() -> None:
     django.setup()
-    # What each command would read anew.
+    # Modules that each command would load again.
     load_command_class("sharded_orm", "migrate_shards")
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,4 +1,4 @@
-"""A fleet whose ``migrate_shards`` is killed, again and again, and put back in between."""
+"""A fleet whose ``migrate_shards`` is killed again and again, and restored in between."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _ROUNDS = 12
 
 
 class NotAsItShouldBe(AssertionError):
-    """What a run and its reruns have left is wrong."""
+    """A run and its reruns have left something wrong."""
 
 
 @dataclass
 class Killing:
-    """A project with something to migrate, a process that forks commands, and a way back."""
+    """A project with something to migrate, a process that forks commands, and a stored state."""
 
     fleet: Fleet
     store: Store
     server: subprocess.Popen[str]
-    #: Weaker engines that all commands run with; see ``kill_server.ABLATIONS``.
+    #: Ablations of the engine that all commands use; see ``kill_server.ABLATIONS``.
     ablations: Sequence[str] = ()
     _number: int = 0
-    #: What unclear operations were, as they were met.
+    #: The unclear operations, in the order in which they were reported.
     unclear: list[str] = field(default_factory=list)
 
     # ##### Commands #####
 
     def start(self, *arguments: object, kill: Moment = NEVER) -> Started:
-        """Begin a command in a process of its own."""
+        """Start a command in a process of its own."""
         self._number += 1
         output = str(self.fleet.folder / f"output{self._number}")
         request = {
@@ -71,31 +71,30 @@ class Killing:
     def migrate(self, selected: Sequence[str]) -> Done:
         return self.run("migrate_shards", *selected)
 
-    def killed(self, selected: Sequence[str], moment: Moment) -> None:
-        """Migrate, and be killed."""
+    def run_until_killed(self, selected: Sequence[str], moment: Moment) -> None:
+        """Migrate with a process that is killed."""
         done = self.start("migrate_shards", *selected, kill=moment).end()
         assert done.status == -signal.SIGKILL, f"{moment} did not come: {done.err}"
 
     def look(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.run("look").json
-        return found
+        content: dict[str, Any] = self.run("look").json
+        return content
 
-    # ##### To the end #####
+    # ##### Complete runs #####
 
-    def to_the_end(self, selected: Sequence[str]) -> None:
-        """Run it, and do as it says when something is unclear, until nothing is to be done."""
+    def run_to_end(self, selected: Sequence[str]) -> None:
+        """Run the command until nothing is left to do; settle unclear operations as it asks."""
         for _ in range(_ROUNDS):
-            if self.is_over(self.migrate(selected)):
+            if self.is_finished(self.migrate(selected)):
                 return
         raise NotAsItShouldBe(f"not done after {_ROUNDS} times")
 
-    def to_the_end_killed(self, selected: Sequence[str], least: int) -> int:
-        """The same, with every process killed as soon as it has done something on a shard.
+    def run_to_end_with_kills(self, selected: Sequence[str], least: int) -> int:
+        """Run to the end, with every process killed as soon as it has done something on a shard.
 
-        :param least: changes of shards that a process makes before it is killed. One that is
-            taken back, as its transaction was not committed, is followed by one that comes
-            further.
-        :returns: how many were killed.
+        :param least: changes of shards that a process makes before it is killed. If a change is
+            rolled back because its transaction was not committed, the next process gets further.
+        :returns: number of killed processes.
         """
         kills, kill = 0, least
         before = self.look()["shards"]
@@ -103,7 +102,7 @@ class Killing:
             moment = Moment(kill, only_shards=True)
             done = self.start("migrate_shards", *selected, kill=moment).end()
             if done.status != -signal.SIGKILL:
-                if self.is_over(done):
+                if self.is_finished(done):
                     return kills
                 continue
             kills += 1
@@ -111,8 +110,8 @@ class Killing:
             kill = least if after != before else kill + 1
             before = after
 
-    def is_over(self, done: Done) -> bool:
-        """Whether that run ended all; what is unclear is settled.
+    def is_finished(self, done: Done) -> bool:
+        """Whether that run has finished everything; settles unclear operations.
 
         :raises NotAsItShouldBe: something failed.
         """
@@ -131,9 +130,9 @@ class Killing:
         return failures
 
     def settle(self, failure: dict[str, str], *, complete: bool | None = None) -> None:
-        """Do what the message asks for, as a person would who looks at the shard.
+        """Do what the message asks for, as a person would after looking at the shard.
 
-        :param complete: whether to do by hand what is left of it, rather than to undo it.
+        :param complete: whether to complete the rest by hand, rather than to undo it.
         """
         alias, text = failure["alias"], failure["error"]
         name = failure["migration"].partition(".")[2]
@@ -170,31 +169,31 @@ class Killing:
             raise NotAsItShouldBe(settled.err)
 
     def check(self, promised: dict[str, Any], aliases: Sequence[str]) -> None:
-        """Whether all is as an undisturbed run leaves it.
+        """Check that the result equals the result of an undisturbed run.
 
-        :param promised: what :meth:`look` told after one.
+        :param promised: return value of :meth:`look` after an undisturbed run.
         """
-        found = self.look()
+        content = self.look()
         for alias in aliases:
-            mine, theirs = found["shards"][alias], promised["shards"][alias]
+            mine, theirs = content["shards"][alias], promised["shards"][alias]
             words = sorted(row["word"] for row in mine["shop_log"])
             if words != kill_plan.WORDS:
                 raise NotAsItShouldBe(f"{alias}: {words}")
             for what in ("definitions", "records", "shop_order"):
                 if mine[what] != theirs[what]:
                     raise NotAsItShouldBe(f"{alias}: {mine[what]} instead of {theirs[what]}")
-        left = {name: found[name] for name in found if name != "shards" and found[name]}
+        left = {name: content[name] for name in content if name != "shards" and content[name]}
         if left:
             raise NotAsItShouldBe(f"left behind: {left}")
 
     def close(self) -> None:
-        # Its input ends, and so it does.
+        # Its input ends, and so it ends.
         self.server.communicate(timeout=PATIENCE)
 
 
 @dataclass(frozen=True)
 class Started:
-    """A command that runs."""
+    """A running command."""
 
     killing: Killing
     pid: int
@@ -212,15 +211,15 @@ class Started:
 
     @property
     def events(self) -> list[str]:
-        """What it did, in its order; of a killed one the last is what it did not do any more."""
+        """The events of the command in order. If it was killed, the last one did not happen."""
         return Path(f"{self.output}.events").read_text().splitlines()
 
 
-# ##### Ways back #####
+# ##### Restoring the databases #####
 
 
 class Store:
-    """What the databases held at one moment."""
+    """The content of the databases at one moment."""
 
     def keep(self) -> None: ...
     def put_back(self) -> None: ...
@@ -258,7 +257,7 @@ class Files(Store):
 
 
 class Schemas(Store):
-    """Those of MariaDB servers, made again statement by statement."""
+    """Schemas of MariaDB servers, restored statement by statement."""
 
     def __init__(self, addresses: Sequence[Any], prefix: str) -> None:
         import MySQLdb
@@ -276,8 +275,8 @@ class Schemas(Store):
             for (name,) in self.rows(connection, f"SHOW DATABASES LIKE '{self._prefix}shop%'"):
                 statements += [f"CREATE DATABASE {name}", f"USE {name}"]
                 for (table,) in self.rows(connection, f"SHOW TABLES FROM {name}"):
-                    made = self.rows(connection, f"SHOW CREATE TABLE {name}.{table}")[0][1]
-                    statements.append(made)
+                    definition = self.rows(connection, f"SHOW CREATE TABLE {name}.{table}")[0][1]
+                    statements.append(definition)
                     for row in self.rows(connection, f"SELECT * FROM {name}.{table}"):
                         values = ", ".join(connection.literal(value).decode() for value in row)
                         statements.append(f"INSERT INTO {table} VALUES ({values})")
@@ -306,7 +305,7 @@ class Schemas(Store):
         return self._connections[0]
 
     def another(self, alias: str) -> Any:
-        """A connection of its own to the schema of a shard on that server."""
+        """Return a new connection to the schema of a shard on that server."""
         import MySQLdb
 
         return MySQLdb.connect(**self._addresses[0].mysqldb(), db=self.schema(alias))
@@ -327,7 +326,7 @@ class Schemas(Store):
 
 @contextmanager
 def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Killing]:
-    """Shards 0, 1, 3 and 4 stand at the first migration and have rows; 2 and 5 do not exist."""
+    """Shards 0, 1, 3 and 4 have the first migration and rows; 2 and 5 do not exist."""
     with fleet_on(backend, request, folder, shop=SHARDS) as fleet:
         kill_plan.write(fleet)
         store: Store
@@ -338,10 +337,10 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
                 "from django.conf import settings as s\nprint(s.DATABASES['default']['NAME'])"
             ).strip()
             store = Schemas(request.getfixturevalue("mariadb_nodes"), name.removesuffix("default"))
-        made = Killing(fleet, store, _serve(fleet))
+        killing = Killing(fleet, store, _serve(fleet))
         try:
             some = ("--shards", "0,1,3,4")
-            done = made.run("migrate_shards", "shop", "0001", "--create", *some)
+            done = killing.run("migrate_shards", "shop", "0001", "--create", *some)
             assert not done.status, done.err
             for number in (0, 1, 3, 4):
                 for title in ("one", "two"):
@@ -350,9 +349,9 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
                         f"INSERT INTO shop_order (user_id, title) VALUES ({number}, '{title}')",
                     )
             store.keep()
-            yield made
+            yield killing
         finally:
-            made.close()
+            killing.close()
             if isinstance(store, Schemas):
                 store.close()
 

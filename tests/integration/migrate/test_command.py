@@ -26,7 +26,7 @@ def shards(*numbers: int) -> list[str]:
     return [f"shop_{number:05d}" for number in numbers]
 
 
-# ##### Which shards #####
+# ##### Selections of shards #####
 
 
 def test_shards_are_made_when_asked(fleet: Fleet) -> None:
@@ -39,7 +39,7 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
     assert done.out == "4 shards are migrated.\n"
     assert fleet.columns() == dict.fromkeys(shards(0, 1, 2, 6), FIRST)
 
-    # Those that exist are migrated although others are missing.
+    # Existing shards are migrated although others are missing.
     fleet.migration("0002_note", ADD_NOTE)
     done = fleet.manage("migrate_shards", "--node", "one", status=1)
     assert "shop: shards that do not exist: 3 (1)." in done.err
@@ -53,7 +53,7 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--group", "shops"], "There is no group 'shops'; choose from ['shop']"),
         (["--shards", "5-9"], "Group 'shop' has no shard 9: its shards are 0 to 7"),
@@ -72,9 +72,9 @@ def test_shards_are_made_when_asked(fleet: Fleet) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, idle: Fleet) -> None:
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, idle: Fleet) -> None:
     done = idle.manage("migrate_shards", *arguments, status=1)
-    assert told in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
     assert done.out == ""
 
@@ -100,7 +100,7 @@ def test_without_a_journal_it_says_what_to_do(tmp_path: Path) -> None:
         assert "manage.py migrate sharded_orm" in done.err
 
 
-# ##### What is to do #####
+# ##### Plans #####
 
 
 def test_a_check_changes_nothing_and_tells_by_its_status(migrated: Fleet) -> None:
@@ -116,17 +116,17 @@ def test_the_plan_is_told_once_for_shards_that_are_alike(migrated: Fleet) -> Non
     migrated.migration("0002_note", ADD_NOTE)
     migrated.manage("migrate_shards", "--shards", "0-2")
     migrated.migration("0003_may_fail", MAY_FAIL)
-    told = migrated.manage("migrate_shards", "--plan").out
-    assert "shop: 8 shards, 0 of them current" in told
-    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in told
-    assert "Shards: 3\n    shop.0003_may_fail\n" in told
+    plan = migrated.manage("migrate_shards", "--plan").out
+    assert "shop: 8 shards, 0 of them current" in plan
+    assert "Shards: 5\n    shop.0002_note\n    shop.0003_may_fail\n" in plan
+    assert "Shards: 3\n    shop.0003_may_fail\n" in plan
     plan = migrated.manage("migrate_shards", "--plan", "--json").json["groups"]["shop"]["plans"]
     assert plan == [
         {"shards": 5, "migrations": ["shop.0002_note", "shop.0003_may_fail"]},
         {"shards": 3, "migrations": ["shop.0003_may_fail"]},
     ]
-    told = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
-    assert "    shop.0001_first (backwards)\n" in told
+    plan = migrated.manage("migrate_shards", "shop", "zero", "--plan").out
+    assert "    shop.0001_first (backwards)\n" in plan
     assert migrated.columns()["shop_00003"] == FIRST
 
 
@@ -167,7 +167,7 @@ def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
 def test_three_of_64_shards_fail_and_are_mended(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The others are migrated; each failure is one line; the rerun does the three."""
+    """The other shards are migrated; each failure is one line; the rerun migrates the three."""
     with fleet_on(backend, request, tmp_path, shop=64) as fleet:
         fleet.manage("migrate_shards", "--create")
         fleet.migration("0002_note", ADD_NOTE)
@@ -185,8 +185,8 @@ def test_three_of_64_shards_fail_and_are_mended(
         assert done.out == ""
         assert set(fleet.columns().values()) == {NOTED}
 
-        told = fleet.manage("migrate_shards", "--status").out
-        assert [line for line in told.splitlines() if line.startswith("shop_")] == sorted(
+        status = fleet.manage("migrate_shards", "--status").out
+        assert [line for line in status.splitlines() if line.startswith("shop_")] == sorted(
             lines[:-1]
         )
         status = fleet.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
@@ -253,7 +253,7 @@ def test_a_node_that_is_down_does_not_keep_the_other_back(
         assert fleet.manage("migrate_shards").out == ("8 shards are migrated, 4 of them before.\n")
 
 
-# ##### What is printed #####
+# ##### Output #####
 
 
 def test_one_json_object_and_nothing_else(fleet: Fleet) -> None:
@@ -287,7 +287,7 @@ def test_a_bar_on_a_terminal(fleet: Fleet) -> None:
     process = fleet.start("migrate_shards", "--create", stderr=theirs)
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # How Linux tells that the other end was closed.
+    with contextlib.suppress(OSError):  # on Linux this says that the other end was closed
         while part := os.read(ours, 10_000):
             seen += part
     os.close(ours)

@@ -26,7 +26,7 @@ print(json.dumps(found))
 
 
 def look(fleet: Fleet) -> dict[str, Any]:
-    """Alias -> definitions and applied migrations."""
+    """Return definitions and applied migrations by alias."""
     found: dict[str, Any] = json.loads(fleet.python(_LOOK))
     return found
 
@@ -105,11 +105,11 @@ def execute(fleet: Fleet, alias: str, statement: str) -> None:
 
 
 def test_a_shard_that_another_tool_left_half_migrated(migrated: Fleet) -> None:
-    """It fails alone, untouched, with what is in the way; mended, it is migrated."""
+    """It fails alone and unchanged, and names the obstacle; once fixed, it is migrated."""
     execute(migrated, "shop_00002", "CREATE TABLE shop_extra (id bigint, user_id bigint)")
     before = look(migrated)["shop_00002"]
     migrated.migration("0002_extra", _EXTRA)
-    # Again and again: the cause is told, nothing is touched.
+    # Each run reports the cause and changes nothing.
     for _ in range(2):
         done = migrated.manage("migrate_shards", status=1)
         assert "shop_00002: failed" in done.err
@@ -126,7 +126,7 @@ def test_a_shard_that_another_tool_left_half_migrated(migrated: Fleet) -> None:
 
 
 def test_a_table_that_exists_already(migrated: Fleet) -> None:
-    """Its migration was never recorded; ``--fake-initial`` sees that it is there."""
+    """Its migration was never recorded; ``--fake-initial`` notices the table."""
     execute(migrated, "shop_00002", "DROP TABLE django_migrations")
     done = migrated.manage("migrate_shards", status=1)
     assert "shop_00002: failed" in done.err
@@ -156,9 +156,9 @@ def test_makemigrations_sees_nothing_of_the_topology(tmp_path: Path) -> None:
         fleet.manage("makemigrations", "--check", "--dry-run")
         settings = (tmp_path / "settings.py").read_text()
         fleet.write("settings.py", settings + _MORE_NODES.format(folder=str(tmp_path / "three")))
-        told = fleet.manage("makemigrations", "--check", "--dry-run").out
-        assert "No changes detected" in told
-        # It does see what comes from models.
+        output = fleet.manage("makemigrations", "--check", "--dry-run").out
+        assert "No changes detected" in output
+        # It does see changes of models.
         fleet.write("shop/models.py", kill_plan.MODELS.replace("max_length=80", "max_length=90"))
-        told = fleet.manage("makemigrations", "--check", "--dry-run", status=1).out
-        assert "Alter field name on order" in told
+        output = fleet.manage("makemigrations", "--check", "--dry-run", status=1).out
+        assert "Alter field name on order" in output

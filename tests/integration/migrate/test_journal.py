@@ -1,4 +1,4 @@
-"""The journal: who holds a run, what is left of one, and what a process may write that lost it."""
+"""The journal: who holds a run, what a run leaves, and what a process without its run may write."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sharded_orm.operations.runs.journal import (
     UNCLEAR,
     JournalRun,
     Scripts,
+    hold_run,
     last_run,
-    left_over,
-    running,
+    open_steps,
 )
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.every_backend]
@@ -38,7 +38,7 @@ ONE, TWO = "photos_00001", "photos_00002"
 
 
 def migrating(**arguments: Any) -> Any:
-    return running("migrate", "photos", arguments)
+    return hold_run("migrate", "photos", arguments)
 
 
 def row(run: JournalRun) -> OperationRun:
@@ -51,18 +51,18 @@ def states() -> dict[tuple[int, str], str]:
     }
 
 
-# ##### Who holds it #####
+# ##### The holder of a run #####
 
 
 def test_who_comes_second_is_told_who_holds_the_run() -> None:
     with migrating() as run:
-        with pytest.raises(OperationHeld) as told, migrating():
+        with pytest.raises(OperationHeld) as caught, migrating():
             pass
         held = row(run)
-        assert f"run {run.id}," in str(told.value)
-        assert f"{held.user}@{held.host} (process {held.pid})" in str(told.value)
-        # Another subject, or kind, is nobody else's business.
-        with running("migrate", "events", {}), running("check", "photos", {}):
+        assert f"run {run.id}," in str(caught.value)
+        assert f"{held.user}@{held.host} (process {held.pid})" in str(caught.value)
+        # Another subject or kind does not collide.
+        with hold_run("migrate", "events", {}), hold_run("check", "photos", {}):
             pass
 
 
@@ -85,7 +85,7 @@ def test_a_run_whose_process_died_on_this_machine_is_taken_over_at_once() -> Non
 
 
 def test_a_run_whose_process_nobody_waited_for_is_taken_over_at_once() -> None:
-    """As in a container whose first process does not wait for those that it inherits."""
+    """For example in a container whose first process does not wait for orphans."""
     with migrating() as run:
         dead = subprocess.Popen([sys.executable, "-c", ""])
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
@@ -109,7 +109,7 @@ def test_a_run_of_another_machine_is_taken_over_when_it_is_silent() -> None:
             assert second.id == run.id
 
 
-@pytest.mark.mysql_settings  # SQLite's test database is in memory, where a reader locks tables.
+@pytest.mark.mysql_settings  # SQLite's test database is in memory, where a reader locks tables
 def test_signs_of_life_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "INTERVAL", 0.01)
     with migrating() as run:
@@ -130,17 +130,17 @@ def eventually(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda run, step: step.at(operation="AddField"),
-        lambda run, step: step.done(),
-        lambda run, step: step.failed(ValueError()),
-        lambda run, step: run.steps([TWO]),
+        lambda run, step: step.begin(operation="AddField"),
+        lambda run, step: step.mark_done(),
+        lambda run, step: step.mark_failed(ValueError()),
+        lambda run, step: run.create_steps([TWO]),
         lambda run, step: run.note(target="mine"),
         lambda run, step: run.finish(),
     ],
 )
 def test_who_lost_the_run_writes_nothing(write: Callable[[Any, Any], None]) -> None:
     with migrating() as run:
-        run.steps([ONE])
+        run.create_steps([ONE])
         step = run.step(ONE)
         run.check()
         OperationRun.objects.filter(pk=run.id).update(token="another's", user="bob")
@@ -149,7 +149,7 @@ def test_who_lost_the_run_writes_nothing(write: Callable[[Any, Any], None]) -> N
         with pytest.raises(LeaseLost):
             run.check()
         assert states() == {(run.id, ONE): PENDING}
-    # And lets go of nothing that is not its own.
+    # And ends no run of another process.
     assert row(run).token == "another's"
     assert row(run).arguments == {}
 
@@ -167,13 +167,13 @@ def test_who_could_give_no_sign_for_too_long_stops_by_itself(
 def test_a_run_that_is_given_up_is_another() -> None:
     with migrating() as first:
         pass
-    with running("migrate", "photos", {}, resume=False) as second:
+    with hold_run("migrate", "photos", {}, resume=False) as second:
         assert not second.resumed
         assert second.id != first.id
     assert row(first).state == "abandoned"
 
 
-# ##### Where it is no use #####
+# ##### Where it is refused #####
 
 
 def test_inside_a_transaction_it_is_refused() -> None:
@@ -203,36 +203,36 @@ def test_without_its_tables_the_remedy_is_named() -> None:
 
 def test_a_step_tells_what_is_under_way() -> None:
     with migrating() as run:
-        run.steps([ONE, TWO])
-        run.steps([ONE, TWO])  # No second ones.
+        run.create_steps([ONE, TWO])
+        run.create_steps([ONE, TWO])  # no second ones
         step = run.step(ONE)
-        step.at(migration="photos.0002_title", operation="AddField", position={"index": 3})
-        step.at(position={"index": 4})
+        step.begin(migration="photos.0002_title", operation="AddField", position={"index": 3})
+        step.begin(position={"index": 4})
         stored = run.step(ONE)
         assert (stored.state, stored.migration, stored.operation) == (
             RUNNING, "photos.0002_title", "AddField"
         )  # fmt: skip
         assert stored.position == {"index": 4}
-        step.done()
+        step.mark_done()
         assert run.by_state() == {"done": 1, "pending": 1}
 
 
 def test_a_step_that_is_stopped_has_begun_or_has_not() -> None:
     with migrating() as run:
-        run.steps([ONE, TWO])
+        run.create_steps([ONE, TWO])
         one, two = run.step(ONE), run.step(TWO)
-        one.at()
-        one.stopped()
-        two.at(position={"index": 1})
-        two.stopped()
+        one.begin()
+        one.mark_stopped()
+        two.begin(position={"index": 1})
+        two.mark_stopped()
         assert states() == {(run.id, ONE): PENDING, (run.id, TWO): STOPPED}
 
 
 def test_causes_are_kept_in_one_line() -> None:
     with migrating() as run:
-        run.steps([ONE, TWO])
-        run.step(TWO).failed(ValueError("no\nsuch  column"))
-        run.step(ONE).unclear("look at the table")
+        run.create_steps([ONE, TWO])
+        run.step(TWO).mark_failed(ValueError("no\nsuch  column"))
+        run.step(ONE).mark_unclear("look at the table")
         assert [(step.alias, step.state, step.error) for step in run.failures()] == [
             (ONE, UNCLEAR, "look at the table"),
             (TWO, FAILED, "ValueError: no such column"),
@@ -242,24 +242,24 @@ def test_causes_are_kept_in_one_line() -> None:
 def test_what_a_finished_run_left_is_carried_to_the_next() -> None:
     three, four = "photos_00003", "photos_00004"
     with migrating() as first:
-        first.steps([ONE, TWO, three, four])
-        first.step(ONE).at(migration="photos.0002", position={"index": 7})
-        first.step(TWO).failed(ValueError("full"))
-        first.step(three).done()
+        first.create_steps([ONE, TWO, three, four])
+        first.step(ONE).begin(migration="photos.0002", position={"index": 7})
+        first.step(TWO).mark_failed(ValueError("full"))
+        first.step(three).mark_done()
         first.finish("failed")
-    assert left_over("migrate", "photos").count() == 2
+    assert open_steps("migrate", "photos").count() == 2
     with migrating() as second:
         assert not second.resumed
-        second.steps([ONE, three, four])
+        second.create_steps([ONE, three, four])
         one = second.step(ONE)
         assert (one.state, one.migration, one.position) == (RUNNING, "photos.0002", {"index": 7})
         assert second.step(three).state == second.step(four).state == PENDING
     assert states()[first.id, ONE] == CARRIED
     # It was not among those: it waits for a run that asks for it.
     assert states()[first.id, TWO] == FAILED
-    assert {row.alias for row in left_over("migrate", "photos")} == {ONE, TWO}
-    with running("migrate", "events", {}) as other:
-        other.steps([TWO])
+    assert {row.alias for row in open_steps("migrate", "photos")} == {ONE, TWO}
+    with hold_run("migrate", "events", {}) as other:
+        other.create_steps([TWO])
         assert other.step(TWO).state == PENDING
 
 
@@ -269,14 +269,14 @@ def test_scripts_are_the_first_ones_and_stay_while_they_are_needed() -> None:
         assert scripts.get(first, "key") is None
         assert scripts.put(first, "key", {"sql": ["one"]}) == {"sql": ["one"]}
         assert scripts.put(first, "key", {"sql": ["two"]}) == {"sql": ["one"]}
-        first.steps([ONE])
-        first.step(ONE).at(position={"run": first.id, "script": "key"})
+        first.create_steps([ONE])
+        first.step(ONE).begin(position={"run": first.id, "script": "key"})
         first.finish("failed")
     assert scripts.get(first.id, "key") == {"sql": ["one"]}
     with migrating() as second:
-        second.steps([ONE])
+        second.create_steps([ONE])
         assert scripts.get(second, "key") is None
-        second.step(ONE).done()
+        second.step(ONE).mark_done()
         second.finish()
     assert not OperationScript.objects.exists()
 
@@ -284,7 +284,7 @@ def test_scripts_are_the_first_ones_and_stay_while_they_are_needed() -> None:
 def test_the_last_run_as_others_see_it() -> None:
     assert last_run("migrate", "photos") is None
     with migrating() as run:
-        run.steps([ONE])
+        run.create_steps([ONE])
         seen = last_run("migrate", "photos")
         assert seen is not None
         assert (seen.id, seen.state, seen.held, seen.by_state()) == (
@@ -309,18 +309,18 @@ def test_costs_in_statements() -> None:
         with CaptureQueriesContext(
             connection,
         ) as made:
-            run.steps(f"photos_{number:05d}" for number in range(2 * BATCH))
-        # Of each batch: begin, guard, what is left, what is there, insert, carried, commit;
-        # SQLite inserts fewer rows at once.
+            run.create_steps(f"photos_{number:05d}" for number in range(2 * BATCH))
+        # For each batch: begin, guard, unfinished steps, existing steps, insert, carried-over
+        # steps, commit; SQLite inserts fewer rows at once.
         inserts = sum("INSERT" in query["sql"] for query in made)
         assert len(made) - inserts <= 2 * 6
         if connection.vendor == "mysql":
             assert inserts == 2
         with CaptureQueriesContext(connection) as made:
             step = run.step(ONE)
-            step.at(operation="AddField", position={"index": 1})
-            step.done()
-        assert len(made) == 2  # What steps() has just made need not be read.
+            step.begin(operation="AddField", position={"index": 1})
+            step.mark_done()
+        assert len(made) == 2  # steps() need not read the rows that it has just inserted
         with CaptureQueriesContext(connection) as made:
             assert run.step(ONE).state == "done"
         assert len(made) == 1
@@ -329,14 +329,14 @@ def test_costs_in_statements() -> None:
 def test_memory_does_not_grow_with_the_shards() -> None:
     with migrating() as run:
         names = (f"photos_{number:05d}" for number in range(4096))
-        run.steps([ONE])
+        run.create_steps([ONE])
         tracemalloc.start()
         try:
-            run.steps(names)
+            run.create_steps(names)
             OperationStep.objects.update(state=FAILED, error="x" * 1000)
             assert sum(1 for _ in run.failures()) == 4096
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        # The rows of a batch, and what the driver holds of them.
+        # The rows of a batch, and the driver's buffers for them.
         assert peak < 4 * 1024 * 1024

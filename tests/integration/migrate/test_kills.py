@@ -1,7 +1,7 @@
-"""``migrate_shards`` is killed at every moment, and what it left is gone on with.
+"""``migrate_shards`` is killed at every moment, and later runs continue its work.
 
-Whatever moment it was: in the end each shard is as after an undisturbed run, each operation
-has been applied once, and nothing is left over. What cannot be told is asked.
+Whatever the moment was, in the end each shard is as after an undisturbed run, each operation
+has been applied once, and nothing is left over. Unclear operations are left to the operator.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.integration.migrate.killing import (
 )
 from tests.patience import PATIENCE
 
-# Shards 0 and 1 stand at the first migration and have rows; 2 does not exist. 3, 4 and 5 are
-# like them, on the other node.
+# Shards 0 and 1 have the first migration and rows; 2 does not exist. 3, 4 and 5 are like them, on
+# the other node.
 ALIASES = [f"shop_{number:05d}" for number in range(6)]
-# One after the other: what happens is the same each time.
+# One after the other, so that the events are the same each time.
 ONE = ("--shards", "0", "--parallel", "1", "-v0")
 NEW = ("--shards", "2", "--parallel", "1", "-v0", "--create")
 THREE = ("--shards", "0-2", "--parallel", "1", "-v0", "--create")
@@ -37,7 +37,7 @@ THREE = ("--shards", "0-2", "--parallel", "1", "-v0", "--create")
 
 @dataclass
 class Undisturbed:
-    """What a run does that nobody kills."""
+    """The events and the result of a run that is not killed."""
 
     killing: Killing
     events: list[str]
@@ -59,7 +59,7 @@ def undisturbed(
 
 @pytest.fixture
 def killing(undisturbed: Undisturbed) -> Iterator[Killing]:
-    """The fleet as it was before."""
+    """The fleet, restored to its state before the test."""
     killing = undisturbed.killing
     killing.store.put_back()
     killing.unclear.clear()
@@ -74,11 +74,11 @@ def on_mariadb(killing: Killing) -> Schemas:
     return killing.store
 
 
-# ##### One kill, and one run that nobody kills #####
+# ##### One kill, and one run that is not killed #####
 
 
 def kinds(events: list[str]) -> list[int]:
-    """The first event of each kind: of the same statement on whatever shard."""
+    """Return the first event of each kind: the same statement counts once for all shards."""
     found: dict[str, int] = {}
     for number, event in enumerate(events):
         found.setdefault(re.sub(r"shop_\d{5}", "shard", event), number)
@@ -86,16 +86,16 @@ def kinds(events: list[str]) -> list[int]:
 
 
 def kill_once(undisturbed: Undisturbed, event: int) -> None:
-    """Kill a run before ``event``, run it again, and see whether all is well."""
+    """Kill a run before ``event``, run it again, and check the result."""
     killing = undisturbed.killing
     killing.store.put_back()
-    killing.killed(THREE, Moment(event))
-    killing.to_the_end(THREE)
+    killing.run_until_killed(THREE, Moment(event))
+    killing.run_to_end(THREE)
     killing.check(undisturbed.promised, ALIASES[:3])
 
 
 def test_a_kill_before_a_statement(undisturbed: Undisturbed, killing: Killing) -> None:
-    """A selection; ``--long`` takes all, on each shard."""
+    """A selection of events; ``--long`` takes all, on each shard."""
     for event in kinds(undisturbed.events)[::16]:
         kill_once(undisturbed, event)
 
@@ -109,8 +109,8 @@ def test_a_kill_at_any_moment(part: int, undisturbed: Undisturbed, killing: Kill
 
 
 def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: Killing) -> None:
-    """A later run finds no shard that is behind, and ends what was broken off."""
-    killing.killed(ONE, Moment(0, parts=["default UPDATE", "finished_at"]))
+    """A later run finds no shard that is behind, and finishes the interrupted one."""
+    killing.run_until_killed(ONE, Moment(0, parts=["default UPDATE", "finished_at"]))
     status = killing.run("migrate_shards", "--status").out
     assert "broken off; 1 done" in status
     assert killing.migrate(ONE).status == 0
@@ -118,7 +118,7 @@ def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: 
     assert "broken off" not in killing.run("migrate_shards", "--status").out
 
 
-# ##### Kills that follow each other #####
+# ##### Several kills, one after another #####
 
 
 @pytest.mark.parametrize("selected", [ONE, NEW], ids=["behind", "new"])
@@ -126,8 +126,8 @@ def test_killed_when_all_is_done_but_the_end(undisturbed: Undisturbed, killing: 
 def test_every_process_is_killed(
     selected: Sequence[str], least: int, undisturbed: Undisturbed, killing: Killing
 ) -> None:
-    """Each comes a few statements further than the last, or as far as its first commit."""
-    assert killing.to_the_end_killed(selected, least) > 5
+    """Each process gets a few statements further than the last, or as far as its first commit."""
+    assert killing.run_to_end_with_kills(selected, least) > 5
     killing.check(undisturbed.promised, [ALIASES[int(selected[1])]])
 
 
@@ -142,8 +142,8 @@ def test_kills_at_random_with_several_workers(
         moment = Moment(chance.randrange(len(undisturbed.events)))
         done = killing.start("migrate_shards", *everything, kill=moment).end()
         if done.status != -signal.SIGKILL:
-            killing.is_over(done)
-    killing.to_the_end(everything)
+            killing.is_finished(done)
+    killing.run_to_end(everything)
     promised = dict(undisturbed.promised["shards"])
     for number in range(3):
         one = promised[ALIASES[number]]
@@ -152,10 +152,10 @@ def test_kills_at_random_with_several_workers(
     killing.check({"shards": promised}, ALIASES)
 
 
-# ##### What cannot be told #####
+# ##### Unclear operations #####
 
 
-# One of the two rows of an operation without a transaction is there.
+# One of the two rows of an operation without a transaction is stored.
 BETWEEN_ROWS = Moment(0, parts=["shop_00000 INSERT", "shop_log", "%s, %s"], nth=4)
 
 
@@ -163,14 +163,14 @@ BETWEEN_ROWS = Moment(0, parts=["shop_00000 INSERT", "shop_log", "%s, %s"], nth=
 def test_an_operation_without_a_transaction_is_asked_for(
     complete: bool, undisturbed: Undisturbed, killing: Killing
 ) -> None:
-    """Killed after the first of its two rows; nobody but a person can tell what is missing."""
-    killing.killed(THREE, BETWEEN_ROWS)
+    """Killed after the first of its two rows; only a person can tell what is missing."""
+    killing.run_until_killed(THREE, BETWEEN_ROWS)
     assert killing.migrate(THREE).status == 1
     (failure,) = killing.failures()
-    told = failure["error"]
-    assert told.startswith("shop.0004_loose: ")
-    assert "was interrupted on shop_00000, and it is not in one transaction" in told
-    # Nothing is done there by whatever is run, and all others can be migrated.
+    error = failure["error"]
+    assert error.startswith("shop.0004_loose: ")
+    assert "was interrupted on shop_00000, and it is not in one transaction" in error
+    # No run touches that shard, and all others can be migrated.
     before = killing.look()["shards"]["shop_00000"]
     assert [row["word"] for row in before["shop_log"]][-1] == "loose a"
     assert killing.migrate(("--shards", "1-2", "--create", "-v0")).status == 0
@@ -178,11 +178,11 @@ def test_an_operation_without_a_transaction_is_asked_for(
     assert killing.run("migrate_shards", "--retry-failed").status == 0
     assert killing.look()["shards"]["shop_00000"] == before
     killing.settle(failure, complete=complete)
-    killing.to_the_end(THREE)
+    killing.run_to_end(THREE)
     killing.check(undisturbed.promised, ALIASES[:3])
 
 
-# ##### What goes on in the server #####
+# ##### Statements that still run in the server #####
 
 _SLOW = "CHECK (LENGTH(SHA2(REPEAT(name, 10000000), 512)) > 0)"
 _SLOW_MIGRATION = """
@@ -261,7 +261,7 @@ def test_a_statement_is_done_twice_where_nobody_waits(killing: Killing, slow: Sc
 def test_a_statement_that_dies_with_its_client_is_run_again(
     undisturbed: Undisturbed, killing: Killing, on_mariadb: Schemas
 ) -> None:
-    """MariaDB gives it up while it waits for a table that another session reads."""
+    """MariaDB gives the statement up while it waits for a table that another session reads."""
     store = on_mariadb
     reader = store.another("shop_00000")
     store.rows(reader, "BEGIN")
@@ -279,12 +279,12 @@ def test_a_statement_that_dies_with_its_client_is_run_again(
 
 # ##### Weaker engines #####
 
-# A statement that changes the schema, in no transaction, has just been run.
+# A statement that changes the schema, in no transaction, has just run.
 AFTER_A_CHANGE = {
     "sqlite": Moment(1, parts=["shop_00000 CREATE TABLE", '"old" bigint']),
     "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `mark`"]),
 }
-# The same, of the first of two statements of one operation.
+# The first of two statements of one operation has just run.
 IN_A_STRETCH = {
     "sqlite": Moment(1, parts=["shop_00000 DROP TABLE"], nth=5),
     "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `extra`"]),
@@ -312,15 +312,15 @@ def test_a_weaker_engine_is_found_out(
     undisturbed: Undisturbed,
     killing: Killing,
 ) -> None:
-    """The engine survives this kill, and without one of its precautions it does not."""
+    """The engine survives this kill; without one of its precautions it does not."""
     if isinstance(moment, dict):
         moment = moment["mariadb" if isinstance(killing.store, Schemas) else "sqlite"]
-    killing.killed(ONE, moment)
-    killing.to_the_end(ONE)
+    killing.run_until_killed(ONE, moment)
+    killing.run_to_end(ONE)
     killing.check(undisturbed.promised, ALIASES[:1])
     killing.store.put_back()
     killing.ablations = [ablation]
-    killing.killed(ONE, moment)
+    killing.run_until_killed(ONE, moment)
     with pytest.raises(NotAsItShouldBe):
-        killing.to_the_end(ONE)
+        killing.run_to_end(ONE)
         killing.check(undisturbed.promised, ALIASES[:1])

@@ -1,4 +1,4 @@
-"""Many shards: what ``migrate_shards`` asks for them, and what it holds of them in memory."""
+"""Many shards: the queries of ``migrate_shards``, and its memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(tracemalloc.get_traced_memory()[1], len(connections.all(initialized_only=T
 def test_a_survey_of_current_shards_keeps_little_of_each(many: Fleet) -> None:
     peak, connections = map(int, many.python(SURVEY).split())
     assert peak < MANY * KB
-    # The global database, the group, one of each node: no shard is opened for itself.
+    # The global database, the group, one of each node: no connection is opened for a single shard.
     assert connections <= 4
 
 
@@ -92,7 +92,7 @@ def test_a_worker_keeps_no_connection_objects_of_shards_that_are_done(many: Flee
     assert many.python(KEPT) == "True 1\n"
 
 
-# The first shards bring everything that is made once. Peaks only ever grow.
+# The first shards load everything that is loaded once. Peaks only ever grow.
 MIGRATE = """
 import resource
 from django.core.management import call_command
@@ -111,5 +111,5 @@ def test_migrating_keeps_little_of_each_shard(many: Fleet) -> None:
     first = MANY // 8
     grown = int(many.python(MIGRATE.format(first=first - 1, last=MANY - 1)))
     assert grown < (MANY - first) * 2 * KB
-    told = many.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
-    assert (told["current"], told["left"]) == (MANY, {})
+    status = many.manage("migrate_shards", "--status", "--json").json["groups"]["shop"]
+    assert (status["current"], status["left"]) == (MANY, {})

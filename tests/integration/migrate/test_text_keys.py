@@ -1,4 +1,4 @@
-"""A key of text in a collation that takes two keys for one: found, refused, mended by a migration."""
+"""A text key whose collation treats two keys as equal: found, refused, fixed by a migration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ for use in (
     except InexactShardKey as exc:
         print(exc)
 """
-# A data migration as some are written: with the models of today.
+# A data migration with the models of today, as some are written.
 FILL = """migrations.RunPython(fill, migrations.RunPython.noop, hints={"model_name": "customer"})"""
 
 
@@ -77,25 +77,25 @@ def test_it_is_found_refused_and_mended(fleet: Fleet) -> None:
     assert "shop_customer.name has the collation 'utf8mb4_general_ci'" in refused
     assert "db_collation='utf8mb4_nopad_bin', or as an ExactCharField" in refused
 
-    # Nothing is pending: it is an error.
+    # Nothing is pending, so it is an error.
     for database in ("shop", "shop_00002"):
         checked = fleet.manage("check", "--database", database, status=1)
         assert "sharded_orm.E050" in checked.err
         assert "shop.Customer.name" in checked.err
         assert "shop.Parcel.customer" in checked.err
         assert "HINT: Declare shop.Customer.name" in checked.err
-    fleet.manage("check")  # It asks no database.
+    fleet.manage("check")  # uses no database
     looked = fleet.manage("shards", "check", status=1)
-    told = " ".join(looked.err.split())
-    assert "shop.Customer.name tells the shard" in told
-    assert "on 4 shards, 'shop_00000' for one" in told
+    error = " ".join(looked.err.split())
+    assert "shop.Customer.name tells the shard" in error
+    assert "on 4 shards, 'shop_00000' for one" in error
     listed = fleet.manage("shards", "check", "--json", status=1).json["inexact_keys"]
     assert {one["model"]: one["field"] for one in listed} == {
         "shop.Customer": "name",
         "shop.Parcel": "customer",
     }
 
-    # Its remedy, one shard by Django's command and the others by ours.
+    # The recommended fix: one shard by Django's command and the others by ours.
     declare(fleet, EXACT)
     fleet.manage("makemigrations", "shop", "-v0", "-n", "exact")
     warned = fleet.manage("migrate", "--database", "shop_00002", "-v0")
@@ -167,7 +167,7 @@ except InexactShardKey as exc:
 
 
 def test_a_key_that_refers_to_the_global_database(fleet: Fleet) -> None:
-    """A migration of the other model does not reach the column; the error says what does."""
+    """A migration of the other model does not reach the column; the error names one that does."""
     fleet.write("shop/models.py", MODELS + VISITS.format(field=INEXACT))
     fleet.manage("makemigrations", "shop", "-v0", "-n", "visits")
     fleet.manage("migrate", "-v0")

@@ -1,4 +1,4 @@
-"""Several processes and one group: one works, the others are told; kills, takeovers, signals."""
+"""Several processes on one group: one works, the others are refused; kills, takeovers, signals."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def waiting(migrated: Fleet) -> Fleet:
 
 def test_one_operator_works_and_the_other_is_told_who(waiting: Fleet) -> None:
     first = waiting.start("migrate_shards")
-    assert waiting.arrived() == CANARY
+    assert waiting.wait_for_arrival() == CANARY
     for selection in ([], ["--shards", "5"], ["--retry-failed", "--shards", "5"]):
         second = waiting.manage(
             "migrate_shards", *selection, status="--retry-failed" not in selection
         )
         if "--retry-failed" in selection:
-            continue  # Nothing has failed, so it has nothing to do with anybody.
+            continue  # no shard has failed, so it does nothing and does not collide
         assert f"(process {first.pid})" in second.err
         assert "Another process migrates shop." in second.err
-    # Looking is free.
+    # Reading the status is always possible.
     status = waiting.manage("migrate_shards", "--status").out
     assert f"(process {first.pid}): running; 7 pending, 1 running" in status
-    waiting.let_go()
+    waiting.release()
     assert waiting.finish(first).out == "8 shards are migrated.\n"
     assert waiting.columns() == dict.fromkeys(ALL, NOTED)
 
 
 def test_operators_who_start_at_once_migrate_once(migrated: Fleet) -> None:
-    """Whoever is refused is told why; nobody runs into what another one does."""
+    """Each refusal says why; no process disturbs another one."""
     migrated.migration("0002_note", ADD_NOTE)
     several = [migrated.start("migrate_shards") for _ in range(4)]
     outcomes = [(process.communicate(timeout=PATIENCE), process.returncode) for process in several]
@@ -66,7 +66,7 @@ def test_operators_who_start_at_once_migrate_once(migrated: Fleet) -> None:
 
 def test_a_killed_operators_run_is_taken_over_at_once(waiting: Fleet) -> None:
     first = waiting.start("migrate_shards")
-    waiting.arrived()
+    waiting.wait_for_arrival()
     before = waiting.python(RUNS)
     first.kill()
     first.communicate()
@@ -80,9 +80,9 @@ def test_a_killed_operators_run_is_taken_over_at_once(waiting: Fleet) -> None:
 
 def test_who_lost_its_lease_stops_before_the_next_thing(waiting: Fleet) -> None:
     first = waiting.start("migrate_shards")
-    waiting.arrived()
+    waiting.wait_for_arrival()
     assert waiting.python(TAKE) == "1\n"
-    waiting.let_go()
+    waiting.release()
     done = waiting.finish(first, status=1)
     assert "was taken over by another process" in done.err
     assert "Traceback" not in done.err
@@ -92,12 +92,12 @@ def test_who_lost_its_lease_stops_before_the_next_thing(waiting: Fleet) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_after_what_is_under_way(waiting: Fleet, signum: signal.Signals) -> None:
     first = waiting.start("migrate_shards", "--json")
-    waiting.arrived()
+    waiting.wait_for_arrival()
     first.send_signal(signum)
     assert first.stderr is not None
     first.stderr.readline()
     assert "Stopping after the statement under way" in first.stderr.readline()
-    waiting.let_go()
+    waiting.release()
     done = waiting.finish(first, status=128 + signum)
     assert done.json["stopped"] == f"stopped by {signum.name}"
     report = done.json["groups"]["shop"]
@@ -112,7 +112,7 @@ def test_a_signal_ends_it_after_what_is_under_way(waiting: Fleet, signum: signal
 
 def test_a_second_signal_kills_and_the_run_is_resumed(waiting: Fleet) -> None:
     first = waiting.start("migrate_shards")
-    waiting.arrived()
+    waiting.wait_for_arrival()
     first.terminate()
     assert first.stderr is not None
     first.stderr.readline()
@@ -124,7 +124,7 @@ def test_a_second_signal_kills_and_the_run_is_resumed(waiting: Fleet) -> None:
     assert waiting.columns() == dict.fromkeys(ALL, NOTED)
 
 
-# ##### Another target than that of the run before #####
+# ##### A target that differs from the last run #####
 
 
 UNIQUE = (
@@ -140,7 +140,7 @@ for alias in ("shop_00003", "shop_00006"):
 
 @pytest.mark.parametrize("first", [MAY_FAIL, UNIQUE], ids=["python", "statement"])
 def test_a_shard_of_which_nothing_was_done_goes_anywhere(migrated: Fleet, first: str) -> None:
-    """It has failed in the first operation of a migration, which took nothing of it."""
+    """It has failed in the first operation of a migration, so nothing of it was done."""
     migrated.python(TWICE)
     migrated.migration("0002_note", ADD_NOTE)
     migrated.migration("0003_fails", first, ADD_NOTE.replace('"note"', '"more"'))
@@ -157,7 +157,7 @@ def test_a_shard_in_the_middle_ends_that_first(migrated: Fleet) -> None:
     migrated.migration("0002_note", ADD_NOTE, MAY_FAIL)
     migrated.failing("shop_00003")
     migrated.manage("migrate_shards", status=1)
-    if migrated.columns()["shop_00003"] == FIRST:  # SQLite: it was in one transaction.
+    if migrated.columns()["shop_00003"] == FIRST:  # SQLite ran it in one transaction
         migrated.manage("migrate_shards", "shop", "zero")
         return
     done = migrated.manage("migrate_shards", "shop", "zero", "--canary", "0", status=1)
@@ -175,7 +175,7 @@ def test_what_nobody_can_tell_is_told_by_a_person(migrated: Fleet, answer: str) 
     migrated.migration("0003_note", ADD_NOTE)
     migrated.waiting(CANARY)
     first = migrated.start("migrate_shards")
-    migrated.arrived()
+    migrated.wait_for_arrival()
     first.kill()
     first.communicate()
     migrated.waiting()
@@ -184,20 +184,20 @@ def test_what_nobody_can_tell_is_told_by_a_person(migrated: Fleet, answer: str) 
     (line,) = [line for line in done.err.splitlines() if line.startswith("shop_")]
     assert line.startswith(f"{CANARY}: unclear at shop.0002_waits: ")
     assert f"--settle {CANARY}=done" in line
-    assert migrated.ran() == []  # It was the canary, so the others wait as well.
+    assert migrated.completed_shards() == []  # it was the canary, so the others wait as well
     # The others do not wait for the answer.
     done = migrated.manage("migrate_shards", status=1)
     assert line in done.err.splitlines()
     assert "Not migrated: 1 of 8 shards." in done.err
-    assert migrated.ran() == ALL[1:]
+    assert migrated.completed_shards() == ALL[1:]
     assert migrated.columns() == {**dict.fromkeys(ALL[1:], NOTED), CANARY: FIRST}
     assert line in migrated.manage("migrate_shards", "--status").out
     migrated.manage("migrate_shards", "--check", status=1)
 
-    told = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
-    assert told.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
+    settled = migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}")
+    assert settled.out == f"{CANARY}: its operation counts as {answer}. 'migrate_shards' goes on.\n"
     migrated.manage("migrate_shards", "--settle", f"{CANARY}={answer}", status=1)
     migrated.manage("migrate_shards")
-    assert migrated.ran() == (ALL[1:] if answer == "done" else ALL)
+    assert migrated.completed_shards() == (ALL[1:] if answer == "done" else ALL)
     assert migrated.columns() == dict.fromkeys(ALL, NOTED)
     migrated.manage("migrate_shards", "--check")

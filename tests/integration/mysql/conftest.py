@@ -35,7 +35,7 @@ class Node:
         }  # fmt: skip
         self.aliases = [f"t_{number}" for number in range(COUNT)]
         self.admin = MySQLdb.connect(**address.mysqldb(), autocommit=True)
-        # Tests of other parts that share the server may have left idle sessions in pools.
+        # Idle sessions in pools, left by tests of other parts that share the server.
         self._foreign: set[int] = set()
         self._foreign = self.sessions()
 
@@ -49,7 +49,7 @@ class Node:
         return self[0].node_pool
 
     def set_up(self) -> None:
-        # Another process of the same run (pytest-xdist) may be at work on these names.
+        # Another process of the same run (pytest-xdist) may be using these names.
         assert self.ask("SELECT GET_LOCK('sharded_orm_tests_mysql', 600)") == [(1,)]
         for number, alias in enumerate(self.aliases):
             connections.settings[alias] = {**self.settings, "NAME": alias}
@@ -70,7 +70,7 @@ class Node:
         self.admin.close()
 
     def ask(self, sql: str, *params: Any) -> list[Any]:
-        """Run a statement on a connection of our own, past the backend."""
+        """Run a statement on a connection of our own, not of the backend."""
         cursor = self.admin.cursor()
         cursor.execute(sql, params or None)
         return list(cursor.fetchall())
@@ -82,16 +82,16 @@ class Node:
             return list(cursor.fetchall()) if cursor.description else []
 
     def value(self, number: int, pk: int = 1) -> Any:
-        """What is committed."""
+        """Return the committed value."""
         return self.ask(f"SELECT value FROM {self.aliases[number]}.item WHERE id = {pk}")[0][0]
 
     def session_of(self, number: int) -> int:
-        """The server's id of the session that the alias's next statement runs on."""
+        """Return the server's id of the session that the alias's next statement runs on."""
         session: int = self.run(number, "SELECT CONNECTION_ID()")[0][0]
         return session
 
     def sessions(self) -> set[int]:
-        """The server's ids of all sessions but our own and those of earlier tests."""
+        """Return the server's ids of all sessions but our own and those of earlier tests."""
         rows = self.ask(
             "SELECT id FROM information_schema.processlist WHERE user = %s", self.address.user
         )

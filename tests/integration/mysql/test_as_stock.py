@@ -1,4 +1,4 @@
-"""Whatever a program does on two aliases, it sees what it sees with Django's own backend."""
+"""A program on two aliases sees the same results as with Django's own backend."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ steps = st.lists(
 
 
 class Program:
-    """Runs steps on two aliases and notes all that can be seen."""
+    """Runs steps on two aliases and records all visible results."""
 
     def __init__(self, aliases: list[str]) -> None:
         self.aliases = aliases
@@ -164,7 +164,7 @@ def test_every_program_sees_the_same(
     @given(steps)
     def same(program: list[tuple[int, str]]) -> None:
         for alias in (*node.aliases, *stock):
-            # Made anew: programs may leave Django's own state in disorder.
+            # New connections, as programs may leave Django's state in disorder.
             connections[alias].close()
             del connections[alias]
         reset(node, 0)
@@ -173,11 +173,11 @@ def test_every_program_sees_the_same(
         theirs = Program(stock).run(program)
         for index, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
             if mine == "refused":
-                # A documented difference; what follows may differ as well.
+                # A documented difference; later steps may differ as well.
                 break
             assert comparable(mine) == comparable(its), (index, program[index : index + 1])
         assert node.pool.size == node.pool.idle
-        # The idle sessions are in no transaction: what they write is there at once.
+        # The idle sessions are in no transaction: their writes are visible at once.
         for session in node.pool._idle[:]:
             assert session.fetch_one(b"SELECT @@in_transaction, @@autocommit") == (0, 1)
             session.drain()

@@ -1,4 +1,4 @@
-"""How many connections there are, how old they get, and who may use them."""
+"""The number of connections, their age, and who may use them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_threads_not_shards_decide_how_many(node: Node) -> None:
     assert node.pool.size <= threads
     assert node.pool.size == node.pool.idle
     while len(node.sessions()) > threads:
-        pass  # The server has not noticed yet that sessions of an earlier test are closed.
+        pass  # the server has not noticed yet that sessions of an earlier test are closed
 
 
 def test_a_thread_that_ends_without_closing_gives_back_what_it_held(node: Node) -> None:
@@ -206,7 +206,7 @@ def test_a_wrapper_knows_when_it_is_idle(node: Node) -> None:
 
 
 def test_a_wrapper_is_small(node: Node) -> None:
-    """Thousands of aliases: what one costs beyond Django's own wrapper is bounded."""
+    """With thousands of aliases, the cost of one beyond Django's own object is bounded."""
     started = time.perf_counter()
     for _ in range(100):
         connections["t_0"].close()

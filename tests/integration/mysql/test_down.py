@@ -1,4 +1,4 @@
-"""A server that is down: whatever Django asks of a connection object, its own errors come out."""
+"""A server that is down: every call of Django on a connection object raises Django's own errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, str]:
 
 def test_a_process_that_has_never_reached_it() -> None:
     with socket.socket() as nobody:
-        # Taken, and nobody listens.
+        # The port is taken, and nobody listens.
         nobody.bind(("127.0.0.1", 0))
         with walking("fresh", Address("127.0.0.1", nobody.getsockname()[1], "u", "p")) as process:
             assert outcome(process) == {}

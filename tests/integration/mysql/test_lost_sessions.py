@@ -1,4 +1,4 @@
-"""Sessions that the server closes, in every position; forks; restarts."""
+"""Sessions that the server closes, at every point; forks; restarts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_program_that_ignores_the_error_cannot_go_on_in_the_transaction(node: 
         for _ in range(3):
             with pytest.raises(OperationalError):
                 node.run(0, UPDATE, ["lost", 2])
-        # Leaving the block commits: it must not succeed.
+        # Leaving the block commits, which must not succeed.
     assert (node.value(0, 1), node.value(0, 2)) == (None, None)
 
 
@@ -126,7 +126,7 @@ def test_a_killed_pin_loses_its_state_loudly(node: Node) -> None:
     for _ in range(2):
         with pytest.raises(OperationalError):
             node.run(0, "SELECT @mine")
-    # As after an error with Django's own backend, the end of the request heals it.
+    # As after an error with Django's own backend, the end of the request repairs it.
     connections["t_0"].close_if_unusable_or_obsolete()
     assert node.run(0, "SELECT @mine") == [(None,)]
 
@@ -217,7 +217,7 @@ def test_killed_while_it_runs(node: Node) -> None:
     thread = threading.Thread(target=kill)
     thread.start()
     with pytest.raises(OperationalError):
-        # A write for us: it must not run twice.
+        # Our backend takes it for a write: it must not run twice.
         node.run(0, "SELECT /* here */ SLEEP(30) FROM item WHERE id = 1 FOR UPDATE")
     thread.join()
     assert node.run(0, "SELECT DATABASE()") == [("t_0",)]
@@ -236,7 +236,7 @@ def test_wait_timeout(node: Node) -> None:
 def test_an_exception_thrown_into_the_statement(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a time limit that is enforced by a signal: the result is still on the wire."""
+    """For example a time limit that a signal enforces: the result is still to be received."""
 
     class TimeLimit(Exception):
         pass
@@ -335,14 +335,14 @@ def test_server_restart(own_node: Node, own_mariadb: MariaDBServer, how: str) ->
     assert caught.value.args[0] in (2002, 2003)
     assert not own_node[0].is_usable()
     own_mariadb.start()
-    # Outside of transactions, with no session state: nobody notices.
+    # Outside of transactions and without session state, no caller notices.
     own_node.run(0, "UPDATE item SET value = 'after' WHERE id = 1")
     own_node.run(1, "SELECT 1")
     for number in (2, 3):
         with pytest.raises(OperationalError):
             own_node.run(number, "SELECT 1")
         connections[f"t_{number}"].close()
-        # (A killed server may have lost the row itself: it does not flush, for speed.)
+        # (A killed server may have lost the row itself: for speed, it does not flush.)
         rows = own_node.run(number, "SELECT DATABASE(), MAX(value) FROM item WHERE id = 1")
         assert rows == [(f"t_{number}", None)]
 

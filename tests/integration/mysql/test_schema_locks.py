@@ -1,4 +1,4 @@
-"""A schema is locked on the session that its statements run on, and is free with its end."""
+"""A schema is locked on the session that runs its statements, and is free when that ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UPDATE = "UPDATE item SET value = %s WHERE id = %s"
 
 
 def holder(node: Node, number: int = 0) -> int | None:
-    """The server's id of the session that has the lock."""
+    """Return the server's id of the session that has the lock."""
     found: int | None = node.ask(f"SELECT IS_USED_LOCK('sharded_orm:t_{number}')")[0][0]
     return found
 
@@ -84,14 +84,14 @@ def test_a_cache_that_gives_the_session_up_does_not_take_the_lock(node: Node) ->
     locked = holder(node)
     with transaction.atomic(using="t_0"):
         node.run(0, UPDATE, ["x", 1])
-        node[0].keep_session()
+        node[0].hold_session()
     node[0].discard_session()
     assert node.session_of(0) == locked == holder(node)
 
 
 @pytest.mark.parametrize("within", ["nothing", "transaction", "checks"])
 def test_nothing_runs_without_the_lock_that_was_lost(node: Node, within: str) -> None:
-    """Whoever locked it sees an error, or another connection."""
+    """The connection that held the lock raises an error, or uses another session."""
     assert node[0].lock_schema(0)
     locked, connection = holder(node), node[0].connection
     assert locked is not None

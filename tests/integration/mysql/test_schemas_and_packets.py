@@ -1,4 +1,4 @@
-"""The right schema, in as few packets as can be."""
+"""Statements reach the right schema, in as few packets as possible."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_multi_statements_switched_off(node: Node, packets: list[str]) -> None:
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_missing_schema_is_an_operational_error(node: Node, in_transaction: bool) -> None:
     node.ask("DROP DATABASE t_1")
-    node[1].ensure_connection()  # proves that the node answers, no more
+    node[1].ensure_connection()  # proves only that the node answers
     if in_transaction:
         with pytest.raises(OperationalError) as caught, transaction.atomic(using="t_1"):
             node.run(1, "SELECT * FROM item")
@@ -216,9 +216,9 @@ def test_constraints_are_those_of_this_schema(node: Node, packets: list[str]) ->
 def test_django_still_asks_for_constraints_as_we_expect(packets: list[str], node: Node) -> None:
     with node[0].cursor() as cursor:
         node[0].introspection.get_constraints(cursor, "item")
-    asked = [packet for packet in packets if "key_column_usage" in packet]
-    assert len(asked) == 1
-    assert "c.table_schema = DATABASE()" in asked[0]
+    lookups = [packet for packet in packets if "key_column_usage" in packet]
+    assert len(lookups) == 1
+    assert "c.table_schema = DATABASE()" in lookups[0]
 
 
 def test_server_data_is_asked_once_per_node(packets: list[str], node: Node) -> None:
@@ -237,7 +237,7 @@ def test_node_cursor_spans_schemas_and_leaves_no_trace(node: Node) -> None:
                 "SELECT shard, value FROM t_0.item WHERE id = %s"
                 " UNION ALL SELECT shard, value FROM t_1.item WHERE id = %s", [1, 1],
             )  # fmt: skip
-            # On a session of its own: it does not see the open transaction.
+            # It runs on a session of its own, and does not see the open transaction.
             assert list(cursor.fetchall()) == [(0, None), (1, None)]
             with pytest.raises(node[0].Database.ProgrammingError, match="plain statements only"):
                 cursor.execute("USE t_1")

@@ -1,4 +1,4 @@
-"""What a statement leaves in its session is kept for its alias and never seen by another."""
+"""Session state that a statement sets is kept for its alias and never seen by another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharded_orm.backends.signals import session_opened
 from sharded_orm.exceptions import SessionStateRefused
 from tests.integration.mysql.conftest import COUNT, Node
 
-# What sets state; what reads it; what the owner and a stranger see.
+# A statement that sets state; one that reads it; the values that the owner and another alias see.
 STATE: dict[str, tuple[str, str, Any, Any]] = {
     "sql_mode": ("SET sql_mode = 'ANSI'", "SELECT @@sql_mode LIKE '%%ANSI%%'", 1, 0),
     "variable": ("SET @mine = 7", "SELECT @mine", 7, None),
@@ -111,7 +111,7 @@ def test_last_insert_id_is_that_of_this_alias(node: Node) -> None:
     assert node.run(0, "SELECT LAST_INSERT_ID()") == [(3,)]
     node.run(0, "INSERT INTO item (id, value) VALUES (NULL, LAST_INSERT_ID())")
     assert node.value(0, 4) == "3"
-    # Others that insert nothing do not disturb it.
+    # Statements on other aliases that insert nothing do not disturb it.
     node.run(1, "SELECT 1")
     assert node.run(0, "SELECT LAST_INSERT_ID()") == [(4,)]
     node.run(1, "INSERT INTO item (id) VALUES (NULL)")
@@ -214,7 +214,7 @@ def test_methods_of_the_drivers_connection(node: Node) -> None:
     connection.ping()
     assert node.pool.stats.pins == pins
     assert node[0].is_idle()
-    # Whatever we do not know ties the session.
+    # Any unknown call pins the session to its alias.
     connection.select_db("t_3")
     assert node.pool.stats.pins == pins + 1
     assert node.run(1, "SELECT DATABASE()") == [("t_1",)]

@@ -1,7 +1,7 @@
-"""Threads, shards, nested transactions, pending results, killed sessions, all at once.
+"""Threads, shards, nested transactions, pending results and killed sessions, all at once.
 
-Every row carries the number of the shard it was written to. Whatever happens, a row is
-never found on another shard, a transaction is there whole or not at all, and none that
+Every row carries the number of the shard it was written to. Whatever happens, a row is never
+found on another shard, a transaction is stored completely or not at all, and no transaction that
 was reported as committed is missing.
 """
 
@@ -173,21 +173,21 @@ class Worker:
 def killer(node: Node, seed: int, deadline: float) -> None:
     """Kill sessions of the pool at random.
 
-    Not their statements: between two statements of a packet MariaDB answers KILL QUERY
-    with silence, and the thread would wait for ever (docs/decisions/0005-one-packet.md).
+    It does not kill their statements: between two statements of a packet MariaDB does not answer
+    after KILL QUERY, and the thread would wait for ever (docs/decisions/0005-one-packet.md).
     """
     chance = random.Random(seed)
     with MySQLdb.connect(**node.address.mysqldb(), autocommit=True) as admin:
         cursor = admin.cursor()
         while time.monotonic() < deadline:
-            # As the server tells them: to ask the driver about a session that another thread
+            # The ids come from the server: querying the driver about a session that another thread
             # uses is an error for either of the two.
             cursor.execute(
                 "SELECT id FROM information_schema.processlist WHERE db IN %s", [node.aliases]
             )
             sessions = [row[0] for row in cursor.fetchall()]
             if sessions:
-                # One that was closed meanwhile, or has ended by itself.
+                # The session was closed meanwhile, or has ended by itself.
                 with contextlib.suppress(MySQLdb.Error):
                     cursor.execute(f"KILL {chance.choice(sessions)}")
             time.sleep(0.02)  # the rate of the kills

@@ -76,9 +76,9 @@ def test_what_follows_an_implicit_commit_is_in_a_transaction_again(node: Node) -
 
 @contextmanager
 def deadlock(node: Node) -> Iterator[None]:
-    """In the block, the statement ``DEADLOCK`` on alias 0 is the victim of a deadlock.
+    """Make the statement ``DEADLOCK`` on alias 0 the victim of a deadlock in the block.
 
-    To be entered with row 1 locked by a transaction that has done little.
+    Enter it with row 1 locked by a transaction that has done little.
     """
     ready = threading.Event()
 
@@ -94,7 +94,7 @@ def deadlock(node: Node) -> Iterator[None]:
     thread = threading.Thread(target=other)
     thread.start()
     assert ready.wait(PATIENCE)
-    # Until the other one waits for us, our statement would only wait.
+    # Until the other transaction waits for us, our statement would only wait.
     while node.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] == "0":
         pass
     yield
@@ -112,8 +112,8 @@ def many_rows(node: Node) -> None:
 
 @pytest.mark.usefixtures("many_rows")
 def test_after_a_deadlock_the_rest_of_the_block_is_still_in_a_transaction(node: Node) -> None:
-    # The server rolled the transaction back; what the program does then, having caught the
-    # error, must not be committed statement by statement.
+    # The server rolled the transaction back. If the program catches the error, its later statements
+    # must not be committed one by one.
     with pytest.raises(ZeroDivisionError), transaction.atomic(using="t_0"):
         node.run(0, UPDATE, ["lost", 1])
         with deadlock(node), pytest.raises(OperationalError) as caught:

@@ -1,11 +1,11 @@
-"""Everything public of a connection object, used while its server is down.
+"""Uses everything public of a connection object while its server is down.
 
-``python -m tests.integration.mysql.walk fresh|idle|held ALIAS…``, under ``tests.settings.mysql``, prints
-as JSON what raised something else than Django's errors.
+``python -m tests.integration.mysql.walk fresh|idle|held ALIAS…``, under ``tests.settings.mysql``,
+prints as JSON the names that raised something else than Django's errors.
 
 - ``fresh``: this process has never reached the server.
-- ``idle``: each name is used on a connection that has run a statement. "ready" is printed, and
-  the server is to be down when a line comes.
+- ``idle``: each name is used on a connection that has run a statement. The process prints "ready"
+  and waits for a line, which it gets after the server went down.
 - ``held``: the same in a transaction that has begun.
 """
 
@@ -27,11 +27,11 @@ from django.db.models import Index, Q, Value
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: Parts of a connection object that ask it; the first is the object itself.
+#: Parts of a connection object that may query the server; the first is the object itself.
 PARTS = ("", "features", "ops", "introspection", "creation", "client", "validation", "schema")
-#: What Django calls from outside although it begins with an underscore.
+#: Private names that Django calls from outside.
 ALSO = frozenset({"_cursor", "_nodb_cursor", "_rollback", "_commit", "_savepoint"})
-#: What is not walked, and why.
+#: Names that are left out, and the reason.
 LEFT_OUT = {
     "client.runshell": "starts another program",
     "creation.log": "prints",
@@ -42,18 +42,25 @@ LEFT_OUT = {
     "connection": "is the driver's own object",
     "dec_thread_sharing": "counts, and refuses to go below zero",
     **dict.fromkeys(
-        ("add_hook", "block_options", "joined", "left", "note_broken", "note_transaction"),
+        (
+            "add_hook",
+            "block_options",
+            "add_participant",
+            "remove_participant",
+            "record_broken",
+            "record_transaction",
+        ),
         "keeps the books of a group's transaction",
     ),
 }
-#: What only the connection of a shard has a use for.
+#: Names that only the connection of a shard uses.
 OF_SHARDS = frozenset({"join_group_transaction", "leave_group_levels"})
-#: No error of a database, and right.
+#: Errors that are right, although they are no database errors.
 ALSO_RIGHT = (NotImplementedError, ImproperlyConfigured)
 
 
 class Cursor:
-    """A cursor that is asked for at its first use, as by ``with connection.cursor()``."""
+    """Opens a cursor at its first use, as ``with connection.cursor()`` does."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -63,7 +70,7 @@ class Cursor:
 
 
 def arguments(connection: Any) -> dict[str, Any]:
-    """What to pass for a parameter that has no default, by its name."""
+    """Return arguments for the parameters without a default, by their names."""
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.write_hooks.session_id import SessionID
     from tests.samples.models import Part, Sample
@@ -95,7 +102,7 @@ def arguments(connection: Any) -> dict[str, Any]:
         **dict.fromkeys(("low_mark", "depth", "generation", "seconds"), 0),
         **dict.fromkeys(("lhs", "rhs"), ("x", [])),
         "new_field": name, "fields": [number], "shard": shard, "shards": [shard], "model": Sample,
-        "tables": [table], "columns": ["number"], "model_list": [Sample, Part], "cursor": Cursor(connection),
+        "tables": [table], "firsts": {table: 1}, "columns": ["number"], "model_list": [Sample, Part], "cursor": Cursor(connection),
         "connection": connection, "expression": Value(1), "sub_expressions": ["1", "2"],
         "connector": "+", "compiler_name": "SQLCompiler", "internal_type": "IntegerField",
         "lookup_type": "year", "tzname": "Europe/Berlin", "on_conflict": None, "encoder": None,
@@ -111,7 +118,7 @@ def arguments(connection: Any) -> dict[str, Any]:
 
 
 DEFAULTED: Any = models.IntegerField(db_default=1, name="x")
-#: Where another value is wanted than others with the parameter's name take.
+#: Arguments for particular methods, where the value by name does not fit.
 PARTICULAR: dict[str, dict[str, Any]] = {
     "schema.db_default_sql": {"field": DEFAULTED},
     "ops.adapt_datetimefield_value": {"value": None},
@@ -125,7 +132,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
 
 
 class Walk:
-    """One connection object after the other, a new one for each name."""
+    """Walks one connection object after the other, a new one for each name."""
 
     def __init__(self, alias: str, how: str) -> None:
         self._alias = alias
@@ -148,7 +155,7 @@ class Walk:
         return connection
 
     def _found(self) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-        """Each path and how to get at what it names, by introspection."""
+        """Find each path by introspection, and how to get its object."""
         one = self._new()
         for part in PARTS:
             cls = type(_part(one, part))
@@ -177,7 +184,7 @@ class Walk:
 
 
 def queries() -> dict[str, Callable[[], Any]]:
-    """Queries that ask the server for what it can do before there is a cursor."""
+    """Run queries that ask for the server's features before there is a cursor."""
     from tests.photos.models import Event, Person
 
     events = Event.objects.filter(account="a")
@@ -218,18 +225,18 @@ def run_queries() -> dict[str, str]:
 def _part(connection: Any, part: str) -> Any:
     if part == "schema":
         editor = connection.SchemaEditorClass(connection)
-        editor.deferred_sql = []  # As __enter__ does.
+        editor.deferred_sql = []  # as __enter__ does
         return editor
     return getattr(connection, part) if part else connection
 
 
 def _use(value: Any, path: str, connection: Any) -> None:
-    """Call it, enter it, read it to its end."""
+    """Call it, enter it, or read it to its end."""
     if callable(value) and not inspect.isclass(value):
-        given = arguments(connection) | PARTICULAR.get(path, {})
+        values = arguments(connection) | PARTICULAR.get(path, {})
         parameters = inspect.signature(value).parameters.values()
         value = value(**{
-            p.name: given[p.name]
+            p.name: values[p.name]
             for p in parameters
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         })  # fmt: skip

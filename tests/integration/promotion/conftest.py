@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.site import Site
 from tests.services import ServiceMissing
 from tests.services.replication import Pair, replicated_pair
 
 
 @pytest.fixture(scope="session")
 def pair() -> Iterator[Pair]:
-    """Two servers for all tests of this folder, which kill and promote them as they like."""
+    """Two servers for all tests of this folder, which kill and promote them at will."""
     try:
         with replicated_pair() as pair:
             yield pair
@@ -22,8 +22,8 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def scene(pair: Pair, tmp_path: Path) -> Scene:
-    """The second server follows the first; nobody has written anything."""
-    scene = Scene(pair, tmp_path)
-    scene.begin()
-    return scene
+def site(pair: Pair, tmp_path: Path) -> Site:
+    """A site whose second server replicates from the first; no rows are written yet."""
+    site = Site(pair, tmp_path)
+    site.create_databases()
+    return site

@@ -1,12 +1,12 @@
-"""A process of the site that these tests promote and grow: ``python -m …project SCENE COMMAND…``.
+"""A process of the site that these tests promote and grow: ``python -m …project FILE COMMAND…``.
 
-SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
+FILE is a JSON file with the settings. COMMAND is one of ``manage.py``, ``write FOLDER NUMBER
 USERS``, or ``scatter FOLDER``.
 
-``KILL_AT`` in the environment of a ``manage.py`` command names a place where the process kills
-itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion, ``end:waiting``
-when it is about to enter the next; ``before:migrate:1`` before the first shard is migrated,
-``after:change:2`` after the topology was changed for the second time.
+``KILL_AT`` in the environment of a ``manage.py`` command names a point where the process kills
+itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion,
+``end:waiting`` when it is about to enter the next; ``before:migrate:1`` before the first shard is
+migrated, ``after:change:2`` after the topology was changed for the second time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 
-def configure(scene: dict[str, Any]) -> None:
+def configure(content: dict[str, Any]) -> None:
     import django
     from django.conf import settings
 
@@ -32,11 +32,11 @@ def configure(scene: dict[str, Any]) -> None:
             "sharded_orm",
             "tests.integration.promotion.entries",
         ],
-        DATABASES=sharded_databases(scene["databases"]),
+        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        SHARDED_ORM=scene["sharded_orm"],
-        **({"CACHES": scene["caches"]} if scene["caches"] else {}),
+        SHARDED_ORM=content["sharded_orm"],
+        **({"CACHES": content["caches"]} if content["caches"] else {}),
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
@@ -44,7 +44,7 @@ def configure(scene: dict[str, Any]) -> None:
 
 
 def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
-    """Have this process kill itself there, or stop."""
+    """Have this process send itself a signal at that point."""
     side, what, *number = where.split(":")
     if side in ("begin", "end"):
         die_in_phase(side, what, how)
@@ -80,11 +80,11 @@ def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
         if side == "begin" and after == phase:
             os.kill(os.getpid(), how)
 
-    JournalRun.note = noting  # type: ignore[method-assign]  # the place of a kill, in this process only
+    JournalRun.note = noting  # type: ignore[method-assign]  # defines the point of a kill, in this process only
 
 
 def write(folder: Path, number: int, users: int) -> None:
-    """Write until there is a file ``stop``; keep what was acknowledged, and each error."""
+    """Write until the file ``stop`` exists; record the acknowledged rows, and each error."""
     from django.db import Error, connections, transaction
 
     from tests.integration.promotion.entries.models import Entry
@@ -117,24 +117,24 @@ def write(folder: Path, number: int, users: int) -> None:
 
 
 def scatter(folder: Path) -> None:
-    """Ask all shards all the time, until there is a file ``stop``; keep how many there were."""
+    """Query all shards again and again, until the file ``stop`` exists; record their number."""
     from django.db import connections
 
     from sharded_orm import runtime
     from tests.integration.promotion.entries.models import Entry
 
-    with open(folder / "scattered", "w") as told:
+    with open(folder / "scattered", "w") as counts:
         while not (folder / "stop").exists():
             shards = runtime.group("photos").count
             Entry.objects.scatter().count()
-            told.write(f"{shards}\n")
-            told.flush()
+            counts.write(f"{shards}\n")
+            counts.flush()
     connections.close_all()
 
 
 def main() -> None:
-    scene_file, command, *arguments = sys.argv[1:]
-    configure(json.loads(Path(scene_file).read_text()))
+    settings_file, command, *arguments = sys.argv[1:]
+    configure(json.loads(Path(settings_file).read_text()))
     if command == "write":
         write(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
         return
@@ -150,9 +150,9 @@ def main() -> None:
 
         publication.LOOK_UP = float(seconds)
     if seconds := os.environ.get("PATIENCE"):
-        from sharded_orm.operations import growth
+        from sharded_orm.operations.growth import growth_run
 
-        growth.PATIENCE = float(seconds)
+        growth_run.PATIENCE = float(seconds)
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(["manage.py", command, *arguments])

@@ -1,4 +1,4 @@
-"""A topology source in a file that commands can write, with the troubles of a real one."""
+"""A topology source in a writable file, with the faults of a real source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _POLL = 0.01  # seconds
 
 
 class WritableFile(TopologySource):
-    """Options: ``PATH``. The trouble that a test makes is named by a file beside it.
+    """A topology source with the option ``PATH``. A file beside it names the fault that a test
+    sets.
 
     ======= ==================================================================
     lost    the document is published, and the answer does not arrive
@@ -32,7 +33,7 @@ class WritableFile(TopologySource):
     required: ClassVar[frozenset[str]] = frozenset({"PATH"})
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]  # as its own
+        super().__init__(*args)  # type: ignore[arg-type]  # the arguments of the base class
         self._path = Path(self.options["PATH"])
         self._ended = threading.Event()
 
@@ -86,7 +87,7 @@ class WritableFile(TopologySource):
 
 
 def replace_file(path: Path, text: str) -> None:
-    """In one step, for whoever reads it at the same time."""
+    """Replace a file in one step, for processes that read it at the same time."""
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(text)
     os.replace(draft, path)

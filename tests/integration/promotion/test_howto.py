@@ -1,16 +1,16 @@
-"""What the how-to shows is what is printed."""
+"""The output in the how-to is the output of the command."""
 
 from __future__ import annotations
 
 import re
 
 from tests.docs.markdown import DOCS, blocks
-from tests.integration.promotion.scene import ALL_MOVES, Scene
+from tests.integration.promotion.site import ALL_MOVES, Site
 from tests.services.replication import wait_until_equal
 
 
 def shown(command: str) -> list[str]:
-    """The lines below a command in the how-to, as :func:`normal` has them."""
+    """Return the lines below a command in the how-to, normalized by :func:`normal`."""
     for block in blocks(DOCS / "howto" / "promote.md"):
         first, _, rest = block.code.partition("\n")
         if first == f"$ python manage.py shards promote {command}":
@@ -19,23 +19,23 @@ def shown(command: str) -> list[str]:
 
 
 def normal(text: str) -> list[str]:
-    """Lines without what is another each time: positions and seconds."""
+    """Return lines without the parts that differ each time: positions and seconds."""
     text = re.sub(r"\b\d+-\d+-\d+\b", "POSITION", text)
     return re.sub(r"\b\d+(\.\d+)? s\b", "SECONDS", text).splitlines()
 
 
-def test_a_check_and_a_switch(scene: Scene) -> None:
-    scene.write_a_row(1)
-    wait_until_equal(scene.pair)
-    assert normal(scene.promote("--check").out) == shown("db1 --check")
-    done = scene.promote("--to", "db2")
+def test_a_check_and_a_switch(site: Site) -> None:
+    site.write_a_row(1)
+    wait_until_equal(site.pair)
+    assert normal(site.promote("--check").out) == shown("db1 --check")
+    done = site.promote("--to", "db2")
     assert normal(done.err + done.out) == shown("db1 --to db2")
 
 
-def test_a_dead_primary(scene: Scene) -> None:
-    scene.write_a_row(1)
-    wait_until_equal(scene.pair)
-    scene.pair.first.kill()
-    done = scene.promote("--force", answer="no\n", code=1)
-    told = [*normal(done.err)[:2], *normal(done.out)]
-    assert [line.strip() for line in told] == shown("db1 --force")
+def test_a_dead_primary(site: Site) -> None:
+    site.write_a_row(1)
+    wait_until_equal(site.pair)
+    site.pair.first.kill()
+    done = site.promote("--force", answer="no\n", code=1)
+    lines = [*normal(done.err)[:2], *normal(done.out)]
+    assert [line.strip() for line in lines] == shown("db1 --force")

@@ -1,4 +1,4 @@
-"""What ``--check`` suggests after a promotion was broken off: it is done here, and works."""
+"""The commands that ``--check`` suggests after an interrupted promotion: the tests run them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shlex
 
 import pytest
 
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.site import Site
 from tests.patience import PATIENCE
 from tests.services.replication import wait_until_equal
 
 FINISH, UNDO = "shards promote db1", "shards promote db1 --abort"
 BOTH = [FINISH, UNDO]
-#: Where it is killed, and what is possible then.
+#: Where the promotion is killed, and the possible commands then.
 POSSIBLE = {
     "begin:fencing": BOTH,
     "begin:waiting": BOTH,
@@ -26,27 +26,27 @@ POSSIBLE = {
 }
 
 
-def suggested(scene: Scene, code: int = 1) -> list[str]:
-    """The commands that a check names."""
-    told = scene.promote("--check", code=code).err
-    assert "was broken off" in told
-    return re.findall(r"'manage\.py (shards promote [^']+)'", told)
+def suggested(site: Site, code: int = 1) -> list[str]:
+    """Return the commands that a check names."""
+    error = site.promote("--check", code=code).err
+    assert "was broken off" in error
+    return re.findall(r"'manage\.py (shards promote [^']+)'", error)
 
 
-def follow(scene: Scene, suggestion: str) -> None:
-    done = scene.manage(*shlex.split(suggestion))
+def follow(site: Site, suggestion: str) -> None:
+    done = site.manage(*shlex.split(suggestion))
     assert done.code == 0, f"{suggestion}: {done.err}"
 
 
-def break_off(scene: Scene, place: str) -> None:
+def break_off(site: Site, place: str) -> None:
     if place == "begin:undoing":
-        scene.promote_and_die("begin:unfencing")
-        scene.promote_and_die(place, "--abort")
+        site.promote_and_die("begin:unfencing")
+        site.promote_and_die(place, "--abort")
     else:
-        scene.promote_and_die(place)
+        site.promote_and_die(place)
 
 
-# From each phase both commands are run by the tests of kills, but not from "undoing".
+# The tests of kills run both commands from each phase, except from "undoing".
 FOLLOWED = [
     *((place, possible[-1]) for place, possible in POSSIBLE.items()),
     ("begin:undoing", FINISH),
@@ -54,92 +54,92 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize(("place", "suggestion"), FOLLOWED)
-def test_a_suggestion_works(scene: Scene, place: str, suggestion: str) -> None:
-    scene.write_a_row(1)
-    break_off(scene, place)
-    assert suggested(scene) == POSSIBLE[place]
-    follow(scene, suggestion)
-    assert scene.is_promoted() if suggestion == FINISH else scene.is_as_before()
-    assert scene.rows("second") == {1}
+def test_a_suggestion_works(site: Site, place: str, suggestion: str) -> None:
+    site.write_a_row(1)
+    break_off(site, place)
+    assert suggested(site) == POSSIBLE[place]
+    follow(site, suggestion)
+    assert site.is_promoted() if suggestion == FINISH else site.is_as_before()
+    assert site.rows("second") == {1}
 
 
 @pytest.mark.parametrize("suggestion", [f"{FINISH} --force", UNDO])
-def test_without_the_old_primary(scene: Scene, suggestion: str) -> None:
-    scene.pair.first.kill()
-    scene.promote_and_die("begin:stopping", "--force", "--no-input")
-    assert suggested(scene) == [f"{FINISH} --force", UNDO]
-    follow(scene, suggestion)
-    assert scene.primaries() == ({"db1"} if suggestion == UNDO else {"db2"})
-    assert scene.is_read_only("second") == (suggestion == UNDO)
+def test_without_the_old_primary(site: Site, suggestion: str) -> None:
+    site.pair.first.kill()
+    site.promote_and_die("begin:stopping", "--force", "--no-input")
+    assert suggested(site) == [f"{FINISH} --force", UNDO]
+    follow(site, suggestion)
+    assert site.primaries() == ({"db1"} if suggestion == UNDO else {"db2"})
+    assert site.is_read_only("second") == (suggestion == UNDO)
 
 
-def test_an_old_primary_that_has_died_since(scene: Scene) -> None:
-    scene.write_a_row(1)
-    wait_until_equal(scene.pair)
-    scene.promote_and_die("begin:stopping")
-    scene.pair.first.kill()
-    assert suggested(scene) == [UNDO, f"{FINISH} --force"]
-    follow(scene, UNDO)
-    follow(scene, f"{FINISH} --force --no-input")
-    assert scene.primaries() == {"db2"}
-    assert scene.rows("second") == {1}
+def test_an_old_primary_that_has_died_since(site: Site) -> None:
+    site.write_a_row(1)
+    wait_until_equal(site.pair)
+    site.promote_and_die("begin:stopping")
+    site.pair.first.kill()
+    assert suggested(site) == [UNDO, f"{FINISH} --force"]
+    follow(site, UNDO)
+    follow(site, f"{FINISH} --force --no-input")
+    assert site.primaries() == {"db2"}
+    assert site.rows("second") == {1}
 
 
-def test_a_given_up_primary_that_has_come_back(scene: Scene) -> None:
-    scene.pair.first.kill()
-    scene.promote_and_die("begin:stopping", "--force", "--no-input")
-    scene.pair.first.start()
-    assert suggested(scene) == [UNDO, FINISH]
-    follow(scene, UNDO)
-    scene.wait_until_replicating()
-    follow(scene, FINISH)
-    assert scene.is_promoted()
+def test_a_given_up_primary_that_has_come_back(site: Site) -> None:
+    site.pair.first.kill()
+    site.promote_and_die("begin:stopping", "--force", "--no-input")
+    site.pair.first.start()
+    assert suggested(site) == [UNDO, FINISH]
+    follow(site, UNDO)
+    site.wait_until_replicating()
+    follow(site, FINISH)
+    assert site.is_promoted()
 
 
-def test_a_replica_that_has_died_since(scene: Scene) -> None:
-    scene.promote_and_die("begin:stopping")
-    scene.pair.second.kill()
+def test_a_replica_that_has_died_since(site: Site) -> None:
+    site.promote_and_die("begin:stopping")
+    site.pair.second.kill()
     try:
-        assert suggested(scene) == [UNDO]
-        follow(scene, UNDO)
+        assert suggested(site) == [UNDO]
+        follow(site, UNDO)
     finally:
-        scene.pair.second.start()
-    assert not scene.is_read_only("first")
+        site.pair.second.start()
+    assert not site.is_read_only("first")
 
 
 @pytest.mark.parametrize("place", ["begin:unfencing", "begin:switching"])
-def test_a_source_that_does_not_answer(scene: Scene, place: str) -> None:
-    scene.promote_and_die(place)
-    scene.trouble("down")
-    told = scene.promote("--check", code=1).err
-    assert "are refused until" in told
+def test_a_source_that_does_not_answer(site: Site, place: str) -> None:
+    site.promote_and_die(place)
+    site.trouble("down")
+    error = site.promote("--check", code=1).err
+    assert "are refused until" in error
     if place == "begin:unfencing":
         # The map was not published, whatever the source would say.
-        assert suggested(scene) == [UNDO]
-        follow(scene, UNDO)
-        assert scene.are_as_before()
-        scene.trouble("")
+        assert suggested(site) == [UNDO]
+        follow(site, UNDO)
+        assert site.are_as_before()
+        site.trouble("")
     else:
-        assert "when it answers" in told
-        assert suggested(scene) == BOTH
-        scene.trouble("")
-        follow(scene, FINISH)
-        assert scene.is_promoted()
+        assert "when it answers" in error
+        assert suggested(site) == BOTH
+        site.trouble("")
+        follow(site, FINISH)
+        assert site.is_promoted()
 
 
-def test_another_command_is_told_the_same(scene: Scene) -> None:
-    scene.promote_and_die("begin:switched")
-    done = scene.manage("shards", "promote", "db2")
+def test_another_command_is_told_the_same(site: Site) -> None:
+    site.promote_and_die("begin:switched")
+    done = site.manage("shards", "promote", "db2")
     assert done.code == 1
     assert "'manage.py shards promote db1'" in done.err
     assert "--abort" not in done.err
 
 
-def test_one_that_is_under_way_is_not_begun_again(scene: Scene) -> None:
-    with scene.locked("second"):
-        scene.write_a_row(1)
-        first = scene.start("shards", "promote", "db1", "--timeout", "300")
-        scene.wait_for_run()
-        assert "is under way" in scene.promote("--check", code=1).err
+def test_one_that_is_under_way_is_not_begun_again(site: Site) -> None:
+    with site.locked("second"):
+        site.write_a_row(1)
+        first = site.start("shards", "promote", "db1", "--timeout", "300")
+        site.wait_for_run()
+        assert "is under way" in site.promote("--check", code=1).err
     _out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, err

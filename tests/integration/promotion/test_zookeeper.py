@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.promotion.scene import Scene
+from tests.integration.promotion.site import Site
 from tests.patience import PATIENCE
 from tests.services import ServiceMissing
 from tests.services.zookeeper import ZooKeeperServer
@@ -26,59 +26,57 @@ def zookeeper() -> Iterator[ZooKeeperServer]:
 
 
 @pytest.fixture
-def on_zookeeper(scene: Scene, zookeeper: ZooKeeperServer) -> Scene:
-    scene.move_to_zookeeper(zookeeper)
-    return scene
+def on_zookeeper(site: Site, zookeeper: ZooKeeperServer) -> Site:
+    site.move_to_zookeeper(zookeeper)
+    return site
 
 
-def test_no_acknowledged_write_is_lost(on_zookeeper: Scene) -> None:
-    scene = on_zookeeper
-    with scene.writers(3) as writers:
-        report = scene.promote("--json").json
+def test_no_acknowledged_write_is_lost(on_zookeeper: Site) -> None:
+    site = on_zookeeper
+    with site.writers(3) as writers:
+        report = site.promote("--json").json
         for number in writers.numbers:
             writers.wait_for_more(number)
     assert report["outcome"] == "promoted"
-    assert scene.is_promoted()
-    rows = scene.rows("second")
+    assert site.is_promoted()
+    rows = site.rows("second")
     for number in writers.numbers:
         assert {row for _, row in writers.acknowledged(number)} <= rows
         assert {code for _, code, _ in writers.errors(number)} <= {1290}
-    assert scene.logged("first") == report["position"]
+    assert site.logged("first") == report["position"]
     print(f"refused for {report['refused_for']} s; silent for {writers.longest_silence():.3f} s")
 
 
-def test_it_dies_while_the_map_is_published(
-    on_zookeeper: Scene, zookeeper: ZooKeeperServer
-) -> None:
-    scene = on_zookeeper
-    with scene.writers(2) as writers:
-        scene.promote_and_die("begin:switching")
+def test_it_dies_while_the_map_is_published(on_zookeeper: Site, zookeeper: ZooKeeperServer) -> None:
+    site = on_zookeeper
+    with site.writers(2) as writers:
+        site.promote_and_die("begin:switching")
         zookeeper.kill()
-        done = scene.promote(code=1, LOOK_UP="1")
+        done = site.promote(code=1, LOOK_UP="1")
         assert "is not known" in done.err
         zookeeper.start()
-        # It published nothing: undone, and begun anew.
-        scene.promote("--abort")
+        # It published nothing: it is undone, and started again.
+        site.promote("--abort")
         for number in writers.numbers:
             writers.wait_for_more(number)
-        scene.promote()
+        site.promote()
         for number in writers.numbers:
             writers.wait_for_more(number)
-    assert scene.is_promoted()
-    rows = scene.rows("second")
+    assert site.is_promoted()
+    rows = site.rows("second")
     for number in writers.numbers:
         assert {row for _, row in writers.acknowledged(number)} <= rows
 
 
-def stopped(scene: Scene, where: str, **environment: str) -> subprocess.Popen[str]:
-    """A promotion that stands still there, and goes on with SIGCONT."""
-    process = scene.start("shards", "promote", "db1", STOP_AT=where, **environment)
-    scene.wait_for_run(where.partition(":")[2])
+def stopped(site: Site, where: str, **environment: str) -> subprocess.Popen[str]:
+    """Return a promotion that is stopped at that point, and goes on with SIGCONT."""
+    process = site.start("shards", "promote", "db1", STOP_AT=where, **environment)
+    site.wait_for_run(where.partition(":")[2])
     return process
 
 
 def go_on(process: subprocess.Popen[str]) -> str:
-    """Let it go on to its end, which is an error; what it says."""
+    """Let the promotion go on to its end, which is an error, and return its output."""
     os.kill(process.pid, signal.SIGCONT)
     _out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
@@ -87,75 +85,73 @@ def go_on(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def lost(zookeeper: ZooKeeperServer) -> Iterator[Callable[[], None]]:
-    """To kill ZooKeeper in the middle of a test; it runs again afterwards."""
+    """Kill ZooKeeper in the middle of a test; it runs again afterwards."""
     yield zookeeper.kill
     if zookeeper.pid is None:
         zookeeper.start()
 
 
-def test_it_is_gone_before_anything_is_fenced(
-    on_zookeeper: Scene, lost: Callable[[], None]
-) -> None:
-    scene = on_zookeeper
-    with scene.writers(1) as writers:
-        process = stopped(scene, "begin:checked")
+def test_it_is_gone_before_anything_is_fenced(on_zookeeper: Site, lost: Callable[[], None]) -> None:
+    site = on_zookeeper
+    with site.writers(1) as writers:
+        process = stopped(site, "begin:checked")
         lost()
-        told = go_on(process)
+        error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in told
-    assert "Nothing was touched" in told
-    assert "makes db1 read only" not in told
+    assert "does not answer" in error
+    assert "Nothing was touched" in error
+    assert "makes db1 read only" not in error
     assert not writers.errors(0)
-    assert scene.are_as_before()
+    assert site.are_as_before()
 
 
-def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Scene, lost: Callable[[], None]) -> None:
-    """Nobody can have published anything: it is undone without asking."""
-    scene = on_zookeeper
-    with scene.writers(1) as writers:
-        process = stopped(scene, "begin:unfencing")
+def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Site, lost: Callable[[], None]) -> None:
+    """Nobody can have published anything, so it is undone without asking."""
+    site = on_zookeeper
+    with site.writers(1) as writers:
+        process = stopped(site, "begin:unfencing")
         lost()
-        told = go_on(process)
+        error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in told
-    assert "Everything is as before" in told
-    assert scene.are_as_before()
+    assert "does not answer" in error
+    assert "Everything is as before" in error
+    assert site.are_as_before()
 
 
 def test_it_is_gone_when_the_map_may_have_been_sent(
-    on_zookeeper: Scene, lost: Callable[[], None], zookeeper: ZooKeeperServer
+    on_zookeeper: Site, lost: Callable[[], None], zookeeper: ZooKeeperServer
 ) -> None:
-    scene = on_zookeeper
-    with scene.writers(1) as writers:
-        process = stopped(scene, "begin:switching", LOOK_UP="7")
+    site = on_zookeeper
+    with site.writers(1) as writers:
+        process = stopped(site, "begin:switching", LOOK_UP="7")
         lost()
-        told = go_on(process)
-        assert "writes to photos 0-1, photos 2-3, visits 0-0 are refused" in told
-        assert "'manage.py shards promote db1'" in told
-        assert "'manage.py shards promote db1 --abort'" in told
-        assert scene.is_read_only("first")
+        error = go_on(process)
+        assert "writes to photos 0-1, photos 2-3, visits 0-0 are refused" in error
+        assert "'manage.py shards promote db1'" in error
+        assert "'manage.py shards promote db1 --abort'" in error
+        assert site.is_read_only("first")
         zookeeper.start()
-        scene.promote("--abort")
+        site.promote("--abort")
         writers.wait_for_more(0)
-    assert scene.is_as_before()
+    assert site.is_as_before()
 
 
 def test_writers_need_not_wait_for_the_last_word(
-    on_zookeeper: Scene, lost: Callable[[], None], zookeeper: ZooKeeperServer
+    on_zookeeper: Site, lost: Callable[[], None], zookeeper: ZooKeeperServer
 ) -> None:
-    """It is told at once that writes are refused; when ZooKeeper is back, nobody has to come."""
-    scene = on_zookeeper
-    process = stopped(scene, "begin:switching", LOOK_UP="600")
+    """Writes are refused at once; when ZooKeeper is back, no operator is needed."""
+    site = on_zookeeper
+    process = stopped(site, "begin:switching", LOOK_UP="600")
     lost()
     os.kill(process.pid, signal.SIGCONT)
     assert process.stderr is not None
-    told = ""
-    while "are refused until" not in told:
-        told = process.stderr.readline()
-        assert told, "it has ended"
+    line = ""
+    while "are refused until" not in line:
+        line = process.stderr.readline()
+        assert line, "it has ended"
     zookeeper.start()
     _out, err = process.communicate(timeout=PATIENCE)
-    # It is one or the other, as nobody has published it: undone.
+    # Nobody has published anything, so it is undone.
     assert process.returncode == 1
     assert "Everything is as before" in err
-    assert scene.is_as_before()
+    assert site.is_as_before()

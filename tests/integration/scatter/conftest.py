@@ -14,14 +14,14 @@ from sharded_orm import runtime, scatter
 from sharded_orm.scatter import Target, plan, two_phase
 from tests.samples.models import Part, Sample
 
-# Shards of both nodes; the last one holds all rows and is never asked with the others.
+# Shards of both nodes. The last one holds all rows, and is never queried with the others.
 SHARDS = (0, 1, 2, 8, 9)
 WHOLE = "photos_00015"
 
 
 @dataclass
 class Outcome:
-    """What one database said, and what the shards said together."""
+    """The result of one database, and the result of the shards together."""
 
     one: Any
     many: Any
@@ -41,7 +41,7 @@ def one_database(model: type[Model]) -> QuerySet[Any]:
 
 
 def store(samples: Sequence[Sample], parts: Sequence[Part] = ()) -> None:
-    """Replace all rows: each on the shard that its owner names, and all in one database."""
+    """Replace all rows: each on the shard of its owner, and all in one database."""
     aliases = [f"photos_{number:05d}" for number in SHARDS]
     for alias in [*aliases, WHOLE]:
         for model in (Part, Sample):
@@ -57,7 +57,7 @@ def store(samples: Sequence[Sample], parts: Sequence[Part] = ()) -> None:
 
 
 def insert(rows: Sequence[Model], alias: str) -> None:
-    """Straight into one shard, whatever its key says."""
+    """Insert rows into one shard, whatever their keys say."""
     connection = connections[alias]
     fields = rows[0]._meta.concrete_fields
     quote = connection.ops.quote_name
@@ -74,6 +74,6 @@ def insert(rows: Sequence[Model], alias: str) -> None:
 
 @pytest.fixture(params=["one batch", "many batches"])
 def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merging inside the server, and merging in Python; two phases whenever possible."""
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    """Batch sizes for merging in the server and in Python; two phases whenever possible."""
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     monkeypatch.setattr(plan, "BATCH", 256 if request.param == "one batch" else 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.samples.models import Part, Sample
 
-# Letters that collations take for equal or not, blanks, and characters below the blank.
+# Letters that some collations treat as equal, blanks, and characters that sort before the blank.
 TEXTS = st.text(alphabet="aAáÁbBßsS é\t\x01-_%😀😁中ſÅåzZ", max_size=5)
 
 
@@ -33,7 +33,7 @@ def samples(draw: st.DrawFn) -> list[Sample]:
             label=draw(TEXTS),
             text=draw(_optional(TEXTS)),
             number=draw(_optional(st.integers(-3, 3))),
-            # SQLite sums floats: of quarters and eighths every sum is exact, in any order.
+            # SQLite sums floats; sums of quarters and eighths are exact in any order.
             price=draw(_optional(st.integers(-36, 36).map(lambda n: Decimal(n) / 4))),
             ratio=draw(_optional(st.integers(-20, 20).map(lambda n: n / 8))),
             flag=draw(_optional(st.booleans())),
@@ -66,12 +66,12 @@ def parts(draw: st.DrawFn, owners: list[Sample]) -> list[Part]:
     if not owners:
         return []
     count = draw(st.integers(0, 10))
-    found = []
+    parts = []
     for number in range(count):
         sample = draw(st.sampled_from(owners))
         weight = draw(_optional(st.integers(-2, 2)))
-        found.append(Part(id=number, owner=sample.owner, sample_id=sample.pk, weight=weight))
-    return found
+        parts.append(Part(id=number, owner=sample.owner, sample_id=sample.pk, weight=weight))
+    return parts
 
 
 FIELDS = [
@@ -123,10 +123,10 @@ conditions = st.recursive(
 
 @st.composite
 def orders(draw: st.DrawFn, names: list[str]) -> list[Any]:
-    found: list[Any] = []
+    conditions: list[Any] = []
     for name in draw(st.lists(st.sampled_from(names), max_size=3, unique=True)):
         expression = F(name)
-        found.append(
+        conditions.append(
             draw(
                 st.sampled_from(
                     [
@@ -140,7 +140,7 @@ def orders(draw: st.DrawFn, names: list[str]) -> list[Any]:
                 )
             )
         )
-    return found
+    return conditions
 
 
 @st.composite
@@ -184,7 +184,7 @@ Query = Callable[[QuerySet[Any]], QuerySet[Any]]
 
 @st.composite
 def row_queries(draw: st.DrawFn) -> Query:
-    """Filters, annotations, an order and a slice; instances, dicts or tuples."""
+    """Queries with filters, annotations, an order and a slice; of instances, dicts or tuples."""
     where = draw(_optional(conditions))
     made = draw(_optional(st.sampled_from(EXPRESSIONS)))
     names = FIELDS if made is None else [*FIELDS, "made"]
@@ -213,7 +213,7 @@ def row_queries(draw: st.DrawFn) -> Query:
 
 @st.composite
 def distinct_queries(draw: st.DrawFn) -> Query:
-    """Distinct values, ordered by all of them."""
+    """Queries of distinct values, ordered by all of them."""
     where = draw(_optional(conditions))
     names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
     part = draw(slices())
@@ -231,14 +231,14 @@ def group_queries(draw: st.DrawFn) -> Query:
     """Aggregates of groups, ordered by the groups or by an aggregate before them."""
     where = draw(_optional(conditions))
     names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=2, unique=True))
-    made = draw(st.lists(st.sampled_from(AGGREGATES), min_size=1, max_size=3))
+    aggregates = draw(st.lists(st.sampled_from(AGGREGATES), min_size=1, max_size=3))
     first = draw(st.sampled_from([(), ("x0",), ("-x0",)]))
     part = draw(slices())
 
     def build(queryset: QuerySet[Any]) -> QuerySet[Any]:
         if where is not None:
             queryset = queryset.filter(where)
-        annotations = {f"x{n}": make() for n, make in enumerate(made)}
+        annotations = {f"x{n}": make() for n, make in enumerate(aggregates)}
         queryset = queryset.values(*names).annotate(**annotations)
         return queryset.order_by(*first, *names).values_list(*names, *annotations)[part]
 
@@ -248,12 +248,12 @@ def group_queries(draw: st.DrawFn) -> Query:
 @st.composite
 def counted_queries(draw: st.DrawFn) -> Query:
     """Rows with aggregates of their own, filtered by them."""
-    made = draw(st.sampled_from(AGGREGATES))
+    aggregate = draw(st.sampled_from(AGGREGATES))
     least = draw(_optional(st.just(0)))
     part = draw(slices())
 
     def build(queryset: QuerySet[Any]) -> QuerySet[Any]:
-        queryset = queryset.annotate(x=made())
+        queryset = queryset.annotate(x=aggregate())
         if least is not None:
             queryset = queryset.filter(x__isnull=False)
         return queryset.order_by("x", "-id")[part]

@@ -45,8 +45,8 @@ def rows() -> None:
 
 
 def per_scatter(unions: int) -> int:
-    """Statements of one phase: unions, or one for each shard where there are none."""
-    return unions if connections["photos_00000"].scatter_union else len(SHARDS)
+    """Return the number of statements of one phase: one union, or one statement per shard."""
+    return unions if connections["photos_00000"].features.can_union_shards else len(SHARDS)
 
 
 def test_one_statement_per_node(rows: None) -> None:
@@ -60,7 +60,7 @@ def test_one_statement_per_node(rows: None) -> None:
 
 
 def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     queryset = one_database(Sample).order_by("-id")[:3]
     expected = list(queryset)
     with statements(per_scatter(4), using="photos"):
@@ -68,8 +68,8 @@ def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
-    monkeypatch.setattr(two_phase, "MOST", 5)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MAX_WINNERS", 5)
     for queryset, asked in (
         (one_database(Sample).order_by("-id")[8:13], 4),
         (one_database(Sample).order_by("-id")[8:14], 2),
@@ -82,8 +82,8 @@ def test_two_phases_of_a_page_behind_many_rows(rows: None, monkeypatch: pytest.M
 def test_a_winner_gone_between_the_phases_is_replaced(
     rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
-    if not connections["photos_00000"].scatter_union:
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
+    if not connections["photos_00000"].features.can_union_shards:
         pytest.skip("one phase on this backend")
     plan = two_phase.make_plan
 
@@ -128,7 +128,7 @@ def test_subqueries_stay_on_the_shard(rows: None) -> None:
 
 @pytest.fixture
 def broken(rows: None) -> Any:
-    """Shard 8 has lost its table."""
+    """Shard 8 without its table."""
     table = Sample._meta.db_table
     connection = connections["photos_00008"]
     with connection.cursor() as cursor:
@@ -220,14 +220,14 @@ def test_streams_give_the_same_rows(rows: None, monkeypatch: pytest.MonkeyPatch)
 
 def test_streams_are_read_as_they_are_asked_for(rows: None) -> None:
     wrapper = connections["photos_00000"]
-    if not wrapper.scatter_union:
+    if not wrapper.features.can_union_shards:
         pytest.skip("its streams are cursors of the shards")
     queryset = one_database(Sample).order_by("id")
     closed = wrapper.node_pool.stats.closed
     stream = scatter.fetch(queryset, targets(queryset), stream=True, chunk_size=1)
     assert next(stream).pk == 0
     stream.close()  # type: ignore[attr-defined]
-    # The session that had rows to come is gone; the next statements are not confused.
+    # The session with pending rows is gone; the next statements are not confused.
     assert wrapper.node_pool.stats.closed > closed
     assert len(fetch(queryset)) == 20
 
@@ -268,7 +268,7 @@ def test_sessions_killed_while_idle_are_replaced(mysql: None) -> None:
 
 @pytest.fixture
 def node_down(mysql: None) -> Iterator[None]:
-    """Nobody listens at the address of the second node."""
+    """Make the second node unreachable."""
     found = runtime.topology()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -295,8 +295,8 @@ def test_a_node_that_is_down(node_down: None) -> None:
     assert list(raised.value.failures) == ["photos_00008", "photos_00009"]
     assert raised.value.__cause__ is not None
     reports: list[ScatterError] = []
-    asked = queryset.all()[:2]
-    found = fetch(asked, partial=True, on_failure=reports.append)
+    page = queryset.all()[:2]
+    found = fetch(page, partial=True, on_failure=reports.append)
     assert [row.pk for row in found] == [0, 1]
     (report,) = reports
     assert set(report.failures) == {"photos_00008", "photos_00009"}
@@ -304,8 +304,8 @@ def test_a_node_that_is_down(node_down: None) -> None:
 
 def test_a_node_that_is_down_before_its_keys_were_looked_at(node_down: None) -> None:
     guard.forget()
-    asked = Handle.objects.scatter(partial=True)
-    assert list(asked) == []
-    assert set(asked.failed_shards) == {f"photos_{number:05d}" for number in range(8, 16)}
+    handles = Handle.objects.scatter(partial=True)
+    assert list(handles) == []
+    assert set(handles.failed_shards) == {f"photos_{number:05d}" for number in range(8, 16)}
     with pytest.raises(ScatterError, match="8 of 16 shards"):
         list(Handle.objects.scatter())

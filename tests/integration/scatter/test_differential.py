@@ -1,4 +1,4 @@
-"""Many shards answer as one database with the same rows, or refuse: no third outcome."""
+"""A query on many shards gives the answer of one database with the same rows, or is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rows(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """What tells values apart: equal texts may be spelled differently in a group."""
+    """Return a comparable form of a value: texts of a group may be spelled differently."""
     if isinstance(value, Model):
         shown = {name: getattr(value, name) for name in value.__dict__ if not name.startswith("_")}
         return [(name, _canonical(found)) for name, found in sorted(shown.items())]

@@ -169,7 +169,7 @@ def test_same_rows(rows: None, case: str) -> None:
     one = _plain(queryset)
     assert repr(_plain(fetch(queryset))) == repr(one)
     assert scatter.count(queryset, targets(queryset)) == len(one)
-    if case != "group hidden":  # Django 5.2 makes invalid SQL of its count().
+    if case != "group hidden":  # Django 5.2 generates invalid SQL for its count()
         assert queryset.all().count() == len(one)
     assert scatter.exists(queryset, targets(queryset)) == bool(one)
 

@@ -1,4 +1,4 @@
-"""What ``partial=True`` may leave out: shards that are down or not migrated, never a wrong query."""
+"""``partial=True`` may leave out shards that are down or not migrated, but hides no wrong query."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ every_read = pytest.mark.parametrize("read", READS.values(), ids=READS)
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "FEWEST_CANDIDATES", 0)
+    monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
     store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
 
 
 @pytest.fixture
 def rename(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, str], None]]:
-    """Names a table or a column as no database does."""
+    """Give a table or a column a name that no database has."""
 
     def forget() -> None:
         for field in Sample._meta.concrete_fields:
@@ -82,7 +82,7 @@ def without(alias: str, table: str) -> Iterator[None]:
 
 @pytest.fixture
 def unmigrated() -> Iterator[str]:
-    """The second shard has no table."""
+    """The second shard without its table."""
     yield from (ALIASES[1] for _ in without(ALIASES[1], Sample._meta.db_table))
 
 
@@ -98,7 +98,7 @@ def test_a_table_that_no_shard_has(read: Read, rename: Callable[..., None]) -> N
 
 @pytest.mark.parametrize("name", ["rows", "stream", "in order", "page"])
 def test_a_column_that_no_shard_has(name: str, rename: Callable[..., None]) -> None:
-    # A page that is read in two phases asks for this column in the second one only.
+    # A page that is read in two phases selects this column only in the second one.
     rename(Sample._meta.get_field("name"), "column", "no_such_column")
     with pytest.raises(ScatterError, match="no_such_column"):
         READS[name](one_database(Sample), targets, partial=True)

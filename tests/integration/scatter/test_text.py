@@ -49,8 +49,8 @@ def test_order_and_equality(texts: list[str], collation: str) -> None:
     if (connections["photos_00000"].vendor == "mysql") != (collation in MYSQL):
         pytest.skip("a collation of another database")
     if "nopad" in collation:
-        # MariaDB sorts "a" and "a\0" as equal where the key is an expression, and as
-        # different where it is a column.
+        # MariaDB sorts "a" and "a\0" as equal if the key is an expression, and as different if it
+        # is a column.
         texts = [text.replace("\x00", "") for text in texts]
     store([Sample(id=n, owner=n % 5, label=text) for n, text in enumerate(texts)])
     collated = one_database(Sample).annotate(key=Collate("label", collation))

@@ -1,4 +1,4 @@
-"""A fleet of shards on two nodes, and its operator's command line."""
+"""A fleet of shards on two nodes, and the command line of its operator."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Run:
         return [line.split() for line in self.out.splitlines()]
 
     def row(self, *cells: str) -> list[str]:
-        """The line of a table that begins with ``cells``."""
-        (found,) = (line for line in self.lines if line[: len(cells)] == list(cells))
-        return found
+        """Return the line of a table that begins with ``cells``."""
+        (line,) = (line for line in self.lines if line[: len(cells)] == list(cells))
+        return line
 
 
 @dataclass
 class Fleet:
-    """On SQLite."""
+    """A fleet on SQLite."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Fleet:
         return Run(done.returncode, done.stdout, done.stderr)
 
     def shards(self, *arguments: str, code: int = 0, given: str = "", **environment: str) -> Run:
-        """``manage.py shards …``; it must end with the status ``code``."""
+        """Run ``manage.py shards …``; it must exit with the status ``code``."""
         run = self.python("-m", "django", "shards", *arguments, given=given, **environment)
         assert run.code == code, f"{run.code}\n{run.out}\n{run.err}"
         assert "Traceback" not in run.err, run.err
@@ -83,7 +83,7 @@ class Fleet:
     def json(self, *arguments: str, code: int = 0, **environment: str) -> Any:
         return json.loads(self.shards(*arguments, "--json", code=code, **environment).out)
 
-    # ##### Beside the library #####
+    # ##### Access without the library #####
 
     def node_of(self, group: str, number: int) -> str:
         return "one" if number < GROUPS[group] // 2 else "two"
@@ -96,7 +96,7 @@ class Fleet:
         return folder / f"{self.schema(group, number)}.sqlite3"
 
     def sql(self, group: str, number: int, *statements: str) -> list[tuple[Any, ...]]:
-        """Run statements in a shard; the rows of the last one."""
+        """Run statements in a shard and return the rows of the last one."""
         with sqlite3.connect(self.path(group, number)) as connection:
             for statement in statements:
                 rows = connection.execute(statement).fetchall()
@@ -107,7 +107,7 @@ class Fleet:
         self.path(group, number).unlink()
 
     def make(self, group: str, number: int, node: str) -> None:
-        """Make a schema where it does not belong."""
+        """Create a schema on a node where it does not belong."""
         self.path(group, number, node).touch()
 
     def unmake(self, group: str, number: int, node: str) -> None:
@@ -167,17 +167,19 @@ class MariaDBFleet(Fleet):
 
     @contextmanager
     def packets(self, node: str) -> Iterator[list[str]]:
-        """What the server is asked within the block, by others than us; without the statements
-        that open a session."""
-        found: list[str] = []
+        """Record the packets of other sessions to the server during the block.
+
+        Statements that open a session are left out.
+        """
+        packets: list[str] = []
         self.on(node, "SET GLOBAL log_output = 'TABLE'", "TRUNCATE mysql.general_log",
                 "SET GLOBAL general_log = 1")  # fmt: skip
         try:
-            yield found
+            yield packets
         finally:
             self.on(node, "SET GLOBAL general_log = 0")
         log = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log"
-        found += [
+        packets += [
             sql.strip()
             for (sql,) in self.on(node, f"{log} WHERE command_type = 'Query'")
             if not sql.startswith(("SET ", "SELECT VERSION()"))
@@ -211,7 +213,7 @@ def mysql_fleet(
     mariadb: Address,
     own_mariadb: MariaDBServer,
 ) -> Iterator[MariaDBFleet]:
-    """A migrated fleet on two servers; "two" is its own. Leave it as it was."""
+    """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
     fleet = _mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)
     try:
         done = fleet.python("-m", "tests.integration.shards.populate")
@@ -232,6 +234,6 @@ def sqlite_fleet(sqlite_template: Path, tmp_path: Path) -> Fleet:
 
 @pytest.fixture(params=["sqlite", "mysql"])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
-    """A migrated fleet, to be left as it was."""
-    found: Fleet = request.getfixturevalue(f"{request.param}_fleet")
-    return found
+    """A migrated fleet. Tests must leave it unchanged."""
+    fleet: Fleet = request.getfixturevalue(f"{request.param}_fleet")
+    return fleet

@@ -1,4 +1,4 @@
-"""Makes and migrates the databases of the fleet that the environment describes."""
+"""Creates and migrates the databases of the fleet that the environment describes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A fleet of shards on two nodes, for commands that run as an operator's.
+"""Settings of a fleet of shards on two nodes, for commands that run in processes of their own.
 
-``FLEET_FOLDER`` is where files go; ``FLEET_NODES`` is a JSON dict of two nodes, absent for
-SQLite; ``FLEET_PREFIX`` begins the names of schemas; ``FLEET_CHANGES`` is a JSON dict that is
-laid over the group ``photos``.
+``FLEET_FOLDER`` is the folder for files. ``FLEET_NODES`` is a JSON dict of two nodes, absent for
+SQLite. ``FLEET_PREFIX`` is the start of schema names. ``FLEET_CHANGES`` is a JSON dict that
+updates the group ``photos``.
 """
 
 from __future__ import annotations

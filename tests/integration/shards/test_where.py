@@ -1,4 +1,4 @@
-"""``shards where``: a key, its shard, and why."""
+"""``shards where``: a key, its shard, and the reason."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_placed_key(fleet: Fleet) -> None:
         "range": [0, 3],
         "open": True,
     }
-    told = fleet.shards("where", "photo", "user_id=43").out
-    assert told.splitlines() == [
+    output = fleet.shards("where", "photo", "user_id=43").out
+    assert output.splitlines() == [
         "photos_app.Photo user_id=43",
         "group    photos, by directory",
         "why      the directory places 43 on shard 6",
@@ -47,9 +47,9 @@ def test_a_placed_key(fleet: Fleet) -> None:
 
 def test_an_unplaced_key_stays_so(fleet: Fleet) -> None:
     for _ in range(2):
-        told = fleet.shards("where", "Photo", "user_id=1")
-        assert "the directory has no placement of 1" in told.out
-        assert "shard    none" in told.out
+        run = fleet.shards("where", "Photo", "user_id=1")
+        assert "the directory has no placement of 1" in run.out
+        assert "shard    none" in run.out
     assert fleet.json("where", "Photo", "user_id=1")["alias"] is None
 
 
@@ -71,9 +71,9 @@ def test_an_unplaced_key_stays_so(fleet: Fleet) -> None:
 def test_keys_of_each_strategy(arguments: list[str], alias: str | None, why: str) -> None:
     out = io.StringIO()
     call_command("shards", "where", *arguments, "--json", stdout=out)
-    told = json.loads(out.getvalue())
-    assert why in told["why"]
-    assert alias in (None, told["alias"])
+    shown = json.loads(out.getvalue())
+    assert why in shown["why"]
+    assert alias in (None, shown["alias"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_keys_of_each_strategy(arguments: list[str], alias: str | None, why: str
         (["Pin", "id=-1"], "cannot be a shard key of group 'pins'"),
         (["Pin", f"id={9 << 46}"], "ids of the shards 0 to 7, not of 9"),
         (["Reading", "sensor=5000"], "keys from 0 up to 4000"),
-        # What no row can have is on no shard, whatever the strategy makes of it.
+        # A key that no row can have is on no shard, whatever the strategy computes.
         (["Photo", f"user_id={10**22}"], "less than or equal to 9223372036854775807"),
         (["Photo", f"user_id=-{10**22}"], "greater than or equal to -9223372036854775808"),
         (["Photo", f"user_id={'9' * 5000}"], "value must be an integer"),

@@ -1,4 +1,4 @@
-"""The same rows on shards and in one plain database, and what both answer."""
+"""The same rows on shards and in one plain database, and the answers of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWNERS = (0, 1, 2, 8)
 
 @dataclass(frozen=True)
 class Models:
-    """One of the twins. ``everywhere`` allows a query to ask all shards."""
+    """One of the two sets of models. ``everywhere`` allows a query on all shards."""
 
     trunk: Any
     twig: Any
@@ -35,7 +35,7 @@ class Models:
 SHARDED = Models(Trunk, Twig, lambda queryset: queryset.scatter())
 PLAIN = Models(PlainTrunk, PlainTwig, lambda queryset: queryset)
 
-#: ``(id, owner, n)`` of trunks, ``(id, owner, ref, n, parent)`` of twigs.
+#: ``(id, owner, n)`` for trunks, ``(id, owner, ref, n, parent)`` for twigs.
 Trunks = list[tuple[Any, ...]]
 Twigs = list[tuple[Any, ...]]
 TRUNK = ("id", "owner", "n")
@@ -53,7 +53,7 @@ def aliases() -> list[str]:
 
 
 def store(trunks: Trunks, twigs: Twigs) -> None:
-    """Replace all rows of both twins."""
+    """Replace all rows of both sets."""
     for alias, models in [
         *((a, (Twig, Trunk)) for a in aliases()),
         ("default", (PlainTwig, PlainTrunk)),
@@ -76,24 +76,24 @@ def store(trunks: Trunks, twigs: Twigs) -> None:
 
 
 def rows_of(models: Models) -> Any:
-    """All rows, and for those on shards whether each is where its key says."""
-    found = []
+    """Return all rows; for rows on shards also whether each is on the shard of its key."""
+    tables = []
     for model, names in ((models.trunk, TRUNK), (models.twig, TWIG)):
         if models is PLAIN:
-            found.append(sorted(model.objects.values_list(*names)))
+            tables.append(sorted(model.objects.values_list(*names)))
             continue
         rows = []
         for alias in aliases():
             own = list(model.objects.using(alias).values_list(*names))
             assert all(alias_of(row[1]) == alias for row in own), own
             rows += own
-        found.append(sorted(rows))
-    return found
+        tables.append(sorted(rows))
+    return tables
 
 
 @pytest.fixture
 def forest() -> None:
-    """Trunks 1 to 4 of the owners 0, 1, 2 and 8; each has a twig that refers to the next one."""
+    """Trunks 1 to 4 of the owners 0, 1, 2 and 8; each has a twig that refers to the next trunk."""
     trunks = [(1, 0, 5), (2, 1, 6), (3, 2, None), (4, 8, 8)]
     twigs = [(11, 0, 2, 1, 1), (12, 1, 3, 2, 2), (13, 2, 4, 3, 3), (14, 8, 1, 4, 1)]
     store(trunks, twigs)

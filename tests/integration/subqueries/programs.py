@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 
 from tests.integration.subqueries.conftest import OWNERS, Models, Trunks, Twigs, alias_of
 
-#: Makes an expression or a queryset for one of the twins.
+#: Makes an expression or a queryset for one of the two sets of models.
 Make = Callable[[Models], Any]
-#: Runs on one of the twins; its result is compared.
+#: Runs on one of the two sets; its result is compared.
 Program = Callable[[Models], Any]
 
 #: Columns whose equal values are on one shard.
@@ -55,7 +55,8 @@ def forests(draw: st.DrawFn) -> tuple[Trunks, Twigs]:
     twigs: Twigs = []
     for number in range(1, draw(st.integers(0, 6)) + 1):
         owner = draw(st.sampled_from(OWNERS))
-        # A foreign key of the group: its row is on the same shard, under this key or another.
+        # A foreign key inside the group: its row is on the same shard, under this shard key or
+        # another.
         near = [trunk[0] for trunk in trunks if alias_of(trunk[1]) == alias_of(owner)]
         parent = draw(st.sampled_from([None, *near]))
         ref = draw(st.none() | st.integers(0, 6))
@@ -68,8 +69,8 @@ def forests(draw: st.DrawFn) -> tuple[Trunks, Twigs]:
 
 @st.composite
 def conditions(draw: st.DrawFn, inner: str, outer: str | None) -> Make:
-    """Conditions of a subquery; ``outer`` is what its references are to, None for none."""
-    found: list[Make] = []
+    """Conditions of a subquery; ``outer`` is the model that its outer references use, or None."""
+    conditions: list[Make] = []
     owner = draw(st.sampled_from(OWNERS))
     own = OWN[inner]
     choices = ["n", "key", "keys", "not null", "joined", "none"]
@@ -82,21 +83,21 @@ def conditions(draw: st.DrawFn, inner: str, outer: str | None) -> Make:
         if choice == "together":
             assert outer is not None
             left, right = draw(st.sampled_from([*TOGETHER[inner, outer], ("owner", "owner")]))
-            found.append(lambda _, left=left, right=right: Q(**{left: OuterRef(right)}))
+            conditions.append(lambda _, left=left, right=right: Q(**{left: OuterRef(right)}))
         elif choice == "key":
-            found.append(lambda _: Q(owner=owner))
+            conditions.append(lambda _: Q(owner=owner))
         elif choice == "keys":
-            found.append(lambda _: Q(owner__in=[owner, 1]))
+            conditions.append(lambda _: Q(owner__in=[owner, 1]))
         elif choice == "n":
-            found.append(lambda _: Q(n__gt=0))
+            conditions.append(lambda _: Q(n__gt=0))
         elif choice == "not null":
             name = draw(st.sampled_from(own))
-            found.append(lambda _, name=name: Q(**{f"{name}__isnull": False}))
+            conditions.append(lambda _, name=name: Q(**{f"{name}__isnull": False}))
         elif choice == "joined":
             joined = {"twig": "parent__n__gt", "trunk": "twigs__n__gt"}[inner]
-            found.append(lambda _, joined=joined: Q(**{joined: 0}))
+            conditions.append(lambda _, joined=joined: Q(**{joined: 0}))
         elif choice == "none":
-            found.append(lambda _: Q(pk__in=[]))
+            conditions.append(lambda _: Q(pk__in=[]))
         elif choice == "tie":
             assert outer is not None
             names = [*own, "parent"] if inner == "twig" else [*own, "twigs"]
@@ -104,15 +105,15 @@ def conditions(draw: st.DrawFn, inner: str, outer: str | None) -> Make:
             right = draw(st.sampled_from(["pk", *OWN[outer]]))
             tie: Make = lambda _, left=left, right=right: Q(**{left: OuterRef(right)})  # noqa: E731
             if draw(st.integers(0, 5)) == 0:
-                found.append(lambda m, tie=tie: ~tie(m))
+                conditions.append(lambda m, tie=tie: ~tie(m))
             elif draw(st.integers(0, 5)) == 0:
-                found.append(lambda m, tie=tie: tie(m) | Q(n=1))
+                conditions.append(lambda m, tie=tie: tie(m) | Q(n=1))
             else:
-                found.append(tie)
+                conditions.append(tie)
 
     def make(models: Models) -> Q:
         condition = Q()
-        for part in found:
+        for part in conditions:
             condition &= part(models)
         return condition
 
@@ -146,18 +147,20 @@ def scalars(draw: st.DrawFn, outer: str | None, depth: int = 1) -> Make:
     shape = draw(st.sampled_from(["first", "last", "count", "max", "window"]))
 
     def make(models: Models) -> Any:
-        found = rows(models)
+        queryset = rows(models)
         if shape == "count":
-            counted = found.order_by().values("owner").annotate(x=Count("id", distinct=True))
+            counted = queryset.order_by().values("owner").annotate(x=Count("id", distinct=True))
             return Subquery(counted.order_by("owner").values("x")[:1])
         if shape == "max":
-            largest = found.order_by().annotate(one=Value(1)).values("one").annotate(x=Max(column))
+            largest = (
+                queryset.order_by().annotate(one=Value(1)).values("one").annotate(x=Max(column))
+            )
             return Subquery(largest.values("x"))
         if shape == "window":
-            numbered = found.annotate(x=Window(RowNumber(), order_by=F("id").asc()))
+            numbered = queryset.annotate(x=Window(RowNumber(), order_by=F("id").asc()))
             return Subquery(numbered.order_by("-id").values("x")[:1])
         order = ("id", "n") if shape == "first" else ("-id", "n")
-        return Subquery(found.order_by(*order).values(column)[:1])
+        return Subquery(queryset.order_by(*order).values(column)[:1])
 
     return make
 
@@ -198,7 +201,7 @@ def booleans(draw: st.DrawFn, outer: str, depth: int = 1) -> Make:
 
 @st.composite
 def bases(draw: st.DrawFn) -> tuple[str, Make]:
-    """All rows, those of a key, or those of several keys."""
+    """All rows, the rows of one shard key, or those of several."""
     name = draw(st.sampled_from(["trunk", "twig"]))
     kind = draw(st.sampled_from(["key", "keys", "everywhere", "everywhere"]))
     owner = draw(st.sampled_from(OWNERS))
@@ -242,48 +245,48 @@ def reads(draw: st.DrawFn) -> Program:
     exists: Make = lambda m: Exists(some(m))  # noqa: E731
 
     def run(models: Models) -> Any:
-        found = rows(models)
+        queryset = rows(models)
         if kind == "rows":
-            return list(found.order_by("id").values_list("id", flat=True).distinct())
+            return list(queryset.order_by("id").values_list("id", flat=True).distinct())
         if kind == "count":
-            return found.distinct().count(), found.exists()
+            return queryset.distinct().count(), queryset.exists()
         if kind == "annotate":
-            found = found.annotate(x=scalar(models), y=exists(models))
-            return list(found.order_by("id", "x").values_list("id", "x", "y"))
+            queryset = queryset.annotate(x=scalar(models), y=exists(models))
+            return list(queryset.order_by("id", "x").values_list("id", "x", "y"))
         if kind == "case":
-            found = found.annotate(
+            queryset = queryset.annotate(
                 x=Case(When(boolean(models), then=Value(1)), default=Value(0)),
                 y=Coalesce(scalar(models), Value(7)) + 1,
             )
-            return list(found.order_by("id", "x", "y").values_list("id", "x", "y"))
+            return list(queryset.order_by("id", "x", "y").values_list("id", "x", "y"))
         if kind == "order":
-            found = found.order_by(scalar(models), exists(models).desc(), "id")
-            return list(found.values_list("id", flat=True)[:4])
+            queryset = queryset.order_by(scalar(models), exists(models).desc(), "id")
+            return list(queryset.values_list("id", flat=True)[:4])
         if kind == "aggregate":
-            return found.aggregate(x=Sum(scalar(models)), y=Count("id"))
+            return queryset.aggregate(x=Sum(scalar(models)), y=Count("id"))
         if kind == "filter of aggregate":
-            return found.aggregate(
+            return queryset.aggregate(
                 x=Count("id", filter=boolean(models)), y=Avg("n", filter=exists(models))
             )
         if kind == "relation":
             path = "twigs" if name == "trunk" else "parent"
             condition = Q(**{f"{path}__id__in": some(models).values("id")})
-            found = found.annotate(z=FilteredRelation(path, condition=condition))
-            return list(found.order_by("id", "z__id").values_list("id", "z__id"))
+            queryset = queryset.annotate(z=FilteredRelation(path, condition=condition))
+            return list(queryset.order_by("id", "z__id").values_list("id", "z__id"))
         if kind == "wrapped":
             wrapped = ExpressionWrapper(boolean(models), output_field=IntegerField())
-            return list(found.annotate(x=wrapped).order_by("id", "x").values_list("id", "x"))
+            return list(queryset.annotate(x=wrapped).order_by("id", "x").values_list("id", "x"))
         if kind == "lookup":
             return list(
-                found.filter(GreaterThan(F("n"), scalar(models)) | In(F("id"), [scalar(models)]))
+                queryset.filter(GreaterThan(F("n"), scalar(models)) | In(F("id"), [scalar(models)]))
                 .order_by("id")
                 .values_list("id", flat=True)
             )
         if kind == "groups":
-            found = found.values("owner").annotate(x=Count("id", filter=exists(models)))
-            return list(found.order_by("owner", "x"))
+            queryset = queryset.values("owner").annotate(x=Count("id", filter=exists(models)))
+            return list(queryset.order_by("owner", "x"))
         return list(
-            found.filter(n__in=[F("owner"), scalar(models)]).order_by("id").values_list("id")
+            queryset.filter(n__in=[F("owner"), scalar(models)]).order_by("id").values_list("id")
         )
 
     return run
@@ -313,10 +316,10 @@ def writes(draw: st.DrawFn) -> Program:
         if kind == "create":
             model.objects.create(id=77, owner=owner, n=new(models))
         elif kind == "bulk_create":
-            made = [model(id=70 + key, owner=key, n=new(models)) for key in (owner, 1, 2)]
-            model.objects.bulk_create({row.id: row for row in made}.values())
+            objects = [model(id=70 + key, owner=key, n=new(models)) for key in (owner, 1, 2)]
+            model.objects.bulk_create({row.id: row for row in objects}.values())
         elif kind in ("get_or_create", "update_or_create"):
-            # The id of a row is unique on its shard only.
+            # The id of a row is unique only on its shard.
             first = models.everywhere(model.objects.filter(id=1)).first()
             key = {"id": 1, "owner": first.owner if first is not None else owner}
             if kind == "get_or_create":
@@ -326,12 +329,12 @@ def writes(draw: st.DrawFn) -> Program:
                 **key, defaults={"n": new(models)}, create_defaults={"n": 4}
             )[1]
         else:
-            found = list(models.everywhere(model.objects.order_by("id")))
-            for row in found:
+            objects = list(models.everywhere(model.objects.order_by("id")))
+            for row in objects:
                 row.n = new(models)
             if kind == "bulk_update":
-                return model.objects.bulk_update(found, ["n"])
-            for row in found[:1]:
+                return model.objects.bulk_update(objects, ["n"])
+            for row in objects[:1]:
                 row.save()
         return None
 

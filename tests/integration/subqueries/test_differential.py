@@ -1,4 +1,4 @@
-"""A query or write with subqueries does on shards what it does in one database, or is refused."""
+"""A query or write with subqueries has the result of one database on shards, or is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ differential = settings(
 )
 
 
-# What one database may say as well.
+# Errors that one database may raise as well.
 FAILURES = (DatabaseError, FieldError, MultipleObjectsReturned, TypeError, ValueError)
 
 
@@ -41,7 +41,7 @@ class Failed:
 
 
 def _one(program: programs.Program) -> Any:
-    """What one database does; its statements are shown with a failure."""
+    """Run a program on one database; its statements are shown with a failure."""
     reset_queries()
     try:
         with CaptureQueriesContext(connections["default"]) as sent, transaction.atomic():
@@ -86,7 +86,7 @@ def test_writes(forest: Any, program: programs.Program) -> None:
         return
     one = _one(program)
     if isinstance(one, Failed):
-        # Where one database fails in the middle, shards do: each is atomic by itself.
+        # Where one database fails in the middle, shards fail as well: each is atomic by itself.
         assert isinstance(many, Failed)
         return
     event("compared")

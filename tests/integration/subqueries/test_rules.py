@@ -1,4 +1,4 @@
-"""Which subqueries are run and which are refused, by name; and that nothing can hide one."""
+"""Which subqueries are run and which are refused; nothing can hide one."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_what_a_shard_cannot_answer_is_refused_before_anything_is_sent(name: str
 
 
 class Silence:
-    """Within the block no shard is sent a statement."""
+    """Fails if a statement is sent to a shard within the block."""
 
     def __enter__(self) -> None:
         self._captured = [CaptureQueriesContext(connections[alias]) for alias in aliases()]
@@ -328,7 +328,7 @@ def test_a_subquery_about_this_shard_is_no_hindrance_there(place: str) -> None:
     except CrossShardRelation as exc:  # pragma: no cover
         raise AssertionError(place) from exc
     except Exception:
-        pass  # Django and the database have reasons of their own.
+        pass  # Django and the database have reasons of their own
 
 
 def test_a_named_shard_is_asked_as_it_is() -> None:
@@ -344,7 +344,7 @@ def test_a_constraint_cannot_look_at_other_rows() -> None:
     check_constraint(UniqueConstraint(fields=["n"], condition=Q(n__gt=1), name="x"))
 
 
-# -- SQL of one's own
+# -- Custom SQL
 
 
 class Same(Lookup):  # type: ignore[type-arg]  # generic in the stubs only
@@ -370,7 +370,7 @@ class Nearly(Exact):  # type: ignore[type-arg]  # generic in the stubs only
 
 
 class Rounded(Exact):  # type: ignore[type-arg]  # generic in the stubs only
-    """It prepares its value in a way of its own, and compares as Django does."""
+    """Prepares its value in its own way, and compares as Django does."""
 
     def get_prep_lookup(self) -> Any:
         return int(self.rhs)
@@ -461,7 +461,7 @@ def test_a_default_of_the_database_reads_no_rows() -> None:
 
 
 def test_every_attribute_of_a_query_is_known() -> None:
-    """A later Django that has another one fails here: look whether it can hold an expression."""
+    """A later Django with another attribute fails here: check whether it can hold an expression."""
     kinds = (Query, UpdateQuery, InsertQuery, DeleteQuery)
     queries = [*(kind(Trunk) for kind in kinds), AggregateQuery(Trunk, Query(Trunk))]
     found: set[str] = set()

@@ -23,7 +23,7 @@ PROJECT = "tests.integration.testing_support.project"
 
 @dataclass
 class Run:
-    """How a test run of the project ended."""
+    """The result of a test run of the project."""
 
     code: int
     output: str
@@ -32,8 +32,8 @@ class Run:
 
     @property
     def count(self) -> int:
-        found = re.search(r"^Ran (\d+) tests? in|\b(\d+) passed", self.output, re.MULTILINE)
-        return int(found[1] or found[2]) if found else 0
+        match = re.search(r"^Ran (\d+) tests? in|\b(\d+) passed", self.output, re.MULTILINE)
+        return int(match[1] or match[2]) if match else 0
 
 
 class Project:
@@ -74,14 +74,14 @@ class Project:
         return self.run("-m", f"{PROJECT}.manage", *arguments, **environment)
 
     def test(self, *arguments: str, **environment: str) -> Run:
-        """``manage.py test`` with all cases but those that fail on purpose."""
+        """Run ``manage.py test`` with all cases but those that fail on purpose."""
         chosen = [] if "-k" in arguments else ["--exclude-tag", "fails"]
         folder = str(Path(*PROJECT.split(".")))
         command = ["test", "--noinput", "--pattern", "cases.py", *chosen, *arguments, folder]
         return self.manage(*command, **environment)
 
     def schemas(self) -> set[str]:
-        """The test schemas that exist, of shards and templates."""
+        """Return the existing test schemas of shards and templates."""
         return {path.stem for path in self.folder.glob("*/test_*.sqlite3")}
 
     def pytest(self, *arguments: str, **environment: str) -> Run:
@@ -106,7 +106,7 @@ class MySQLProject(Project):
     def schemas(self, *, drop: bool = False) -> set[str]:
         import MySQLdb
 
-        found = set()
+        schemas = set()
         for address in self.addresses:
             connection = MySQLdb.connect(**address.mysqldb())
             with connection.cursor() as cursor:
@@ -116,8 +116,8 @@ class MySQLProject(Project):
                 for name in ours if drop else ():
                     cursor.execute(f"DROP DATABASE `{name}`")
             connection.close()
-            found |= {name for name in ours if not name.startswith("test_project_default")}
-        return found
+            schemas |= {name for name in ours if not name.startswith("test_project_default")}
+        return schemas
 
 
 @pytest.fixture(params=["sqlite", "mysql"])

@@ -1,7 +1,6 @@
 """Django's test classes and runners with shards, run as a user runs them.
 
-The assertions on rows are in ``project/cases.py``: what they assert is part of what is
-tested here.
+The assertions on rows are in ``project/cases.py``, as their behaviour is part of what is tested.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.services.memcached import MemcachedServer
 
 from .conftest import Project
 
-# All of project/cases.py that is not meant to fail.
+# Number of tests in project/cases.py that are meant to pass.
 CASES = 31
 
 
@@ -47,7 +46,7 @@ def test_in_parallel(project: Project, method: str) -> None:
 
 
 def names_on(server: MemcachedServer) -> set[str]:
-    """Everything that stands on a cache server."""
+    """Return all names on a cache server."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(b"lru_crawler metadump all\r\n")
         with connection.makefile("rb") as answer:
@@ -68,7 +67,7 @@ def test_each_process_of_each_run_has_its_own_names_in_the_cache(
         names = names_on(own_memcached)
         new = {name.partition(":")[0] for name in names - known}
         assert all(re.fullmatch("test_[0-9a-f]{16}", prefix) for prefix in new)
-        # Of a process, there are names of after each test that committed.
+        # Each process has names, one set after each test that committed.
         assert len(new) >= len({process for process, _, _ in run.recorded})
         assert new.isdisjoint(name.partition(":")[0] for name in known)
         known = names
@@ -83,7 +82,7 @@ def test_kept_databases(project: Project) -> None:
 
 
 def test_kept_shards_follow_the_template(project: Project) -> None:
-    """Shards of a run with fewer migrations are made anew from the migrated template."""
+    """Shards of a run with fewer migrations are rebuilt from the migrated template."""
     alone = ["--keepdb", "-k", "AfterRollsBack"]
     first = project.test(*alone, PROJECT_KEEPDB="1", PROJECT_EARLIER="1")
     # The row that the test expects comes with migration 2.

@@ -17,20 +17,20 @@ _numbers = itertools.count(1)
 
 
 def in_order(count: int) -> Turns:
-    """Every sequence begins with the first server, so that a test knows which is asked."""
+    """Start every sequence with the first server, so that a test knows which server is asked."""
     return Turns(count, first=lambda count: 0)
 
 
 @pytest.fixture
 def generator() -> Iterator[TicketGenerator]:
-    made = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
-    yield made
-    made.close()
+    generator = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
+    yield generator
+    generator.close()
 
 
 @pytest.fixture
 def sequence(generator: TicketGenerator) -> str:
-    """A sequence that no other test draws from: ids never begin again."""
+    """A sequence that no other test draws from: ids never start again."""
     name = f"sequence_{next(_numbers)}"
     for server in generator.servers:
         begin(server, [name])

@@ -63,7 +63,7 @@ def test_begins_above_an_automatic_number(generator: TicketGenerator, form: str)
 
 
 def test_threads_and_batches_at_once(generator: TicketGenerator, form: str) -> None:
-    """What makes ``REPLACE`` repeat ids on an engine that locks rows."""
+    """This makes ``REPLACE`` repeat ids on an engine that locks rows."""
     name = begun(generator, form)
     drawn: list[int] = []
     everybody = threading.Barrier(6)
@@ -123,7 +123,7 @@ def test_a_table_that_is_gone_is_named(generator: TicketGenerator) -> None:
 
 
 def test_a_counter_that_was_left_behind_is_raised(generator: TicketGenerator) -> None:
-    """The row of the catalog is gone, as after a creation that was cut off, or by hand."""
+    """The row of the catalog is gone, as after an interrupted creation, or by hand."""
     name = begun(generator, "replace")
     generator.next(name), generator.next(name)
     for server in generator.servers:
@@ -152,4 +152,4 @@ def test_the_session_variables_are_the_server_s_place(generator: TicketGenerator
     for server in generator.servers:
         with server.session(deadline) as lent:
             rows = lent.ask(lambda session: session.execute(sql, (), deadline))
-        assert [tuple(map(int, row)) for row in rows] == [(2, server.place.position)]
+        assert [tuple(map(int, row)) for row in rows] == [(2, server.slot.position)]

@@ -1,4 +1,4 @@
-"""Ticket ids: odd and even, unique under threads, never taken back, one server enough."""
+"""Ticket ids: odd and even, unique under threads, never taken back, available with one server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
+from django.test.testcases import _DatabaseFailure  # type: ignore[attr-defined]  # private
 
 from sharded_orm.conf import TicketOptions
 from sharded_orm.exceptions import (
@@ -36,7 +37,7 @@ pytestmark = [
 
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
-    """Change the catalog of one server behind the generator's back."""
+    """Change the catalog of one server without the generator's knowledge."""
     deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
@@ -44,18 +45,18 @@ def administer(server: TicketServer, sql: str, *params: Any) -> None:
 
 @contextmanager
 def counted(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The requests that the sessions of a server answer."""
-    asked: list[str] = []
+    """Return the requests that the sessions of a server answer."""
+    requests: list[str] = []
     kind = type(_session_of(server))
     with monkeypatch.context() as patch:
         for name in ("take", "read", "keep_mark", "execute"):
-            patch.setattr(kind, name, _noted(getattr(kind, name), name, asked))
-        yield asked
+            patch.setattr(kind, name, _noted(getattr(kind, name), name, requests))
+        yield requests
 
 
-def _noted(method: Callable[..., Any], name: str, asked: list[str]) -> Callable[..., Any]:
+def _noted(method: Callable[..., Any], name: str, requests: list[str]) -> Callable[..., Any]:
     def noted(self: TicketSession, *args: Any) -> Any:
-        asked.append(f"{self.alias}.{name}")
+        requests.append(f"{self.alias}.{name}")
         return method(self, *args)
 
     return noted
@@ -77,7 +78,7 @@ def test_sequences_count_by_themselves(generator: TicketGenerator, sequence: str
     for server in generator.servers:
         begin(server, [f"{sequence}_other"])
     generator.take(sequence, 100)
-    # From the first server, as the other sequence: they do not share a turn.
+    # From the first server, like the other sequence: they do not share a turn.
     assert generator.next(f"{sequence}_other") == 1
 
 
@@ -85,13 +86,13 @@ def test_any_number_of_ids_is_one_request(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator.next(sequence), generator.next(sequence)
-    with counted(generator.servers[0], monkeypatch) as asked:
+    with counted(generator.servers[0], monkeypatch) as requests:
         one = generator.next(sequence)
         many = generator.take(sequence, 1_000_000)
     assert one == 3
     assert many[0], many[-1] == (4, 2_000_002)
     assert len(many) == 1_000_000
-    assert [name for name in asked if not name.endswith("execute")] == [
+    assert [name for name in requests if not name.endswith("execute")] == [
         "tickets_1.take", "tickets_2.take",
     ]  # fmt: skip
 
@@ -99,9 +100,9 @@ def test_any_number_of_ids_is_one_request(
 def test_the_first_id_of_a_connection_is_three_requests(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with counted(generator.servers[0], monkeypatch) as asked:
+    with counted(generator.servers[0], monkeypatch) as requests:
         generator.next(sequence)
-    assert [name for name in asked if not name.endswith("execute")] == [
+    assert [name for name in requests if not name.endswith("execute")] == [
         "tickets_2.read", "tickets_1.read", "tickets_1.take",
     ]  # fmt: skip
 
@@ -130,7 +131,7 @@ def test_blocks_are_shared_by_threads_and_ask_once(
     generator = TicketGenerator(PAIR, TicketOptions(block_size=100), turns=in_order)
     generator.next(sequence)
     drawn: list[int] = []
-    with counted(generator.servers[0], monkeypatch) as asked:
+    with counted(generator.servers[0], monkeypatch) as requests:
         threads = [
             threading.Thread(
                 target=lambda: drawn.extend([generator.next(sequence) for _ in range(24)])
@@ -142,7 +143,7 @@ def test_blocks_are_shared_by_threads_and_ask_once(
         for thread in threads:
             thread.join(PATIENCE)
     assert sorted(drawn) == list(range(3, 3 + 2 * 96, 2))
-    assert asked == []
+    assert requests == []
     generator.close()
 
 
@@ -168,6 +169,19 @@ def test_a_test_case_must_allow_both_servers(generator: TicketGenerator) -> None
         generator.take("photos", 1)
 
 
+def test_a_test_case_must_allow_idle_sessions_too(
+    generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in PAIR:
+        generator.next(sequence)
+    connection = connections["tickets_2"]
+    failure = _DatabaseFailure(connection.connect, "'tickets_2' is not allowed")
+    monkeypatch.setattr(connection, "connect", failure)
+    with pytest.raises(AssertionError, match="'tickets_2' is not allowed"):
+        for _ in PAIR:
+            generator.next(sequence)
+
+
 def test_one_server_serves_while_the_other_is_down(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +205,7 @@ def test_one_server_serves_while_the_other_is_down(
         generator.next(sequence)
     assert set(caught.value.causes) == set(PAIR)
     down.clear()
-    # A millisecond is how long they are left alone here.
+    # Servers are left alone for a millisecond here.
     assert {generator.next(sequence) % 2 for _ in range(1000)} == {0, 1}
 
 

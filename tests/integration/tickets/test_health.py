@@ -1,4 +1,4 @@
-"""Who is left alone, who pays for it, and who does not."""
+"""Which servers are left alone after a failure, and which callers wait for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = 3600.0
 
 @pytest.fixture
 def patient(sequence: str) -> Iterator[TicketGenerator]:
-    """Who fails is left alone for longer than the test takes."""
+    """A server that fails is left alone for longer than the test takes."""
     made = TicketGenerator(PAIR, TicketOptions(backoff=LONG), turns=in_order)
     yield made
     made.close()
@@ -44,7 +44,7 @@ def patient(sequence: str) -> Iterator[TicketGenerator]:
 
 @contextmanager
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The aliases to which connections are opened."""
+    """Return the aliases to which connections are opened."""
     aliases: list[str] = []
     opens = TicketSessionPool.open
 
@@ -85,28 +85,29 @@ def test_a_server_that_is_left_alone_serves_when_nobody_else_does(
 def test_callers_share_the_luck_of_the_one_that_tries(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are down: of threads that come together one waits for each server, not each for each."""
-    asked: list[str] = []
+    """If both are down, of threads that come together only one waits for each server."""
+    aliases: list[str] = []
     failed: list[Exception] = []
 
     def refuse(self: TicketSessionPool, deadline: float) -> TicketSession:
-        asked.append(self.alias)
+        aliases.append(self.alias)
         raise OperationalError("it is down")
 
     monkeypatch.setattr(TicketSessionPool, "open", refuse)
     with pytest.raises(TicketServersUnavailable):
         patient.next(sequence)
-    assert sorted(asked) == sorted(PAIR)
-    asked.clear()
+    assert sorted(aliases) == sorted(PAIR)
+    aliases.clear()
 
-    # A caller shares what others met after it came. So all have come before the first one asks.
+    # A caller shares the failures met after it came. So all must have come before the first one
+    # asks.
     everybody, waited = threading.Barrier(8), threading.local()
     probe = TicketServer.probe
 
-    def probe_together(self: TicketServer, name: str, count: int, began: float) -> Sequence[int]:
+    def probe_together(self: TicketServer, name: str, count: int, started: float) -> Sequence[int]:
         if not hasattr(waited, "for_all"):
             waited.for_all = everybody.wait(PATIENCE)
-        return probe(self, name, count, began)
+        return probe(self, name, count, started)
 
     monkeypatch.setattr(TicketServer, "probe", probe_together)
 
@@ -122,7 +123,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     for thread in threads:
         thread.join(PATIENCE)
     assert len(failed) == 8
-    assert sorted(asked) == sorted(PAIR)
+    assert sorted(aliases) == sorted(PAIR)
 
 
 def test_one_sequence_that_is_behind_does_not_stop_the_others(
@@ -156,7 +157,7 @@ def test_refusing_without_the_partner_does_not_blame_the_server(
     two.close()
     with monkeypatch.context() as patch:
         down(two, patch)
-        # What was checked goes on; what was not is refused, again and again.
+        # The checked server goes on; the unchecked one is refused, again and again.
         assert [strict.next(sequence) for _ in range(2)] == [3, 5]
         for _ in range(2):
             with pytest.raises(TicketServersUnavailable, match="PARTNER_DOWN is 'refuse'"):
@@ -169,7 +170,7 @@ def test_refusing_without_the_partner_does_not_blame_the_server(
 def test_refusing_processes_recover_when_both_servers_have_failed(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each needs the other's mark, and each is left alone: who tries one asks both."""
+    """Each needs the other's mark, and each is left alone: a caller that tries one asks both."""
     strict = TicketGenerator(
         PAIR, TicketOptions(backoff=LONG, partner_down="refuse"), turns=in_order
     )
@@ -190,12 +191,16 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     server = generator.servers[0]
     generator.next(sequence), generator.next(sequence)
     left: list[float] = []
-    opens, learn, take = TicketSessionPool.open, TicketServer._learn_mark, TicketSession.read
+    opens, learn, take = (
+        TicketSessionPool.open,
+        TicketServer._learn_high_water_mark,
+        TicketSession.read,
+    )
 
-    def slowly(self: TicketServer, state: Any, name: str, *, anew: bool) -> bool:
+    def slowly(self: TicketServer, state: Any, name: str, *, new_connection: bool) -> bool:
         # As if the partner had been silent for its whole share.
         clock.append(self.patience)
-        return learn(self, state, name, anew=anew)
+        return learn(self, state, name, new_connection=new_connection)
 
     def note(self: TicketSessionPool, deadline: float) -> TicketSession:
         left.append(deadline - now())
@@ -214,7 +219,7 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     with server.session(real() + 30) as lent:
         lent.ask(lambda session: session.checked.clear())
     monkeypatch.setattr(time, "monotonic", now)
-    monkeypatch.setattr(TicketServer, "_learn_mark", slowly)
+    monkeypatch.setattr(TicketServer, "_learn_high_water_mark", slowly)
     monkeypatch.setattr(TicketSessionPool, "open", note)
     generator.servers[1].close()
     monkeypatch.setattr(server, "partner", None)
@@ -243,7 +248,7 @@ def test_a_connection_is_checked_again(
 def test_a_process_that_stood_still_is_served(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time is up before anything was asked: no server is to blame."""
+    """The time is up before any server was asked, so no server is to blame."""
     generator.next(sequence), generator.next(sequence)
     take = TicketServer._take
 

@@ -1,4 +1,4 @@
-"""A server that has forgotten ids hands out nothing."""
+"""A server that has lost ids hands out nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def row_of(server: TicketServer, sequence: str) -> SequenceRow:
 
 
 def put_back(server: TicketServer, sequence: str, value: int) -> None:
-    """As if the server had come back from a backup."""
+    """Set the server back, as if it had been restored from a backup."""
     deadline = time.monotonic() + PATIENCE
     sql = "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s"
     with server.session(deadline) as lent:
@@ -42,7 +42,7 @@ def put_back(server: TicketServer, sequence: str, value: int) -> None:
 
 
 def down(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection to ``server`` can be opened."""
+    """Let no connection to ``server`` be opened."""
     opens = TicketSessionPool.open
 
     def refuse(self: TicketSessionPool, deadline: float) -> TicketSession:
@@ -57,9 +57,9 @@ def test_each_request_leaves_the_partner_s_mark(generator: TicketGenerator, sequ
     one, two = generator.servers
     generator.take(sequence, 100)  # 1 to 199
     generator.next(sequence)  # 2
-    assert row_of(two, sequence).partner_mark == 199
+    assert row_of(two, sequence).predecessor_mark == 199
     generator.next(sequence)
-    assert row_of(one, sequence).partner_mark == 2
+    assert row_of(one, sequence).predecessor_mark == 2
 
 
 def test_the_process_that_knows_refuses(generator: TicketGenerator, sequence: str) -> None:
@@ -118,7 +118,7 @@ def test_an_unchecked_server_is_checked_when_the_partner_is_back(
 
     with monkeypatch.context() as patch:
         down(new.servers[1], patch)
-        # The stated limit of 'proceed': this id has left the server before.
+        # The documented limit of 'proceed': the server has handed out this id before.
         assert new.next(sequence) == 11
     for _ in range(1000):
         new.next(sequence)
@@ -129,7 +129,7 @@ def test_an_unchecked_server_is_checked_when_the_partner_is_back(
 def test_answers_out_of_order_are_no_alarm(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer with the smaller id arrives last: its mark was read before it was asked for."""
+    """The answer with the smaller id arrives last: its mark was read before it was requested."""
     server = generator.servers[0]
     generator.take(sequence, 1), generator.take(sequence, 1)
     kind = type(_a_session(server))
@@ -152,7 +152,7 @@ def test_answers_out_of_order_are_no_alarm(
     slow.join(PATIENCE)
     assert got[0] < later[0]
     assert server.cause() is None and server.cause(sequence) is None
-    assert server.mark(sequence) == later[0]
+    assert server.high_water_mark(sequence) == later[0]
 
 
 def _a_session(server: TicketServer) -> TicketSession:

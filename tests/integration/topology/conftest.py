@@ -1,4 +1,4 @@
-"""Scenes with each source, and nodes of each backend."""
+"""Sites with each topology source, and nodes of each backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.topology.scene import SHARDS, Scene, document
+from tests.integration.topology.site import SHARDS, Site, document
 from tests.services import ServiceMissing
 from tests.services.mariadb import Address
 from tests.services.zookeeper import ZooKeeperServer
@@ -21,7 +21,7 @@ TABLE = "CREATE TABLE places_place (place_id BIGINT PRIMARY KEY, user_id BIGINT,
 
 @pytest.fixture(scope="module")
 def zookeeper() -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper of the module's own; who kills it starts it again."""
+    """A ZooKeeper for the module. A test that kills it starts it again."""
     try:
         with ZooKeeperServer() as server:
             yield server
@@ -30,7 +30,7 @@ def zookeeper() -> Iterator[ZooKeeperServer]:
 
 
 def make_file(path: Path, node: str, number: int) -> None:
-    """The shard ``number`` as a file of SQLite."""
+    """Create the shard ``number`` as an SQLite file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path)
     connection.execute(TABLE)
@@ -41,7 +41,7 @@ def make_file(path: Path, node: str, number: int) -> None:
 
 @pytest.fixture
 def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """``one`` and ``two``, each with all the shards; rows tell where they are."""
+    """Nodes ``one`` and ``two``, each with all the shards; the rows name their node."""
     nodes = {}
     for node in ("one", "two"):
         for number in range(SHARDS):
@@ -52,7 +52,7 @@ def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, Any]]]:
-    """The same on two servers."""
+    """Nodes ``one`` and ``two`` on two servers."""
     MySQLdb = pytest.importorskip("MySQLdb")
     nodes = {}
     schemas = [f"moved_{number:05d}" for number in range(SHARDS)]
@@ -82,30 +82,30 @@ def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, An
 
 
 @pytest.fixture
-def file_scene(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Scene:
+def file_site(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Site:
     """A site with its topology in a file, at version 1."""
-    return scene_with_file(tmp_path, sqlite_nodes)
+    return site_with_file(tmp_path, sqlite_nodes)
 
 
-def scene_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) -> Scene:
+def site_with_file(folder: Path, nodes: dict[str, dict[str, Any]], **more: Any) -> Site:
     path = folder / "topology.json"
     path.write_text(json.dumps(document(1)))
     options = {"PATH": str(path), "INTERVAL": 0.02, "LAST_GOOD": str(folder / "last_good/topology.json")}  # fmt: skip
-    return Scene(folder, nodes, {"SOURCE": "file", "OPTIONS": options}, **more)
+    return Site(folder, nodes, {"SOURCE": "file", "OPTIONS": options}, **more)
 
 
 @pytest.fixture
-def zk_scene(
+def zk_site(
     tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]], zookeeper: ZooKeeperServer
-) -> Scene:
-    """A site with its topology in ZooKeeper, where nothing is yet."""
-    return scene_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
+) -> Site:
+    """A site with its topology in ZooKeeper, where no document exists yet."""
+    return site_with_zookeeper(tmp_path, sqlite_nodes, zookeeper.hosts)
 
 
-def scene_with_zookeeper(
+def site_with_zookeeper(
     folder: Path, nodes: dict[str, dict[str, Any]], hosts: str, **options: Any
-) -> Scene:
-    given = {
+) -> Site:
+    source_options = {
         "HOSTS": hosts,
         # Each test has a tree of its own.
         "PATH": f"/{folder.name}",
@@ -114,4 +114,4 @@ def scene_with_zookeeper(
         "WAIT": 20.0,
         **options,
     }
-    return Scene(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": given})
+    return Site(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": source_options})

@@ -1,7 +1,8 @@
-"""A process of the site whose topology changes: ``python -m …project SCENE COMMAND…``.
+"""A process of the site whose topology changes: ``python -m …project FILE COMMAND…``.
 
-SCENE is a JSON file with the settings. COMMAND is one of ``manage.py``, or ``serve``: then each
-line of standard input is code in JSON, and the answer is what the name ``answer`` holds after it.
+FILE is a JSON file with the settings. COMMAND is one of ``manage.py``, or ``serve``. A process
+that serves runs each line of standard input as code in JSON, and answers with the value of the
+name ``answer``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 
-def configure(scene: dict[str, Any]) -> None:
+def configure(content: dict[str, Any]) -> None:
     import django
     from django.conf import settings
 
@@ -31,17 +32,17 @@ def configure(scene: dict[str, Any]) -> None:
             "sharded_orm",
             "tests.integration.topology.places",
         ],
-        DATABASES=sharded_databases(scene["databases"]),
+        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        SHARDED_ORM=scene["sharded_orm"],
+        SHARDED_ORM=content["sharded_orm"],
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
     django.setup()
 
 
-# ##### For the code of a test #####
+# ##### Functions for the code that a test sends #####
 
 
 def version() -> int:
@@ -51,13 +52,13 @@ def version() -> int:
 
 
 def place(alias: str = "photos_00000") -> str:
-    """The node that the next statement on ``alias`` reaches."""
+    """Return the node that the next statement on ``alias`` reaches."""
     from django.db import connections
 
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT node FROM places_place")
-        ((found,),) = cursor.fetchall()
-    return str(found)
+        ((node,),) = cursor.fetchall()
+    return str(node)
 
 
 def row(connection: Any) -> str:
@@ -111,10 +112,10 @@ def scattered() -> list[str]:
 
 
 def server_name() -> str:
-    """Of the node that the group's alias asks."""
+    """Return the server that the group's alias queries."""
     from django.db import connections
 
-    settings = connections["photos"].server.settings_dict  # type: ignore[attr-defined]  # ours
+    settings = connections["photos"].server.settings_dict  # type: ignore[attr-defined]  # our own attribute
     return f"{settings['HOST']}:{settings['PORT']}"
 
 
@@ -126,17 +127,17 @@ def node_name(node: str) -> str:
 
 
 def queries(alias: str, function: Any) -> list[Any]:
-    """What ``function`` returns, and how many queries it made on ``alias``."""
+    """Return the result of ``function``, and the number of queries it made on ``alias``."""
     from django.db import connections
     from django.test.utils import CaptureQueriesContext
 
     with CaptureQueriesContext(connections[alias]) as captured:
-        found = function()
-    return [found, len(captured)]
+        result = function()
+    return [result, len(captured)]
 
 
 def session() -> list[Any]:
-    """Of this process with ZooKeeper: its id and its password."""
+    """Return the id and the password of this process's session with ZooKeeper."""
     from sharded_orm import runtime
 
     source: Any = runtime.source()
@@ -145,7 +146,7 @@ def session() -> list[Any]:
 
 
 def change(number: int, value: int) -> None:
-    """Change one setting of a node, whatever others change meanwhile."""
+    """Change one setting of a node, whatever other processes change meanwhile."""
     from sharded_orm.operations import topology
     from sharded_orm.topology.document import Document
 
@@ -159,7 +160,7 @@ def change(number: int, value: int) -> None:
 
 
 def push(content: dict[str, Any]) -> str:
-    """What the command says to it; empty when it is published."""
+    """Push a document; return the error, or an empty string if it is published."""
     from sharded_orm.operations import topology
     from sharded_orm.topology.document import Document
 
@@ -167,7 +168,7 @@ def push(content: dict[str, Any]) -> str:
 
 
 def refusal(function: Any, *arguments: Any) -> str:
-    """The error of a change of the topology; empty when it is published."""
+    """Return the error of a change of the topology, or an empty string if it is published."""
     from sharded_orm.exceptions import TopologyError
 
     try:
@@ -180,14 +181,14 @@ def refusal(function: Any, *arguments: Any) -> str:
 def refused() -> str:
     from sharded_orm import runtime
 
-    return "\n".join(runtime.standing().refused)
+    return "\n".join(runtime.topology_status().refused)
 
 
 _child: Any = None
 
 
 def fork() -> int:
-    """A child that answers expressions, as a worker of a server that loads the site first."""
+    """Fork a child that answers expressions, like a worker of a server that preloads the site."""
     global _child
     mine, its = socket.socketpair()
     pid = os.fork()
@@ -216,7 +217,7 @@ def of_child(expression: str) -> Any:
 
 
 class Worker:
-    """A thread that calls functions one by one, as one of a server does."""
+    """A thread that calls functions one by one, like a thread of a server."""
 
     def __init__(self) -> None:
         self._ready, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -268,20 +269,19 @@ def serve() -> None:
         names["answer"] = None
         try:
             exec(json.loads(line), names)
-            told = {"answer": names["answer"]}
+            answer = {"answer": names["answer"]}
         except Exception as exc:
             traceback.print_exc()
-            told = {"error": f"{type(exc).__name__}: {exc}"}
-        print(json.dumps(told), flush=True)
+            answer = {"error": f"{type(exc).__name__}: {exc}"}
+        print(json.dumps(answer), flush=True)
 
 
 def main() -> None:
-    scene_file, command, *arguments = sys.argv[1:]
-    # As manage.py: the app looks which command it is.
+    settings_file, command, *arguments = sys.argv[1:]
+    # As manage.py does: the app checks which command runs.
     sys.argv = ["manage.py", command, *arguments]
-    scene = json.loads(Path(scene_file).read_text())
-    os.environ["SCENE"] = scene_file
-    configure(scene)
+    content = json.loads(Path(settings_file).read_text())
+    configure(content)
     if command == "serve":
         serve()
         return

@@ -1,4 +1,4 @@
-"""Strategies of somebody's own, with mistakes."""
+"""Strategies of a project's own, with bugs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sharded_orm.routing.base import Strategy
 
 
 class Broken(Strategy):
-    """Cannot be made."""
+    """Its constructor raises an error."""
 
     def __init__(self, *args: Any) -> None:
         raise RuntimeError("a mistake")
@@ -18,7 +18,7 @@ class Broken(Strategy):
 
 
 class Endless(Broken):
-    """Its mistake is none that anybody expects."""
+    """Its constructor raises an error that no code expects."""
 
     def __init__(self, *args: Any) -> None:
-        self.__init__(*args)  # type: ignore[misc]  # that is the mistake
+        self.__init__(*args)  # type: ignore[misc]  # that is the bug

@@ -10,7 +10,7 @@ from typing import Any
 
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.last_good import LastGoodCopy
-from tests.integration.topology.scene import BREAK, MEND, Scene, document, untakeable
+from tests.integration.topology.site import BREAK, MEND, Site, document, unusable_documents
 
 BROKEN = {
     "STRATEGY": "tests.integration.topology.strategies.Broken",
@@ -21,24 +21,24 @@ BROKEN = {
 NOBODY = 65534
 
 
-def replace(scene: Scene, content: dict[str, Any] | str) -> None:
-    """As configuration management does: whole, by rename."""
-    path = Path(scene.source["OPTIONS"]["PATH"])
+def replace(site: Site, content: dict[str, Any] | str) -> None:
+    """Replace the file as configuration management does: as a whole, by rename."""
+    path = Path(site.source["OPTIONS"]["PATH"])
     made = path.with_suffix(".new")
     made.write_text(content if isinstance(content, str) else json.dumps(content))
     os.replace(made, path)
 
 
-def test_a_change_is_used_by_the_next_statement(file_scene: Scene) -> None:
-    with file_scene.site() as site:
-        assert site.ask("place()") == "one"
-        replace(file_scene, document(2, "two"))
-        site.wait_version(2)
-        assert site.ask("place()") == "two"
+def test_a_change_is_used_by_the_next_statement(file_site: Site) -> None:
+    with file_site.process() as process:
+        assert process.ask("place()") == "one"
+        replace(file_site, document(2, "two"))
+        process.wait_version(2)
+        assert process.ask("place()") == "two"
 
 
-def test_a_bad_change_is_refused_and_named(file_scene: Scene) -> None:
-    with file_scene.site() as site:
+def test_a_bad_change_is_refused_and_named(file_site: Site) -> None:
+    with file_site.process() as process:
         for bad, problem in (
             ("{", "it is not JSON"),
             (document(2, "three"), "unknown primary 'three'"),
@@ -46,46 +46,46 @@ def test_a_bad_change_is_refused_and_named(file_scene: Scene) -> None:
             (document(1, "two"), "version 1 does not come after 1"),
             (document(2, others=BROKEN), "it cannot be used: RuntimeError: a mistake"),
         ):
-            replace(file_scene, bad)
-            site.wait_log(problem)
-            assert site.ask("version()") == 1
-            assert site.ask("place()") == "one"
-        replace(file_scene, document(2, "two"))
-        site.wait_version(2)
+            replace(file_site, bad)
+            process.wait_log(problem)
+            assert process.ask("version()") == 1
+            assert process.ask("place()") == "one"
+        replace(file_site, document(2, "two"))
+        process.wait_version(2)
 
 
-def test_whatever_it_holds_the_next_one_is_followed(file_scene: Scene) -> None:
-    with file_scene.site() as site:
+def test_whatever_it_holds_the_next_one_is_followed(file_site: Site) -> None:
+    with file_site.process() as process:
         version = 1
-        for problem, text in untakeable(50).items():
-            replace(file_scene, text)
-            site.wait_log(problem)
-            assert site.ask("version()") == version
-            assert problem in site.ask("refused()")
+        for problem, text in unusable_documents(50).items():
+            replace(file_site, text)
+            process.wait_log(problem)
+            assert process.ask("version()") == version
+            assert problem in process.ask("refused()")
             version += 1
-            replace(file_scene, document(version, ("one", "two")[version % 2]))
-            site.wait_version(version)
-            assert site.ask("place()") == ("one", "two")[version % 2]
-        assert "Exception in thread" not in site.log
-        assert version == 1 + len(untakeable(50))
+            replace(file_site, document(version, ("one", "two")[version % 2]))
+            process.wait_version(version)
+            assert process.ask("place()") == ("one", "two")[version % 2]
+        assert "Exception in thread" not in process.log
+        assert version == 1 + len(unusable_documents(50))
 
 
-def test_a_document_that_cannot_be_begun_with_changes_nothing(file_scene: Scene) -> None:
-    with file_scene.site() as site:
-        site.run(BREAK)
-        replace(file_scene, document(2, "two"))
-        site.wait_log("version 2 is refused, version 1 stays in use")
-        assert "it cannot be used: ZeroDivisionError: a mistake of ours" in site.ask("refused()")
-        assert (site.ask("version()"), site.ask("place()")) == (1, "one")
-        site.run(MEND)
-        replace(file_scene, document(3, "two"))
-        site.wait_version(3)
-        assert (site.ask("refused()"), site.ask("place()")) == ("", "two")
+def test_a_document_that_cannot_be_begun_with_changes_nothing(file_site: Site) -> None:
+    with file_site.process() as process:
+        process.run(BREAK)
+        replace(file_site, document(2, "two"))
+        process.wait_log("version 2 is refused, version 1 stays in use")
+        assert "it cannot be used: ZeroDivisionError: a mistake of ours" in process.ask("refused()")
+        assert (process.ask("version()"), process.ask("place()")) == (1, "one")
+        process.run(MEND)
+        replace(file_site, document(3, "two"))
+        process.wait_version(3)
+        assert (process.ask("refused()"), process.ask("place()")) == ("", "two")
 
 
-def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_scene: Scene) -> None:
-    with file_scene.site() as site:
-        site.run(
+def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_site: Site) -> None:
+    with file_site.process() as process:
+        process.run(
             "from django.conf import settings\n"
             "from sharded_orm.backends.group import relocation\n"
             "seen = []\n"
@@ -94,69 +94,69 @@ def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_scene:
             "    raise ZeroDivisionError('a mistake of ours')\n"
             "settings.DATABASES.renew_groups = fail\n"
         )
-        replace(file_scene, document(2, "two"))
-        site.wait_log("version 2 is refused, version 1 stays in use")
-        assert site.ask("seen[0]['SHARD'].node") == "two"
-        assert site.ask("seen[0]['GENERATION'] != relocation.generation")
+        replace(file_site, document(2, "two"))
+        process.wait_log("version 2 is refused, version 1 stays in use")
+        assert process.ask("seen[0]['SHARD'].node") == "two"
+        assert process.ask("seen[0]['GENERATION'] != relocation.generation")
 
 
-def test_toml_is_followed_whatever_it_holds(file_scene: Scene) -> None:
-    path = Path(file_scene.source["OPTIONS"]["PATH"]).with_suffix(".toml")
-    file_scene.source["OPTIONS"]["PATH"] = str(path)
-    file_scene.save()
+def test_toml_is_followed_whatever_it_holds(file_site: Site) -> None:
+    path = Path(file_site.source["OPTIONS"]["PATH"]).with_suffix(".toml")
+    file_site.source["OPTIONS"]["PATH"] = str(path)
+    file_site.save()
     text = 'format = 1\nversion = {}\ngroups.photos.RANGES = [{{range = [0, 3], primary = "{}"}}]\n'
     path.write_text(text.format(1, "one"))
-    with file_scene.site() as site:
-        replace(file_scene, f"version = {'[' * 100_000}")
-        site.wait_log("it is not TOML")
-        replace(file_scene, text.format(2, "two"))
-        site.wait_version(2)
+    with file_site.process() as process:
+        replace(file_site, f"version = {'[' * 100_000}")
+        process.wait_log("it is not TOML")
+        replace(file_site, text.format(2, "two"))
+        process.wait_version(2)
 
 
-def test_a_last_good_copy_of_no_use_keeps_nothing_back(file_scene: Scene) -> None:
-    file_scene.last_good.parent.mkdir()
-    for problem, text in untakeable(50).items():
-        file_scene.last_good.write_text(text)
-        with file_scene.site() as site:
-            assert site.ask("version()") == 1
-            assert "is of no use" in site.log
-            assert problem in site.log
-        assert LastGoodCopy(file_scene.last_good).read() is not None
+def test_a_last_good_copy_of_no_use_keeps_nothing_back(file_site: Site) -> None:
+    file_site.last_good.parent.mkdir()
+    for problem, text in unusable_documents(50).items():
+        file_site.last_good.write_text(text)
+        with file_site.process() as process:
+            assert process.ask("version()") == 1
+            assert "is of no use" in process.log
+            assert problem in process.log
+        assert LastGoodCopy(file_site.last_good).read() is not None
 
 
-def test_a_start_with_a_bad_file_uses_the_last_good_copy(file_scene: Scene) -> None:
-    replace(file_scene, document(5, "two"))
-    file_scene.topology("show")
-    assert file_scene.last_good.stat().st_mode & 0o777 == 0o600
-    replace(file_scene, "{")
-    with file_scene.site() as site:
-        assert site.ask("version()") == 5
-        assert site.ask("place()") == "two"
-        assert "Going on with the last good copy" in site.log
-        replace(file_scene, document(6))
-        site.wait_version(6)
-    shown = file_scene.topology("show", "--json").json
+def test_a_start_with_a_bad_file_uses_the_last_good_copy(file_site: Site) -> None:
+    replace(file_site, document(5, "two"))
+    file_site.topology("show")
+    assert file_site.last_good.stat().st_mode & 0o777 == 0o600
+    replace(file_site, "{")
+    with file_site.process() as process:
+        assert process.ask("version()") == 5
+        assert process.ask("place()") == "two"
+        assert "Going on with the last good copy" in process.log
+        replace(file_site, document(6))
+        process.wait_version(6)
+    shown = file_site.topology("show", "--json").json
     assert (shown["version"], shown["origin"], shown["problems"]) == (6, "source", [])
 
 
-def test_a_group_that_comes_can_be_used(file_scene: Scene) -> None:
-    with file_scene.site() as site:
-        assert site.ask("sorted(connections)") == ["default", "photos"]
+def test_a_group_that_comes_can_be_used(file_site: Site) -> None:
+    with file_site.process() as process:
+        assert process.ask("sorted(connections)") == ["default", "photos"]
         visits = {"STRATEGY": "modulo", "RANGES": [{"range": [0, 1], "primary": "two"}]}
-        replace(file_scene, document(2, visits=visits))
-        site.wait_version(2)
-        assert site.ask("sorted(connections)") == ["default", "photos", "visits"]
-        assert site.ask("connections['visits_00001'].settings_dict['SHARD'].node") == "two"
-        site.run("with transaction.atomic(using='visits'): pass")
+        replace(file_site, document(2, visits=visits))
+        process.wait_version(2)
+        assert process.ask("sorted(connections)") == ["default", "photos", "visits"]
+        assert process.ask("connections['visits_00001'].settings_dict['SHARD'].node") == "two"
+        process.run("with transaction.atomic(using='visits'): pass")
 
 
-def test_a_copy_that_cannot_be_written_keeps_nothing_back(file_scene: Scene) -> None:
-    file_scene.source["OPTIONS"]["LAST_GOOD"] = str(file_scene.file / "below a file")
-    file_scene.save()
-    with file_scene.site() as site:
-        assert "The last good copy of the topology cannot be written" in site.log
-        replace(file_scene, document(2, "two"))
-        site.wait_version(2)
+def test_a_copy_that_cannot_be_written_keeps_nothing_back(file_site: Site) -> None:
+    file_site.source["OPTIONS"]["LAST_GOOD"] = str(file_site.file / "below a file")
+    file_site.save()
+    with file_site.process() as process:
+        assert "The last good copy of the topology cannot be written" in process.log
+        replace(file_site, document(2, "two"))
+        process.wait_version(2)
 
 
 def test_a_process_that_lags_behind_does_not_replace_a_newer_copy(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_copy_that_another_account_has_written_is_taken_over() -> None:
         copy.path.touch()
         copy.path.chmod(0)
         account = os.geteuid()
-        if account == 0:  # Who may read everything.
+        if account == 0:  # root may read everything
             os.chown(folder, NOBODY, NOBODY)
             os.seteuid(NOBODY)
         try:
@@ -188,10 +188,10 @@ def test_a_copy_that_another_account_has_written_is_taken_over() -> None:
             os.seteuid(account)
 
 
-def test_a_copy_that_has_no_form_in_json_keeps_nothing_back(file_scene: Scene) -> None:
-    path = Path(file_scene.source["OPTIONS"]["PATH"]).with_suffix(".toml")
-    file_scene.source["OPTIONS"]["PATH"] = str(path)
-    file_scene.save()
+def test_a_copy_that_has_no_form_in_json_keeps_nothing_back(file_site: Site) -> None:
+    path = Path(file_site.source["OPTIONS"]["PATH"]).with_suffix(".toml")
+    file_site.source["OPTIONS"]["PATH"] = str(path)
+    file_site.save()
     with_date = """
 format = 1
 version = 1
@@ -199,6 +199,6 @@ nodes.one.OPTIONS.since = 2026-01-01
 groups.photos.RANGES = [{range = [0, 3], primary = "one"}]
 """
     path.write_text(with_date)
-    with file_scene.site() as site:
-        assert site.ask("version()") == 1
-        assert "The last good copy of the topology cannot be written" in site.log
+    with file_site.process() as process:
+        assert process.ask("version()") == 1
+        assert "The last good copy of the topology cannot be written" in process.log

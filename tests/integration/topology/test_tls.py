@@ -1,4 +1,4 @@
-"""ZooKeeper over TLS: what the option CLIENT passes through."""
+"""ZooKeeper over TLS: the option CLIENT is passed through."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.topology.conftest import scene_with_zookeeper
-from tests.integration.topology.scene import document
+from tests.integration.topology.conftest import site_with_zookeeper
+from tests.integration.topology.site import document
 from tests.patience import PATIENCE
 from tests.services import ServiceMissing, find_program
 from tests.services.server import HOST, free_port
@@ -19,7 +19,7 @@ from tests.services.zookeeper import ZooKeeperServer
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For ``localhost``, signed by itself; its key is beside it."""
+    """A self-signed certificate for ``localhost`` and its key."""
     try:
         program = find_program("OpenSSL", "openssl")
     except ServiceMissing as exc:
@@ -52,16 +52,17 @@ def test_a_server_is_believed_by_its_certificate(
         service_missing(exc)
     with server:
         known: dict[str, Any] = {"use_ssl": True, "ca": str(certificate), "check_hostname": True}
-        scene = scene_with_zookeeper(tmp_path, sqlite_nodes, f"localhost:{port}", CLIENT=known)
-        scene.push(document(1))
-        with scene.site() as site:
-            scene.push(document(1, "two"))
-            site.wait_version(2)
-        scene.last_good.unlink()
-        scene.source["OPTIONS"].update(CLIENT={"use_ssl": True}, WAIT=1)
-        scene.save()
-        # Not by the helper: kazoo leaves the socket of a failed handshake to the collector.
-        process = scene.start("topology", "show")
-        _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 1
+        site = site_with_zookeeper(tmp_path, sqlite_nodes, f"localhost:{port}", CLIENT=known)
+        site.push(document(1))
+        with site.process() as process:
+            site.push(document(1, "two"))
+            process.wait_version(2)
+        site.last_good.unlink()
+        site.source["OPTIONS"].update(CLIENT={"use_ssl": True}, WAIT=1)
+        site.save()
+        # Without the helper: kazoo leaves the socket of a failed handshake to the garbage
+        # collector.
+        command = site.start("topology", "show")
+        _, err = command.communicate(timeout=PATIENCE)
+        assert command.returncode == 1
         assert "does not answer within 1 s" in err

@@ -1,4 +1,4 @@
-"""The twins that are in one database."""
+"""The models in one plain database."""
 
 from __future__ import annotations
 

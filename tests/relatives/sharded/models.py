@@ -1,4 +1,4 @@
-"""The twins that are on shards, by their owner; agents and cities are global."""
+"""The models on shards, sharded by their owner; agents and cities are global."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Agent(fields.Named, GlobalModel):
 
 
 class City(fields.Named):
-    """A model that knows nothing of shards."""
+    """A model that does not know of shards."""
 
 
 class Shelf(fields.ShelfFields, OfOwner):

@@ -1,4 +1,4 @@
-"""Snapshots of schemas as values: fingerprints, differences, digests of migrations."""
+"""Schema snapshots as values: fingerprints, differences, digests of migrations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_order_of_columns_and_keys_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "start"),
     [
         ("varchar(100)", "varchar(200)", "table 'photo': column 'title' is"),
         ("(`title`,`id`)", "(`id`,`title`)", "table 'photo': key 'by_title' is"),
@@ -40,11 +40,11 @@ def test_the_order_of_columns_and_keys_does_not_matter() -> None:
         ("  PRIMARY", "  `more` int,\n  PRIMARY", "table 'photo': column 'more' is not expected"),
     ],
 )
-def test_differences(old: str, new: str, told: str) -> None:
+def test_differences(old: str, new: str, start: str) -> None:
     changed = of(PHOTO.replace(old, new))
     assert changed.fingerprint != of(PHOTO).fingerprint
     (difference,) = changed.differences(of(PHOTO))
-    assert difference.startswith(told)
+    assert difference.startswith(start)
 
 
 def test_tables_that_are_missing_or_not_expected() -> None:

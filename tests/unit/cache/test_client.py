@@ -1,4 +1,4 @@
-"""Which server holds what."""
+"""The server of each entry."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_place_has_one_server_for_ever() -> None:
     for place in PLACES:
         expected = f"memory default{node_index(place, 3)}"
         assert cache.objects(place).name == cache.objects(place).name == expected
-        # Of another process, and of one that asked for other places before.
+        # In another process, and in one that located other entries before.
         assert CacheClient(options(), servers(3)).objects(place).name == expected
 
 
@@ -90,7 +90,7 @@ def test_names_begin_with_the_prefixes() -> None:
     assert (
         CacheClient(options(prefix="a"), servers(1)).type_name("photos.Photo") == "a:photos.Photo"
     )
-    # Two projects that share a server under Django's cache do so here.
+    # Two projects that share a server under Django's cache share it here, too.
     entry = {"BACKEND": LOCAL, "KEY_PREFIX": "shop", "VERSION": 2}
     with override_settings(CACHES={"default": entry}):
         found = CacheClient(options(prefix="a"), servers(1)).type_name("photos.Photo")
@@ -102,7 +102,7 @@ def test_the_runtime_makes_it_once_and_anew_after_settings_change() -> None:
     made = runtime.cache()
     assert made is not None
     assert made is runtime.cache()
-    assert made is runtime.made_cache()
+    assert made is runtime.used_cache()
     with override_settings(CACHES={"default": {"BACKEND": LOCAL, "LOCATION": "another"}}):
         other = runtime.cache()
         assert other is not None

@@ -1,4 +1,4 @@
-"""The log of a guard: what it says, in whatever order its lines came."""
+"""The log of a guard: its meaning, in whatever order its lines arrived."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_a_mark_that_lands_after_its_closing_is_closed() -> None:
     guard = parse(raw)
     assert guard.early == (late.token,)
     assert parse(raw + opening(late)).open == ()
-    # … even when the guard was compacted in between.
+    # … even if the guard was compacted in between.
     shorter = guards.compacted(guard)
     assert parse(shorter + opening(late)).open == ()
-    # What nobody waits for any more is dropped, so that the guard does not grow.
+    # Closed markers are dropped, so that the guard does not grow.
     many = b"".join(closing(guards.new_token(), void=True) for _ in range(100))
     assert parse(guards.compacted(parse(header(NOW) + many))).size < 1000
 
@@ -114,10 +114,10 @@ def test_no_earlier_generation_comes_back() -> None:
         generation = parse(raw).generation
         assert generation not in seen
         seen.add(generation)
-        # An earlier line that lands once more changes nothing …
+        # An earlier line that arrives once more changes nothing …
         raw += random.Random(len(lines)).choice(lines)
         assert parse(raw).generation == generation
-    # … and after compacting, which keeps the generation, it makes a new one.
+    # … and after compacting, which keeps the generation, it creates a new generation.
     raw = guards.compacted(parse(raw))
     assert parse(raw).generation == generation
     for line in lines:

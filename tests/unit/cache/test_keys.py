@@ -1,4 +1,4 @@
-"""Names: no value can make one look like another, and every server takes them."""
+"""Names of entries: two values never give the same name, and every server accepts the name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_equal_values_have_one_token() -> None:
     assert token(Size.SMALL) == token(1) == token(True)
     assert token(Kind.CAT) == token("cat")
     assert token(memoryview(b"ab")) == token(b"ab")
-    assert token(UUID(int=5)) == token(UUID(int=5).hex)  # as drivers give them back
+    assert token(UUID(int=5)) == token(UUID(int=5).hex)  # as drivers return them
 
 
 @given(texts, texts, texts, texts)

@@ -23,7 +23,7 @@ TABLE, HOME, ISOLATED = ALBUM.guards
 
 
 class Store(CacheServer):
-    """Only what is used here, with the promised order; what was finished is kept."""
+    """A cache server with the methods used here, in the promised order; it records finishes."""
 
     name = "store"
 
@@ -58,18 +58,18 @@ class Store(CacheServer):
 
 
 class Database:
-    """Sessions 1 to 9 are of the server that is asked; those in ``alive`` exist."""
+    """Sessions 1 to 9 belong to the queried server; those in ``alive`` exist."""
 
     def __init__(self, *alive: int) -> None:
         self.alive = set(alive)
-        self.asked: list[list[int]] = []
+        self.queries: list[list[int]] = []
         self.down = False
 
     def judges(self, writer: Writer) -> bool:
         return self.down or 0 < writer.connection < 10
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
-        self.asked.append(sorted(writer.connection for writer in writers))
+        self.queries.append(sorted(writer.connection for writer in writers))
         return set() if self.down else {w for w in writers if w.connection not in self.alive}
 
 
@@ -161,7 +161,7 @@ def test_a_young_marker_is_left_to_its_writer(
     put(store, HOME, marker("7"))
     sessions = Database()
     assert repair(repairer, store, sessions, HOME, NOW + REPAIR_AFTER) == 0
-    assert sessions.asked == []
+    assert sessions.queries == []
     clock.ticks += REPAIR_AFTER + 0.1
     assert repair(repairer, store, sessions, HOME, NOW + REPAIR_AFTER + 0.1) == 1
 
@@ -186,7 +186,7 @@ def test_the_database_is_asked_once_a_second_about_a_living_writer(
     for _ in range(20):
         assert repair(repairer, store, sessions, HOME) == 0
         clock.ticks += 0.1
-    assert sessions.asked == [[1, 2], [1, 2]]
+    assert sessions.queries == [[1, 2], [1, 2]]
     clock.ticks += 1
     sessions.alive = {2}
     assert repair(repairer, store, sessions, HOME) == 1
@@ -201,7 +201,7 @@ def test_a_dead_writer_is_asked_about_once_for_all_its_guards(
     for scope in scopes:
         put(store, scope.guards[1], dead)
         assert repair(repairer, store, sessions, scope.guards[1], scope=scope) == 1
-    assert len(sessions.asked) == 1
+    assert len(sessions.queries) == 1
     assert [objects for objects, _ in store.finished] == [[s.object_name("7")] for s in scopes]
 
 
@@ -222,7 +222,7 @@ def test_threads_that_meet_it_together_close_it_once(store: Store, repairer: Rep
     for thread in threads:
         thread.join()
     assert sorted(closed) == [0] * 7 + [1]
-    assert len(store.finished) == 1 and len(sessions.asked) == 1
+    assert len(store.finished) == 1 and len(sessions.queries) == 1
 
 
 def test_a_closing_that_was_lost_is_tried_again(
@@ -236,7 +236,7 @@ def test_a_closing_that_was_lost_is_tried_again(
     clock.ticks += 1
     sessions = Database()
     assert repair(repairer, store, sessions, HOME) == 1
-    assert sessions.asked == []  # dead is dead
+    assert sessions.queries == []  # once dead, it is not asked for again
 
 
 def test_who_cannot_be_judged_is_dead_after_the_quarantine(
@@ -247,7 +247,7 @@ def test_who_cannot_be_judged_is_dead_after_the_quarantine(
     assert repair(repairer, store, sessions, HOME, NOW + QUARANTINE) == 0
     clock.ticks += 1
     assert repair(repairer, store, sessions, HOME, NOW + QUARANTINE + 0.1) == 1
-    assert sessions.asked == []
+    assert sessions.queries == []
 
 
 def test_a_living_writer_is_never_too_old(store: Store, repairer: Repairer) -> None:

@@ -19,7 +19,7 @@ PHOTO, ALBUM = "test:photos.Photo", "test:photos.Album"
 
 
 class Store(LocalServer):
-    """A local server that can be away."""
+    """A local server that can be down."""
 
     is_down = False
 
@@ -78,11 +78,11 @@ def test_counts_of_several_processes_add_up(statistics: CacheStatistics, store: 
     assert shown(statistics.overall(PHOTO)) == {}
     statistics.flush()
     another.flush()
-    statistics.flush()  # Nothing is sent twice.
+    statistics.flush()  # nothing is sent twice
     assert shown(statistics.overall(PHOTO)) == {"object_hits": 6, "fills": 1}
     statistics.reset([PHOTO])
     assert shown(another.overall(PHOTO)) == {}
-    # What this process has counted is its own.
+    # The counts of this process are its own.
     assert shown(another.counted(PHOTO)) == {"object_hits": 5, "fills": 1}
 
 
@@ -112,7 +112,7 @@ def test_the_end_of_a_request_sends_once_a_second(
     statistics.request_finished()
     assert store.round_trips == 1
     clock.now += 1
-    statistics.request_finished()  # There is nothing new.
+    statistics.request_finished()  # there is nothing new
     assert store.round_trips == 1
 
 
@@ -177,7 +177,7 @@ def test_threads_lose_nothing(statistics: CacheStatistics) -> None:
 
 def test_a_forked_child_does_not_send_what_its_parent_counted(statistics: CacheStatistics) -> None:
     statistics.add(PHOTO, fills=1)
-    with statistics._lock:  # As if another thread was counting.
+    with statistics._lock:  # as if another thread was counting
         pid = os.fork()
         if pid == 0:
             statistics.add(ALBUM, fills=1)
@@ -201,7 +201,7 @@ def test_what_a_block_does_is_counted_apart(statistics: CacheStatistics) -> None
             other = threading.Thread(target=statistics.add, args=(PHOTO,), kwargs={"fills": 8})
             other.start()
             other.join()
-        # What has been sent is not forgotten here.
+        # Counts that have been sent are kept here.
         statistics.flush()
         statistics.add(ALBUM, list_misses=1)
     statistics.add(PHOTO, object_hits=8)

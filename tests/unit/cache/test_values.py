@@ -1,4 +1,4 @@
-"""Values of objects and lists: they come back exactly, or they are a miss."""
+"""Values of objects and lists: they come back exactly, or they count as a miss."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OFFSET = timezone(timedelta(hours=5, minutes=30))
 
 
 def one_fold(value: Any) -> Any:
-    """Drivers give no other; what they do not give is not carried (below)."""
+    """The only times that drivers return have fold 0; others are not stored (below)."""
     return value.replace(fold=0)
 
 
-# Leaves of every type a driver gives; texts with surrogates, too: SQLite has them.
+# Values of every type that a driver returns; also texts with surrogates, which SQLite has.
 field = st.one_of(
     st.none(),
     st.booleans(),
@@ -70,7 +70,7 @@ def unpack(*raws: bytes | None, width: int, names: Sequence[str] = NAMES) -> lis
 
 
 def forged(letters: str, body: bytes, name: str = NAMES[0]) -> bytes:
-    """An entry with everything right but what is in it."""
+    """An entry in which everything is right but its content."""
     start = f"o1 {FINGERPRINT} {STAMP} {name} ".encode()
     return resigned(start + body + b',"' + letters.encode() + b'"')
 

@@ -1,4 +1,4 @@
-"""Every check of the cache fires on the declaration it is about, with its id and a hint."""
+"""Every check of the cache reports its declaration, with its id and a hint."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_cached_model_in_a_database_of_another_engine() -> None:
 
 
 def test_an_engine_derived_from_ours_is_good() -> None:
-    # The wrapper of a group derives from the engine of its nodes.
+    # The connection class of a group derives from the engine of its nodes.
     assert declare(everywhere) == set()
     known = connections.settings["default"]
     connections.settings["default"] = {**known, "ENGINE": "sharded_orm.backends.sqlite3"}
@@ -210,7 +210,7 @@ def test_text_on_mysql_needs_an_exact_collation() -> None:
     for good in (text("utf8mb4_bin"), ExactCharField(max_length=20)):
         assert not declare(lambda field=good: everywhere({"isolate_key": "name"}, name=field))
     with isolate_apps("tests.cached"):
-        # What a cache can live with, the router cannot.
+        # The cache accepts it, the router does not.
         (found,) = messages(sharded({"shard_key": "topic"}, topic=text(None)))
     assert "db_collation='utf8mb4_nopad_bin'" in found.hint
 
@@ -300,7 +300,7 @@ def test_an_isolation_level_that_keeps_old_rows(level: str | None, expected: set
         name: {**node, "OPTIONS": {**node.get("OPTIONS", {}), "isolation_level": level}}
         for name, node in runtime.topology().nodes.items()
     }
-    swapped = runtime._topology  # Of a test run with databases.
+    swapped = runtime._topology  # of a test run with databases
     runtime.swap(replace(runtime.topology(), nodes=nodes))
     try:
         assert declare(sharded) == expected

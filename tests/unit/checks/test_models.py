@@ -1,4 +1,4 @@
-"""Every check fires on the declaration it is about, with its id and a hint."""
+"""Every check reports its declaration, with its id and a hint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(*classes: Any) -> set[str]:
 
 
 class Base(ShardedModel):
-    """What every class below begins with."""
+    """The fields of every class below."""
 
     user_id = models.BigIntegerField()
 

@@ -1,4 +1,4 @@
-"""One run in its process: what it is given, and what is made of its end."""
+"""One run in its process: its input, and its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(*line):
 
 @pytest.fixture
 def plan(tmp_path):
-    """A plan whose ``runtests.py`` is what the test makes of it."""
+    """Return a plan whose ``runtests.py`` the test has written."""
     source = tmp_path / "unpacked" / "django"
     (source / "tests").mkdir(parents=True)
     results = tmp_path / "results"

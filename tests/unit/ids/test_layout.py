@@ -1,4 +1,4 @@
-"""Ids that are made of parts: the published values, every bound, round trips."""
+"""Ids composed of parts: the published values, every bound, round trips."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_NUMBERS: list[Any] = [True, False, 1.0, "1", None, -1, 2**80]
 
 
 def bits(count: int) -> st.SearchStrategy[int]:
-    """Numbers of so many bits, the edges often."""
+    """Numbers of that many bits, often at the edges."""
     last = (1 << count) - 1
     return st.one_of(st.sampled_from(sorted({0, min(1, last), last})), st.integers(0, last))
 

@@ -1,4 +1,4 @@
-"""The clock that makes timestamped ids: never one twice, whatever the time does."""
+"""The clock of timestamped ids: it gives no id twice, whatever the time does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START = LAYOUT.epoch_milliseconds + 1_000_000
 
 
 class Time:
-    """A clock that is set by hand, and moves on by waiting only."""
+    """A clock that is set by hand, and otherwise advances by waiting only."""
 
     def __init__(self, now: int = START) -> None:
         self.now = now
@@ -90,7 +90,7 @@ def test_a_clock_that_steps_back(back: int, waits: int) -> None:
     clock = make(time)
     ids = clock.take(0, "a", 1000)
     time.now -= back
-    # Goes on from the last millisecond: waits for a second, not for hours.
+    # Continues from the last millisecond: waits for a second, not for hours.
     ids += clock.take(0, "a", 24)
     assert time.waits == 0
     ids += clock.take(0, "a", 2976)
@@ -142,7 +142,7 @@ def test_threads_never_share_an_id() -> None:
 
 
 def test_an_id_is_made_under_the_lock() -> None:
-    # Threads switch too seldom to be relied on for finding this out.
+    # Threads switch too seldom to be relied on for this.
     held: list[bool] = []
 
     def tell() -> int:
@@ -175,12 +175,12 @@ def test_who_waits_for_the_clock_keeps_nobody_from_another_table() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_a_child_repeats_none_of_its_parents_ids() -> None:
     time = Time()
-    # Always the same draw: the worst luck that parent and child can have.
+    # Always the same draw: the worst case for parent and child.
     clock = make(time)
     before = clock.take(0, "a", 600)
     out, into = os.pipe()
     with clock._lock, clock._lanes[0, "a"].lock:
-        # As if another thread of the parent were making an id at this very moment.
+        # As if another thread of the parent were generating an id at this very moment.
         pid = os.fork()
         if not pid:
             ids = clock.take(0, "a", 600)

@@ -1,4 +1,4 @@
-"""Which values a key can have, as people type them."""
+"""The keys that people type, as values of the shard key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking side by side, with an end to waiting."""
+"""Nodes queried side by side, with a limit on waiting."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError
 
-from sharded_orm.operations.nodes import MOST, NoAnswer, ask_nodes, ask_one
+from sharded_orm.operations.nodes import MAX_ABANDONED, NoAnswer, ask_nodes, ask_one
 from tests.patience import PATIENCE
 
 
 def test_many_who_ask_at_once_are_all_answered() -> None:
-    readers = MOST + 5
+    readers = MAX_ABANDONED + 5
     together = threading.Barrier(readers)
 
     def read(number: int) -> object:
@@ -36,15 +36,15 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
         return 1
 
     try:
-        for _ in range(MOST):
+        for _ in range(MAX_ABANDONED):
             with pytest.raises(NoAnswer, match=r"no answer within 0\.001 seconds"):
                 ask_one("the hanging", hang, within=0.001)
         with pytest.raises(
             OperationalError, match="20 earlier questions have no answer yet"
-        ) as told:
+        ) as caught:
             ask_one("the hanging", hang, within=PATIENCE)
         # Then it has not even begun.
-        assert not isinstance(told.value, NoAnswer)
+        assert not isinstance(caught.value, NoAnswer)
         # A node may have the name of a service.
         assert ask_nodes(["the hanging"], lambda node, alive: 2, patience=PATIENCE) == {
             "the hanging": 2
@@ -54,7 +54,7 @@ def test_what_hangs_is_not_asked_for_ever() -> None:
     for thread in begun:
         thread.join(PATIENCE)
     assert ask_one("the hanging", hang, within=PATIENCE) == 1
-    assert len(begun) == MOST + 1
+    assert len(begun) == MAX_ABANDONED + 1
 
 
 def test_what_was_asked_raises() -> None:

@@ -12,7 +12,7 @@ from sharded_orm.operations.selection import numbers_text, parse_numbers, select
 def found(*arguments: object) -> dict[str, str]:
     return {
         each.group.name: numbers_text(each.shards)
-        for each in select(*arguments)  # type: ignore[arg-type]  # as the tests give them
+        for each in select(*arguments)  # type: ignore[arg-type]  # as the tests pass them
     }
 
 
@@ -33,7 +33,7 @@ def test_a_node_selects_what_it_is_the_primary_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("photo",), r"There is no group 'photo'; choose from \['archive'"),
         (("photos", [range(14, 17)]), "Group 'photos' has no shard 16: its shards are 0 to 15"),
@@ -41,8 +41,8 @@ def test_a_node_selects_what_it_is_the_primary_of() -> None:
         ((None, None, "db9"), "There is no node 'db9'; choose from"),
     ],
 )
-def test_what_does_not_exist_is_named(arguments: tuple[object, ...], told: str) -> None:
-    with pytest.raises(InvalidSelection, match=told):
+def test_what_does_not_exist_is_named(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(InvalidSelection, match=message):
         found(*arguments)
 
 

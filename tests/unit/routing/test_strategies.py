@@ -1,4 +1,4 @@
-"""Each strategy: where keys go, what is refused, what is remembered."""
+"""Each strategy: the shard of a key, refused keys, remembered keys."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ def test_wrong_options(name: str, options: dict[str, Any], expected: str) -> Non
 
 
 class MemoryStore:
-    """A directory in memory that counts what it is asked."""
+    """A directory in memory that counts its queries."""
 
     def __init__(self, committed: bool = True) -> None:
         self.rows: dict[str, int] = {}
-        self.asked = 0
+        self.queries = 0
         self.committed = committed
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        self.asked += 1
+        self.queries += 1
         return {k: (self.rows[k], self.committed) for k in keys if k in self.rows}
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
@@ -127,17 +127,17 @@ def test_directory_reads_place_nothing_and_remember_nothing() -> None:
     found = directory(store)
     assert found.locate(7) is None
     assert found.locate_many([7, 8]) == {7: None, 8: None}
-    assert (store.rows, store.asked) == ({}, 2)
-    assert found.locate(7) is None and store.asked == 3
+    assert (store.rows, store.queries) == ({}, 2)
+    assert found.locate(7) is None and store.queries == 3
 
 
 def test_directory_places_once_and_remembers() -> None:
     store = MemoryStore()
     first = directory(store)
     number = first.place(7)
-    asked = store.asked
+    asked = store.queries
     assert [first.place(7), first.locate(7)] == [number, number]
-    assert store.asked == asked
+    assert store.queries == asked
     assert directory(store).place(7) == number
 
 
@@ -164,7 +164,7 @@ def test_directory_does_not_remember_what_may_be_rolled_back() -> None:
 def test_directory_memory_is_bounded() -> None:
     found = directory(MemoryStore(), CACHE_SIZE=10)
     found.place_many(range(100))
-    assert len(found._known) == 10
+    assert len(found._placements) == 10
 
 
 def test_directory_keys_are_told_apart_exactly() -> None:

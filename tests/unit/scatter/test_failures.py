@@ -18,7 +18,7 @@ from sharded_orm.scatter.failures import is_failure, may_be_the_query
 
 
 def of_sqlite(cls: type[DatabaseError], text: str, code: int | None) -> Exception:
-    """As Django wraps an error of SQLite."""
+    """Return an error of SQLite as Django wraps it."""
     cause = sqlite3.OperationalError(text)
     if code is not None:
         cause.sqlite_errorcode = code

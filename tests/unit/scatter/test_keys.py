@@ -26,7 +26,7 @@ def test_a_padded_text_goes_on_with_blanks() -> None:
     blanks = PaddedText(BLANK * 3, BLANK)
     assert blanks == nothing
     assert hash(blanks) == hash(nothing)
-    # A tabulator is less than the blanks that follow the empty text.
+    # A tab is less than the blanks that pad the empty text.
     assert sorted([letter, nothing, tab]) == [tab, nothing, letter]
 
 

@@ -1,4 +1,4 @@
-"""Aggregates merged of partial ones have the value and type of one database's."""
+"""Aggregates merged from partial ones have the value and type of one database's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private servers of the tests: they start, crash, come back and never stay behind."""
+"""The private servers of the tests: they start, crash, come back and are never left behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_paused_server_can_be_killed(own_mariadb: MariaDBServer):
 
 
 def test_temporary_tables_are_in_its_own_folder(own_mariadb: MariaDBServer):
-    # Any server that starts deletes those it finds in its folder for them.
+    # Any server that starts deletes the temporary tables in its folder.
     driver = pytest.importorskip("MySQLdb")
     own_mariadb.wait_ready()
     with contextlib.closing(driver.connect(**own_mariadb.address.mysqldb())) as connection:

@@ -1,4 +1,4 @@
-"""The private PostgreSQL servers of the tests: see ``test_mariadb`` for what is common."""
+"""The private PostgreSQL servers of the tests; ``test_mariadb`` tests the common parts."""
 
 from __future__ import annotations
 

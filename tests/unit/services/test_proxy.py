@@ -1,4 +1,4 @@
-"""The proxy of the tests does to connections what it says."""
+"""Each mode of the tests' proxy does to connections what it promises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.proxy import Proxy
 
 
 class Echo:
-    """A server that answers what it is sent, and tells what it has been sent."""
+    """A server that echoes its input and records it."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -92,7 +92,7 @@ def test_it_forwards(proxy: Proxy) -> None:
 def test_more_than_a_socket_holds(proxy: Proxy) -> None:
     text = bytes(range(256)) * 40_000
     with connect(proxy) as client:
-        # Nothing is read until all is sent: everyone on the way has to wait for us.
+        # Nothing is read until all is sent, so that every buffer on the way fills up.
         sender = threading.Thread(target=client.sendall, args=(text,))
         sender.start()
         assert read(client, len(text)) == text

@@ -1,4 +1,4 @@
-"""``DATABASES`` answers for every shard and iterates none of them."""
+"""``DATABASES`` knows every shard and iterates over none of them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_two_threads_may_be_the_first(
 
     def meanwhile(group: ShardGroup, among: object) -> dict[str, object]:
         other.start()
-        other.join(0.2)  # It waits for this thread.
+        other.join(0.2)  # waits for this thread
         return make(group, among)
 
     monkeypatch.setattr(runtime, "group_settings", meanwhile)

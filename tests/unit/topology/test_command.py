@@ -1,4 +1,4 @@
-"""Options of ``manage.py topology``: what they take is told before any source is asked."""
+"""Options of ``manage.py topology`` are checked before a source is contacted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topology documents: reading, laying over the settings, and what they must not hold."""
+"""Topology documents: reading, merging with the settings, and refused content."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_differences_are_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "difference"),
     [
         ({}, {"weight": 5}, "weight 1 (the default) becomes 5"),
         ({"weight": 0.5}, {}, "weight 0.5 becomes 1 (the default)"),
@@ -198,13 +198,13 @@ def test_differences_are_sentences() -> None:
     ],
 )
 def test_what_changes_in_a_range_is_said_with_its_default(
-    before: dict[str, Any], after: dict[str, Any], told: str
+    before: dict[str, Any], after: dict[str, Any], difference: str
 ) -> None:
     old, new = (
         Document(1, {}, {"photos": {"RANGES": [{"range": [0, 3], "primary": "a", **more}]}})
         for more in (before, after)
     )
-    assert old.differences(new) == [f"group 'photos': range [0, 3]: {told}"]
+    assert old.differences(new) == [f"group 'photos': range [0, 3]: {difference}"]
     assert not old.same_content(new)
 
 
@@ -227,7 +227,7 @@ FIRST, SECOND = {"range": [0, 3], "primary": "a"}, {"range": [4, 7], "primary": 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        # What a default says is the same, whether it stands there or not; so is any order.
+        # A default may be written out or not, and the order does not matter.
         (ranges(FIRST), ranges({**FIRST, "open": True, "weight": 1.0, "replica": None}), True),
         (ranges(FIRST, SECOND), ranges(SECOND, FIRST), True),
         (ranges(FIRST), ranges({**FIRST, "range": (0, 3)}), True),
@@ -237,7 +237,7 @@ FIRST, SECOND = {"range": [0, 3], "primary": "a"}, {"range": [4, 7], "primary": 
         (ranges(FIRST), Document(1, {}, {"photos": {"RANGES": 5}}), False),
         (Document(1, {}, {"photos": {}}), ranges(), False),
         (Document(1, {}, {}), Document(1, {}, {"photos": {}}), False),
-        # None takes the place of what the settings say.
+        # None replaces the value of the settings.
         (Document(1, {"a": {}}, {}), Document(1, {"a": {"HOST": None}}, {}), False),
         (Document(1, {"a": {"OPTIONS": {}}}, {}), Document(1, {"a": {}}, {}), False),
     ],
@@ -318,12 +318,12 @@ def problems_of(document: Document) -> tuple[str, ...]:
     st.dictionaries(st.sampled_from(["photos"]) | st.text(max_size=3), GROUP, max_size=2),
 )
 def test_whatever_a_document_holds_it_is_used_or_named(nodes: Any, groups: Any) -> None:
-    # It is from anybody who may write to the source; a process must survive it.
+    # It comes from anybody who may write to the source; a process must survive it.
     document = Document.from_json(Document(8, nodes, groups).to_json())
     with patch.object(conf, "read", return_value=SETTING):
         found = problems_of(document)
     assert not any("it cannot be used" in problem for problem in found)
-    # To be compared it need not be sound.
+    # It need not be sound to be compared.
     for other in (DOCUMENT, document):
         same = document.same_content(other)
         assert (document.differences(other) == []) is same

@@ -1,4 +1,4 @@
-"""Topologies: look-ups, and everything that a wrong one is told."""
+"""Topologies: look-ups, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_range_costs_the_same_however_many_shards_it_names() -> None:
         finally:
             tracemalloc.stop()
 
-    peak(3)  # What is made at the first use only.
+    peak(3)  # warms up everything that is created on first use
     few = peak(3)
     assert peak(MAX_SHARDS - 1) < few + 10_000
     assert peak(30_000_000) < few + 10_000

@@ -1,4 +1,4 @@
-"""Which templates of schema names there are, and whether two groups share a name."""
+"""Valid templates of schema names, and whether two groups share a name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Span = tuple[int, int]
     ],
 )
 def test_a_name_is_what_format_makes(template: str, name: str) -> None:
-    assert SchemaNames.of(template, "photos").name(42) == name
+    names = SchemaNames.of(template, "photos")
+    assert f"{names.before}{42:0{names.width}d}{names.after}" == name
     assert template.format(group="photos", shard=42) == name
 
 

@@ -1,4 +1,4 @@
-"""How a source is named and set; what it does is in ``tests/integration/topology``."""
+"""Names and settings of sources; their behaviour is tested in ``tests/integration/topology``."""
 
 from __future__ import annotations
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.routing.base import Strategy
-from sharded_orm.routing.kinds import keys_of
+from sharded_orm.routing.base import BUILT_IN, Strategy, key_routing_of
 from sharded_orm.routing.modulo import ModuloStrategy
 from sharded_orm.routing.range import RangeStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
-from sharded_orm.topology.transitions import BUILT_IN, KeyRouting, built_in_keys, problems
+from sharded_orm.topology.transitions import KeyRouting, problems
 
 NODES = {
     "a": {"ENGINE": "sharded_orm.backends.mysql", "HOST": "one"},
@@ -31,7 +30,7 @@ def topology(version: int, *groups: ShardGroup) -> Topology:
 
 
 def found(before: ShardGroup, after: ShardGroup) -> list[str]:
-    return problems(topology(1, before), topology(2, after), keys_of)
+    return problems(topology(1, before), topology(2, after), key_routing_of)
 
 
 @pytest.mark.parametrize("strategy", BUILT_IN)
@@ -66,8 +65,8 @@ def test_modulo_does_not_grow() -> None:
 @pytest.mark.parametrize("strategy", BUILT_IN)
 def test_no_shard_is_taken_away(strategy: str) -> None:
     bounds = {"BOUNDS": [0, 10, 20]} if strategy == "range" else {}
-    told = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
-    assert any("group 'photos': shards 3 to 3 are gone" in one for one in told)
+    problems = found(group(strategy, **OPTIONS.get(strategy, {})), group(strategy, 3, **bounds))
+    assert any("group 'photos': shards 3 to 3 are gone" in one for one in problems)
 
 
 @pytest.mark.parametrize(
@@ -109,21 +108,21 @@ def test_what_a_directory_remembers_may_change() -> None:
 
 def test_a_group_does_not_go_and_may_come() -> None:
     one, other = group("modulo"), replace(group("modulo"), name="visits")
-    assert problems(topology(1, one), topology(2, one, other)) == []
-    (problem,) = problems(topology(1, one, other), topology(2, one))
+    assert problems(topology(1, one), topology(2, one, other), key_routing_of) == []
+    (problem,) = problems(topology(1, one, other), topology(2, one), key_routing_of)
     assert problem == "group 'visits' is gone; its shards have rows"
 
 
 @pytest.mark.parametrize("version", [6, 7])
 def test_versions_count_up(version: int) -> None:
     one = group("modulo")
-    assert problems(topology(7, one), topology(version, one)) == [
+    assert problems(topology(7, one), topology(version, one), key_routing_of) == [
         f"version {version} does not come after 7, which is in use"
     ]
 
 
 class Letters(Strategy):
-    """One's own: computed from the number of shards, as far as anybody can tell."""
+    """A custom strategy: computed from the number of shards, as far as anybody can tell."""
 
     option_names = frozenset({"SALT"})
 
@@ -137,6 +136,13 @@ class Placed(Letters):
 
 class Embedded(Letters):
     embedded = (1, 2)
+
+
+class Unusable(Placed):
+    """Cannot be made."""
+
+    def __init__(self, *args: Any) -> None:
+        raise AssertionError("A strategy is not made to be asked.")
 
 
 class Wider(RangeStrategy):
@@ -153,6 +159,7 @@ class Other(ModuloStrategy):
         (Letters, KeyRouting.COMPUTED),
         (Placed, KeyRouting.PLACED),
         (Embedded, KeyRouting.EMBEDDED),
+        (Unusable, KeyRouting.PLACED),
         (Wider, KeyRouting.RANGES),
         (Other, KeyRouting.COMPUTED),
     ],
@@ -160,7 +167,7 @@ class Other(ModuloStrategy):
 def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
     options = {"SIZE": 10} if cls is Wider else {}
     own = group(f"{__name__}.{cls.__name__}", **options)
-    assert keys_of(own) is keys
+    assert key_routing_of(own) is keys
     grown = replace(own, ranges=(ShardRange(0, 7, "a"),))
     assert bool(found(own, grown)) is (keys is KeyRouting.COMPUTED)
     if cls is Letters:
@@ -168,7 +175,14 @@ def test_a_strategy_of_ones_own(cls: type[Strategy], keys: KeyRouting) -> None:
         assert any("STRATEGY_OPTIONS change" in one for one in found(own, salted))
 
 
-@pytest.mark.parametrize("strategy", BUILT_IN)
-def test_the_built_in_ones_are_what_they_are_said_to_be(strategy: str) -> None:
-    made = group(strategy, **OPTIONS.get(strategy, {}))
-    assert built_in_keys(made) is keys_of(made)
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        ("directory", KeyRouting.PLACED),
+        ("embedded", KeyRouting.EMBEDDED),
+        ("range", KeyRouting.RANGES),
+        ("modulo", KeyRouting.COMPUTED),
+    ],
+)
+def test_the_built_in_strategies(strategy: str, keys: KeyRouting) -> None:
+    assert key_routing_of(group(strategy, **OPTIONS.get(strategy, {}))) is keys

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from testproject.movielens import loading
+from testproject.movielens import loader
 from testproject.movielens.folder import FolderError, check
 from testproject.movielens.progress import progress
 
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             raise CommandError(f"{exc}. Nothing was stored.") from exc
         strangers = contents.taggers - contents.raters
         if len(strangers) > len(contents.taggers) / 2:
-            # Stored all the same: which of the two files is right is not ours to guess.
+            # Stored all the same: the command does not guess which of the two files is right.
             self.stderr.write(
                 self.style.WARNING(
                     f"Warning: {len(strangers)} of the {len(contents.taggers)} users in tags.csv have no"
@@ -56,20 +56,20 @@ class Command(BaseCommand):
             ) from exc
 
     def _make_room(self, *, replace: bool) -> None:
-        if loading.is_empty():
+        if loader.is_empty():
             return
         if not replace:
             raise CommandError(
                 "There are films, ratings or tags already; a second import would store them twice."
                 " Use --replace to delete them first."
             )
-        loading.clear()
+        loader.clear()
         self.stdout.write("Deleted what was there.")
 
     def _load(self, folder: Path, total: int) -> None:
         began = time.perf_counter()
         with progress(total, self.stderr) as update:
-            loaded = list(loading.load(folder, update))
+            loaded = list(loader.load(folder, update))
         for part in loaded:
             self.stdout.write(
                 f"{part.name}: {part.rows:,} rows in {part.seconds:.2f} s,"

@@ -1,4 +1,4 @@
-"""``manage.py check_comments``: whether both sides of each comment agree."""
+"""``manage.py check_comments``: compares the two copies of each comment."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, repair: bool, **options: Any) -> None:
-        found = 0
+        differences = 0
         for difference in check(repair=repair):
-            found += 1
+            differences += 1
             self.stdout.write(f"{difference}{': repaired' if repair else ''}")
-        if found and not repair:
-            raise CommandError(f"{found} differences; --repair makes the copies anew.")
-        if not found:
+        if differences and not repair:
+            raise CommandError(f"{differences} differences; --repair makes the copies anew.")
+        if not differences:
             self.stdout.write(self.style.SUCCESS("Both sides of all comments agree."))

@@ -1,4 +1,4 @@
-"""``manage.py demo``: the photo site from nothing, filled and served."""
+"""``manage.py demo``: creates, fills and serves the photo site."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.conf import settings
 from django.contrib.staticfiles.management.commands.runserver import Command as RunServer
 from django.core.management import BaseCommand, CommandError, call_command
 
-from testproject.photos.browsing import CheckFailed, browse, serving
-from testproject.photos.preparing import ADMIN, admin_password, prepare
+from testproject.photos.browser import CheckFailed, browse, serving
+from testproject.photos.installation import ADMIN, admin_password, prepare
 
 
 class Command(BaseCommand):
@@ -34,8 +34,8 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         host, port = options["host"], options["port"]
         if not {host, f"[{host}]"} & set(settings.ALLOWED_HOSTS):
-            # Whoever serves on other addresses is visited by whatever name they have; and what
-            # pages of DEBUG tell is for this machine only.
+            # Visitors may use any host name for other addresses; and pages with DEBUG are for this
+            # machine only.
             settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "*"]
             settings.DEBUG = False
         began = time.monotonic()
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         if options["check"]:
             self._check(began, host, port or 0, password)
         else:
-            # Without DEBUG, too, this server brings the style sheets itself.
+            # This server serves the style sheets itself, also without DEBUG.
             call_command(
                 _Server(password, stdout=self.stdout),
                 f"[{host}]:{port or 8000}" if ":" in host else f"{host}:{port or 8000}",
@@ -70,7 +70,7 @@ class Command(BaseCommand):
 
 
 class _Server(RunServer):
-    """Django's server, which says where to go once it listens."""
+    """Django's server, which prints its address once it listens."""
 
     def __init__(self, password: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,1 +1,1 @@
-"""An application of a project that has our library."""
+"""The application of a project with our library."""

@@ -1,4 +1,4 @@
-"""The cached model, and its twin that is not."""
+"""The cached model, and the same model without the cache."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An application of a project that has stock Django only."""
+"""The application of a project with stock Django only."""

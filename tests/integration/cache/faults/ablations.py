@@ -1,7 +1,7 @@
-"""Weaker protocols: the real one with something missing, for a harness that must notice.
+"""Ablations: the real protocol with one part missing. The harness must notice each of them.
 
-They exist only in the processes of these tests, and are made by replacing names of the
-library after it was imported.
+They exist only in the processes of these tests, and replace names of the library after it was
+imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.integration.cache.faults import failpoints
 
 
 def replace_everywhere(old: Any, new: Any) -> None:
-    """In all modules of the library that have imported ``old``, under whatever name."""
+    """Replace ``old`` in all modules of the library that have imported it, under whatever name."""
     for name, module in list(sys.modules.items()):
         if name.startswith("sharded_orm"):
             for attribute, value in list(vars(module).items()):
@@ -24,7 +24,7 @@ def replace_everywhere(old: Any, new: Any) -> None:
 
 
 def _guards_as(change: Callable[[Any, bytes], Any]) -> None:
-    """Have every guard understood as ``change`` of it and its raw form."""
+    """Apply ``change`` to every parsed guard; it gets the guard and its raw form."""
     from sharded_orm.cache import guards
 
     parse = guards.parse
@@ -56,17 +56,17 @@ def bump_after_commit() -> None:
 
 
 def no_markers() -> None:
-    """Writers announce nothing; they delete and change the guard after COMMIT."""
+    """Writers set no markers; they delete objects and change the guard after COMMIT."""
     _methods("mark", lambda method, server, records, *rest: [0] * len(records))
 
 
 def heedless() -> None:
-    """Guards change before and after COMMIT, but nobody asks whether a marker is open."""
+    """Guards change before and after COMMIT, but readers ignore open markers."""
     _guards_as(lambda guard, raw: replace(guard, open=()))
 
 
 def one_slot() -> None:
-    """A guard has room for one marker, and whoever closes one removes what is there."""
+    """A guard has room for one marker; closing any marker removes that one."""
 
     def change(guard: Any, raw: bytes) -> Any:
         slot = None
@@ -81,7 +81,7 @@ def one_slot() -> None:
 
 
 def no_lease() -> None:
-    """Whatever a reader has found is stored."""
+    """Readers store all rows that they have read, whatever has happened to their lease."""
 
     def fill(method: Any, server: Any, entries: Any, *rest: Any, **more: Any) -> Any:
         return method(server, [entry._replace(lease=None) for entry in entries], *rest, **more)
@@ -90,7 +90,7 @@ def no_lease() -> None:
 
 
 def same_generation() -> None:
-    """A guard that is made anew looks like the one that was lost."""
+    """A guard that is created again looks like the one that was lost."""
     from sharded_orm.cache import guards
 
     same = b"=" + b",".join([b"0" * 16] * 2)
@@ -98,12 +98,12 @@ def same_generation() -> None:
 
 
 def counter() -> None:
-    """The revision is a number that begins again when it was lost, as Yupoo's."""
+    """The revision is a number that starts again after a loss, like Yupoo's."""
     _guards_as(lambda guard, raw: replace(guard, generation="0" * 16, digest=str(raw.count(b"\n"))))
 
 
 def no_quarantine() -> None:
-    """Under a new guard is filled at once."""
+    """Readers store entries under a new guard at once."""
     _guards_as(lambda guard, raw: replace(guard, created=0.0))
 
 
@@ -119,7 +119,7 @@ def no_salt() -> None:
 
 
 def repair_without_asking() -> None:
-    """A marker that is old counts as that of a dead writer."""
+    """An old marker counts as the marker of a dead writer."""
     from sharded_orm.cache.repair import Repairer
 
     class Nobody:
@@ -137,13 +137,13 @@ def repair_without_asking() -> None:
 
 
 def one_look() -> None:
-    """Guards are read once for each read, so that rows may be of another state than the list."""
+    """Each read fetches the guards once, so that rows may be newer or older than the list."""
     seen: dict[str, bytes | None] = {}
 
     def read(method: Any, server: Any, names: Any, objects: Any = (), again: Any = ()) -> Any:
-        values, found, _ = method(server, names, objects, again)
+        values, entries, _ = method(server, names, objects, again)
         seen.update(zip(names, values, strict=True))
-        return values, found, [seen.get(name) for name in again]
+        return values, entries, [seen.get(name) for name in again]
 
     _methods("read", read)
 
@@ -159,6 +159,6 @@ ABLATIONS: dict[str, Callable[[], None]] = {
 
 def apply(name: str | None) -> None:
     if name is not None:
-        from sharded_orm import models  # noqa: F401 -- all of the library is imported
+        from sharded_orm import models  # noqa: F401 -- imports all of the library
 
         ABLATIONS[name]()

@@ -1,4 +1,4 @@
-"""A database of the module's own, and the cache servers of each test."""
+"""A database for the package, and the cache servers of each test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import MySQLdb
 import pytest
 
 from tests.conftest import service_missing
+from tests.integration.cache.faults.harness import FaultHarness
+from tests.integration.cache.faults.process_setup import GLOBAL_SCHEMA, ProcessSetup, create_tables
 from tests.integration.cache.faults.servers import CacheServer, Memcached, Redis
-from tests.integration.cache.faults.stage import Stage
-from tests.integration.cache.faults.world import GLOBAL_SCHEMA, World, create_tables
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
 
-#: Which servers hold objects, and which lists.
+#: The servers that hold objects, and those that hold lists.
 STORES: dict[str, dict[str, type[CacheServer]]] = {
     "memcached": {"one": Memcached},
     "redis": {"one": Redis},
@@ -31,7 +31,7 @@ WRITERS = ("writer", "secret")
 def database() -> Iterator[MariaDBServer]:
     """A MariaDB server with the tables of these tests, shared by them."""
     try:
-        # A transaction that waits for one which a test has stopped gives up soon.
+        # A transaction soon stops waiting for one that a test has stopped.
         with MariaDBServer(innodb_lock_wait_timeout="2") as server:
             account, password = WRITERS
             with contextlib.closing(MySQLdb.connect(**server.address.mysqldb())) as connection:
@@ -39,7 +39,7 @@ def database() -> Iterator[MariaDBServer]:
                 cursor.execute(f"CREATE USER {account} IDENTIFIED BY '{password}'")
                 cursor.execute(f"GRANT ALL PRIVILEGES ON *.* TO {account}")
                 cursor.execute(f"CREATE DATABASE {GLOBAL_SCHEMA}")
-            create_tables(World(server.address, server.address, {}, {}))
+            create_tables(ProcessSetup(server.address, server.address, {}, {}))
             yield server
     except ServiceMissing as exc:
         service_missing(exc)
@@ -47,7 +47,7 @@ def database() -> Iterator[MariaDBServer]:
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Tell something that is worth reading in the end of the run, failed or not."""
+    """Print a line at the end of the run, whether the test fails or not."""
     return request.config.stash.setdefault(_said, []).append
 
 
@@ -62,12 +62,14 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture
-def make_stage(database: MariaDBServer) -> Iterator[Callable[..., Stage]]:
-    """Make a stage on stores, which have room for little if they are ``small``; all of it
-    ends with the test."""
+def make_harness(database: MariaDBServer) -> Iterator[Callable[..., FaultHarness]]:
+    """Return a function that starts a harness on the given stores.
+
+    The servers have little memory if they are ``small``. Everything ends with the test.
+    """
     with contextlib.ExitStack() as stack:
 
-        def make(stores: str, *, small: bool = False, **options: Any) -> Stage:
+        def make(stores: str, *, small: bool = False, **options: Any) -> FaultHarness:
             caches = {}
             for alias, kind in STORES[stores].items():
                 try:
@@ -75,6 +77,6 @@ def make_stage(database: MariaDBServer) -> Iterator[Callable[..., Stage]]:
                 except ServiceMissing as exc:
                     service_missing(exc)
                 stack.callback(caches[alias].close)
-            return stack.enter_context(Stage(database, WRITERS, caches, **options))
+            return stack.enter_context(FaultHarness(database, WRITERS, caches, **options))
 
         yield make

@@ -1,4 +1,4 @@
-"""Exact places in the code of the library, where a process may stop or die.
+"""Named points in the code of the library, at which a process may stop or die.
 
 ========== =======================================================================
 marking    before a cache server is marked
@@ -6,8 +6,8 @@ committing after all marks, immediately before COMMIT is sent
 closing    after COMMIT (or ROLLBACK), before objects are deleted and markers closed
 half       objects are deleted, markers still open
 reading    before entries are read
-querying   before SQL of the library is sent
-queried    after it, with the rows in hand
+querying   before the library sends SQL
+queried    after the SQL, when the rows have arrived
 filling    before entries are stored
 ========== =======================================================================
 """
@@ -22,7 +22,7 @@ def _nothing(point: str) -> None:
     pass
 
 
-#: Called at each point. A process sets its own.
+#: Called with the name of each point. A process sets its own handler.
 handler: Callable[[str], None] = _nothing
 
 
@@ -32,22 +32,22 @@ def set_handler(new: Callable[[str], None]) -> None:
 
 
 def servers() -> list[Any]:
-    """The classes of cache servers."""
+    """Return the classes of cache servers."""
     from sharded_orm.cache.stores import base, memcached
     from sharded_orm.cache.stores.redis import server
 
     assert memcached
     assert server
-    found, todo = [], [base.CacheServer]
+    classes, todo = [], [base.CacheServer]
     while todo:
         kind = todo.pop()
         todo += kind.__subclasses__()
-        found.append(kind)
-    return found
+        classes.append(kind)
+    return classes
 
 
 def wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Put ``wrapper(method, self, *args, **kwargs)`` in the place of a method of ``cls`` itself."""
+    """Replace a method of ``cls`` itself by ``wrapper(method, self, *args, **kwargs)``."""
     method = cls.__dict__[name]
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def implements(cls: Any, name: str) -> bool:
-    """Whether ``cls`` itself has the method, and not only as a promise."""
+    """Whether ``cls`` itself has the method, and not as an abstract one."""
     method = cls.__dict__.get(name)
     return method is not None and not getattr(method, "__isabstractmethod__", False)
 
@@ -90,7 +90,7 @@ _WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
 
 
 def _end(method: Any, connection: Any, how: bytes) -> Any:
-    if how == b"COMMIT" and connection.begun:
+    if how == b"COMMIT" and connection.transaction.is_open:
         handler("committing")
     return method(connection, how)
 
@@ -106,7 +106,7 @@ def install() -> None:
 
 
 def watch_queries(aliases: list[str]) -> None:
-    """Have the handler called before and after each query of these databases."""
+    """Call the handler before and after each query of these databases."""
     from django.db import connections
 
     def around(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:

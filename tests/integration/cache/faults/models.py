@@ -1,4 +1,4 @@
-"""What the processes of these tests cache. Imported only where Django is configured for them."""
+"""The cached models of these tests. Imported only in processes that configure Django for them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from sharded_orm.models import GlobalModel, ShardedModel
 
 
 class Row(models.Model):
-    """A row moves in and out of lists: of those that filter by ``shown``, of those of an album."""
+    """A row that enters and leaves lists: those that filter by ``shown``, and those of an album."""
 
     item_id = models.BigIntegerField(primary_key=True)
     album_id = models.IntegerField()
     lane = models.IntegerField()
     shown = models.BooleanField()
-    #: Another one after each write of the row.
+    #: Each write of the row sets another value.
     stamp = models.BigIntegerField()
-    #: The same, as text: a row that was put together from two does not agree with itself.
+    #: The same value as text: in a row that is mixed from two states, the two differ.
     note = models.CharField(max_length=40)
 
     class Meta:

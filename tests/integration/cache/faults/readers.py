@@ -1,4 +1,4 @@
-"""Processes that read through the cache as fast as they can, and judge what they get."""
+"""Processes that read through the cache as fast as they can, and check the answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import traceback
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
-from tests.integration.cache.faults.judge import Judge, any_question
-from tests.integration.cache.faults.world import OWNERS, World
+from tests.integration.cache.faults.process_setup import OWNERS, ProcessSetup
+from tests.integration.cache.faults.staleness import StalenessChecker, any_question
 
-#: Cached reads after one look at the truth.
+#: Number of cached reads after one read of the truth.
 ROUND = 8
 _SECONDS_BETWEEN_REPORTS = 0.02
-#: Each fifth entry to be stored is up to so late.
+#: Each fifth entry is stored late, by up to this many seconds.
 JITTER = 0.04
 ONE_LATE_IN = 5
 HITS = ("object_hits", "list_hits")
@@ -24,12 +24,12 @@ COUNTED = (
 
 
 class Jitter:
-    """Is slow now and then where a late process does harm: with rows that are old already."""
+    """Delays a process now and then where it does harm: while it holds rows that may be old."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self._passed = 0
-        # Where: after the SQL, or when all is ready to be stored.
+        # The point of the next delay: after the SQL, or before entries are stored.
         self._point = "filling"
 
     def __call__(self, point: str) -> None:
@@ -41,89 +41,94 @@ class Jitter:
 
 
 def counts() -> dict[str, int]:
-    """What the library has counted in this process."""
+    """Return the library's counters of this process."""
     from sharded_orm import runtime
 
     cache = runtime.cache()
     assert cache is not None
-    found = dict.fromkeys(COUNTED, 0)
+    totals = dict.fromkeys(COUNTED, 0)
     for label in ("faults.Item", "faults.Notice"):
         counted = cache.statistics.counted(cache.type_name(label))
         for field in COUNTED:
-            found[field] += counted[field]
-    return found
+            totals[field] += counted[field]
+    return totals
 
 
 def hits(counted: dict[str, int]) -> int:
     return sum(counted[field] for field in HITS)
 
 
-def read(world: World, seed: str, stop: Any, focus: Any, reports: Any) -> None:
-    """The life of a reader.
+def read(setup: ProcessSetup, seed: str, stop: Any, preferred_owner: Any, reports: Any) -> None:
+    """Read until ``stop`` and report; runs in the reader's process.
 
-    :param focus: see :func:`_whose`.
+    :param preferred_owner: see :func:`_choose_owner`.
     """
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "reads": 0, "rounds": [0] * len(OWNERS), "hit_rounds": [0] * len(OWNERS), "stale": [], "changed": 0,
         "longest": 0.0, "counts": {}, "failure": "", "ended": False,
     }  # fmt: skip
     try:
-        world.begin(writes=False)
-        _read(world, random.Random(seed), stop, focus, reports, told)
+        setup.begin(writes=False)
+        _read(setup, random.Random(seed), stop, preferred_owner, reports, report)
     except (BrokenPipeError, ConnectionError):
         return  # nobody listens any more
-    except Exception:  # whatever it is, the test is told
-        told["failure"] = traceback.format_exc()
-    told["ended"] = True
-    reports.send(told)
+    except Exception:  # the test must get any error
+        report["failure"] = traceback.format_exc()
+    report["ended"] = True
+    reports.send(report)
 
 
-def _whose(focus: int, dice: random.Random) -> int:
-    """Whose rows to read.
+def _choose_owner(preferred_owner: int, dice: random.Random) -> int:
+    """Choose the owner whose rows are read next.
 
-    :param focus: the owner whose rows are to be read most; -1 for nobody; less for the one
-        whose rows are to be left alone (-2 for owner 0).
+    :param preferred_owner: the owner to read most; -1: no preference; a smaller number excludes an
+        owner (-2 excludes owner 0).
     """
-    if focus >= 0 and dice.random() < 0.8:
-        return focus
+    if preferred_owner >= 0 and dice.random() < 0.8:
+        return preferred_owner
     number = dice.choice(OWNERS)
-    while number == -2 - focus:
+    while number == -2 - preferred_owner:
         number = dice.choice(OWNERS)
     return number
 
 
 def _read(
-    world: World, dice: random.Random, stop: Any, focus: Any, reports: Any, told: dict[str, Any]
+    setup: ProcessSetup,
+    dice: random.Random,
+    stop: Any,
+    preferred_owner: Any,
+    reports: Any,
+    report: dict[str, Any],
 ) -> None:
     from tests.integration.cache.faults.rows import ALIASES, Owner
 
     owners = [Owner(number) for number in OWNERS]
-    judge = Judge(world.mariadb)
+    checker = StalenessChecker(setup.mariadb)
     failpoints.set_handler(Jitter(dice))
     failpoints.watch_queries(ALIASES)
     reported = time.monotonic()
     hits_before = 0
     while not stop.is_set():
-        number = _whose(focus.value, dice)
-        before = judge.truth(number)
+        number = _choose_owner(preferred_owner.value, dice)
+        before = checker.truth(number)
         for _ in range(ROUND):
             question = any_question(dice, number)
             began = time.monotonic()
             answer = question.ask(owners[number].rows())
-            told["longest"] = max(told["longest"], time.monotonic() - began)
-            wrong = judge.verdict(question, answer, before)
-            if wrong is not None and len(told["stale"]) < 20:
+            report["longest"] = max(report["longest"], time.monotonic() - began)
+            problem = checker.problem(question, answer, before)
+            if problem is not None and len(report["stale"]) < 20:
                 answer = question.ask(owners[number].rows())
-                again = judge.verdict(question, answer, judge.truth(number))
-                told["stale"].append(f"{wrong} Asked again: {again or 'right'}")
-        told["reads"] += ROUND
-        told["rounds"][number] += 1
-        told["counts"] = counts()
-        if hits(told["counts"]) > hits_before:
-            hits_before = hits(told["counts"])
-            told["hit_rounds"][number] += 1
+                again = checker.problem(question, answer, checker.truth(number))
+                report["stale"].append(f"{problem} Asked again: {again or 'right'}")
+        report["reads"] += ROUND
+        report["rounds"][number] += 1
+        report["counts"] = counts()
+        if hits(report["counts"]) > hits_before:
+            hits_before = hits(report["counts"])
+            report["hit_rounds"][number] += 1
         now = time.monotonic()
-        if now - reported > _SECONDS_BETWEEN_REPORTS or told["stale"]:
-            told["changed"] = judge.changed
-            reports.send(told)
+        if now - reported > _SECONDS_BETWEEN_REPORTS or report["stale"]:
+            report["changed"] = checker.changed
+            reports.send(report)
             reported = now

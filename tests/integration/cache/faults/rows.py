@@ -1,6 +1,6 @@
-"""The rows of an owner as the library gives them, and what may be done to them.
+"""The rows of an owner, and the kinds of work that change them.
 
-Imported only where Django is configured for these tests.
+Imported only in processes that configure Django for these tests.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from tests.integration.cache.faults import judge
+from tests.integration.cache.faults import staleness
 from tests.integration.cache.faults.models import Item, Notice
-from tests.integration.cache.faults.world import ALBUMS, GROUP, ITEMS, SHARDS, SOLO, schema_of
+from tests.integration.cache.faults.process_setup import (
+    ALBUMS,
+    GROUP,
+    ITEMS,
+    SHARDS,
+    SOLO,
+    schema_of,
+)
 
 ALIASES = ["default", *(f"{GROUP}_{number:05d}" for number in range(SHARDS))]
 
 
 class Rollback(Exception):
-    """Raised by a transaction that wants none of it."""
+    """Raised to roll a transaction back."""
 
 
 class Owner:
-    """Rows of one owner: items of a user, or the notices of all."""
+    """The rows of one owner: the items of a user, or the global notices."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -37,16 +44,16 @@ class Owner:
         return self.model.objects.filter(**self._key, **filters)
 
     def new(self, item: int, lane: int, dice: random.Random) -> Any:
-        return self.model(item_id=item, lane=lane, **self._key, **_look(dice))
+        return self.model(item_id=item, lane=lane, **self._key, **_random_values(dice))
 
-    def write_down(self, cursor: Any, lane: int) -> None:
+    def record_state(self, cursor: Any, lane: int) -> None:
         mine = "user_id = %s AND " if self.number else "%s = 0 AND "
         cursor.execute(
             f"SELECT item_id, album_id, shown, stamp FROM {self._table} WHERE {mine} lane = %s"
             " ORDER BY item_id",
             (self.number, lane),
         )
-        text = judge.written(cursor.fetchall())
+        text = staleness.state_text(cursor.fetchall())
         cursor.execute(
             "UPDATE truth SET state = %s WHERE owner = %s AND lane = %s", (text, self.number, lane)
         )
@@ -56,9 +63,9 @@ class Owner:
             (self.number, lane),
         )
 
-    # ##### Work on the lane that triggers write down: one row, no transaction #####
+    # ##### Work on the lane that triggers record: one row, in autocommit #####
 
-    def alone(self, dice: random.Random) -> None:
+    def write_in_autocommit(self, dice: random.Random) -> None:
         item = dice.choice(ITEMS[self.number, SOLO])
         row = self.rows(item_id=item).uncached().first()
         how = dice.randrange(6)
@@ -73,7 +80,7 @@ class Owner:
         elif how == 3:
             change(row, dice).save(update_fields=["album_id", "shown", "stamp", "note"])
         else:
-            self.rows(item_id=item).update(**_look(dice))
+            self.rows(item_id=item).update(**_random_values(dice))
 
     # ##### Work, inside of transact() #####
 
@@ -96,17 +103,17 @@ class Owner:
 
     def update_one(self, lane: int, dice: random.Random) -> None:
         item = dice.choice(ITEMS[self.number, lane])
-        self.rows(item_id=item).update(**_look(dice))
+        self.rows(item_id=item).update(**_random_values(dice))
 
     def update_some(self, lane: int, dice: random.Random) -> None:
-        self.rows(lane=lane, shown=dice.random() < 0.5).update(**_look(dice))
+        self.rows(lane=lane, shown=dice.random() < 0.5).update(**_random_values(dice))
 
     def update_lane(self, lane: int, dice: random.Random) -> None:
-        self.rows(lane=lane).update(**_look(dice))
+        self.rows(lane=lane).update(**_random_values(dice))
 
     def move(self, lane: int, dice: random.Random) -> None:
         one, other = dice.sample(ALBUMS, 2)
-        self.rows(lane=lane, album_id=one).update(**{**_look(dice), "album_id": other})
+        self.rows(lane=lane, album_id=one).update(**{**_random_values(dice), "album_id": other})
 
     def create(self, lane: int, dice: random.Random) -> None:
         for row in self._missing(lane, dice)[:1]:
@@ -137,15 +144,15 @@ class Owner:
             )
 
     def raw(self, lane: int, dice: random.Random) -> None:
-        """SQL that the library does not see, announced by hand."""
+        """Write by SQL that the library does not see, and announce it by hand."""
         self.model.cache.invalidate(**self._key)
-        look = _look(dice)
+        values = _random_values(dice)
         mine = "user_id = %s AND " if self.number else "%s = 0 AND "
         with connections[self.alias].cursor() as cursor:
             cursor.execute(
                 f"UPDATE {self._table} SET shown = %s, stamp = %s, note = %s"
                 f" WHERE {mine} lane = %s",
-                (look["shown"], look["stamp"], look["note"], self.number, lane),
+                (values["shown"], values["stamp"], values["note"], self.number, lane),
             )
 
     def several(self, lane: int, dice: random.Random) -> None:
@@ -153,7 +160,7 @@ class Owner:
             getattr(self, work)(lane, dice)
 
     def savepoint(self, lane: int, dice: random.Random) -> None:
-        """One part of it is rolled back, another one is not."""
+        """Work twice; the second time is rolled back to a savepoint."""
         getattr(self, dice.choice(WORKS[:-2]))(lane, dice)
         try:
             with transaction.atomic(using=self.alias):
@@ -166,10 +173,10 @@ class Owner:
 def transact(
     owners: Sequence[Owner], lanes: Iterable[int], work: Callable[[], None], *, keep: bool = True
 ) -> None:
-    """Do ``work`` on rows in ``lanes``, and write down what it made of them, for the judge.
+    """Do ``work`` on rows in ``lanes``, and record the resulting states for the checker.
 
-    :param owners: of one database.
-    :param keep: False for a transaction that rolls back in the end.
+    :param owners: owners in one database.
+    :param keep: False to roll the transaction back at the end.
     """
     alias = owners[0].alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
@@ -181,7 +188,7 @@ def transact(
             )
         work()
         for owner, lane in places:
-            owner.write_down(cursor, lane)
+            owner.record_state(cursor, lane)
         if not keep:
             raise Rollback
 
@@ -189,7 +196,10 @@ def transact(
 def transact_together(
     owners: Sequence[Owner], lane: int, work: Callable[[Owner], None], *, keep: bool = True
 ) -> None:
-    """The same in one transaction of the group: on several shards, which commit one by one."""
+    """Call :func:`transact` for each owner in one transaction of the group.
+
+    The rows are on several shards, which commit one by one.
+    """
     with transaction.atomic(using=GROUP):
         for owner in owners:
             transact((owner,), (lane,), functools.partial(work, owner))
@@ -198,31 +208,31 @@ def transact_together(
 
 
 def sweep(owners: Sequence[Owner], lane: int, dice: random.Random) -> None:
-    """Work on the rows of several owners at once, inside of transact(): their keys are not told."""
+    """Work on the rows of several owners at once, inside of transact(), without their keys."""
     first = owners[0]
     rows = first.model.objects.using(first.alias).filter(lane=lane, shown=dice.random() < 0.5)
     if dice.random() < 0.7:
-        rows.update(**_look(dice))
+        rows.update(**_random_values(dice))
         return
-    # As a program does that speaks SQL by itself, and announces everything.
-    look = _look(dice)
+    # Like a program that sends SQL by itself, and announces everything.
+    values = _random_values(dice)
     first.model.cache.invalidate(using=first.alias)
     with connections[first.alias].cursor() as cursor:
         cursor.execute(
             f"UPDATE {first.model._meta.db_table} SET shown = %s, stamp = %s, note = %s"
             " WHERE lane = %s",
-            (look["shown"], look["stamp"], look["note"], lane),
+            (values["shown"], values["stamp"], values["note"], lane),
         )
 
 
-#: Names of all kinds of work; those that are made of others stand last.
+#: Names of all kinds of work; those that call others stand last.
 WORKS = [
     "save", "save_all", "save_fields", "update_one", "update_some", "update_lane", "move", "create", "create_many", "delete",
     "delete_some", "bulk_update", "raw", "several", "savepoint",
 ]  # fmt: skip
 
 
-def _look(dice: random.Random) -> dict[str, Any]:
+def _random_values(dice: random.Random) -> dict[str, Any]:
     stamp = dice.getrandbits(53)
     return {
         "album_id": dice.choice(ALBUMS),
@@ -233,7 +243,7 @@ def _look(dice: random.Random) -> dict[str, Any]:
 
 
 def change(row: Any, dice: random.Random) -> Any:
-    """Give a row other values than it has, in each of its fields."""
+    """Give a row other values in each of its fields."""
     stamp = dice.getrandbits(53)
     row.album_id = next(album for album in ALBUMS if album != row.album_id)
     row.shown, row.stamp, row.note = not row.shown, stamp, str(stamp)

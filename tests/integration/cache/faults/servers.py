@@ -1,4 +1,4 @@
-"""Cache servers as their tormentor sees them, who needs no library to reach them."""
+"""Cache servers of these tests, and the faults that they can have. Uses no part of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import redis
 from pymemcache.client.base import Client
 
-from tests.integration.cache.faults.world import ALBUMS, ALL_LANES, ITEMS, schema_of
+from tests.integration.cache.faults.process_setup import ALBUMS, ALL_LANES, ITEMS, schema_of
 from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.redis import RedisServer
@@ -24,19 +24,19 @@ _JUNK = 1000
 
 
 def guards_of(owner: int) -> list[str]:
-    """Names of the guards that are read with rows of ``owner`` alone, as they end."""
+    """Return how the names of the guards end that only reads of ``owner`` fetch."""
     stem = f"Item-{owner}" if owner else "Notice"
     narrow = [f"{stem}-{album}-revision" for album in ALBUMS]
     return [f"{stem}-revision", *narrow] if owner else narrow
 
 
 def table_guards(owner: int) -> list[str]:
-    """Of the guard of the table of these rows."""
+    """Return how the name of the guard of the owner's table ends."""
     return [f"Item-@{schema_of(owner)}-revision" if owner else "Notice-revision"]
 
 
 def objects_of(owner: int) -> list[str]:
-    """Of all rows that there may be."""
+    """Return how the names of all possible objects of ``owner`` end."""
     stem = f"Item-{owner}" if owner else "Notice"
     return [f"{stem}-{item}" for lane in ALL_LANES for item in ITEMS[owner, lane]]
 
@@ -44,7 +44,7 @@ def objects_of(owner: int) -> list[str]:
 class CacheServer(ABC):
     """A private cache server."""
 
-    #: Options of a server that has room for little.
+    #: Options for a server with little memory.
     small: ClassVar[dict[str, str]]
 
     def __init__(self, server: MemcachedServer | RedisServer) -> None:
@@ -57,7 +57,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Of all that it holds."""
+        """Return the names of all its entries."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None: ...
@@ -67,8 +67,8 @@ class CacheServer(ABC):
         """Delete everything, as an administrator does."""
 
     def flood(self, dice: random.Random) -> None:
-        """Fill it with other things, so that it has to evict if it is small."""
-        # Of all sizes, as memcached has memory for each.
+        """Store other entries, so that a small server has to evict some."""
+        # Entries of all sizes, as memcached has separate memory for each size.
         for size in (60, 120, 250, 500, 1000, 2000):
             self._put({f"junk-{dice.getrandbits(40)}": b"x" * size for _ in range(_JUNK)})
 
@@ -78,18 +78,17 @@ class CacheServer(ABC):
     @property
     @abstractmethod
     def evictions(self) -> int:
-        """What it has evicted by itself."""
+        """The number of entries that the server has evicted by itself."""
 
     def prepare_restart(self) -> None:
-        """Whatever a server of this kind does before a crash that makes it remember."""
+        """Save what this kind of server should remember after a crash."""
         return
 
     @abstractmethod
     def evict(self, names: Iterable[str], prefix: str) -> int:
-        """Delete names of the library.
+        """Delete names of the library and return how many existed.
 
-        :param prefix: of all its names.
-        :returns: how many were there.
+        :param prefix: prefix of all names of the library.
         """
 
     def evict_some(self, dice: random.Random, share: float) -> None:
@@ -97,7 +96,7 @@ class CacheServer(ABC):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Connections stay open, new ones too, and nothing answers."""
+        """Stop the server: new and open connections stay open, and nothing answers."""
         self.server.pause()
         try:
             yield
@@ -116,7 +115,7 @@ class Memcached(CacheServer):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Client]:
-        # A new one each time: the server may have been another one before.
+        # A new client each time, as the server may have been restarted.
         client = Client((HOST, self.server.port), timeout=PATIENCE, connect_timeout=PATIENCE)
         try:
             yield client
@@ -124,31 +123,31 @@ class Memcached(CacheServer):
             client.close()
 
     def names(self) -> list[str]:
-        # Not by the client, which expects lines to end as those of other answers do.
+        # Without the client, which expects other ends of lines than this command sends.
         with (
             socket.create_connection((HOST, self.server.port), timeout=PATIENCE) as connection,
             connection.makefile("rwb") as stream,
         ):
-            found: list[str] = []
+            names: list[str] = []
             stream.write(b"lru_crawler metadump all\r\n")
             stream.flush()
             for line in stream:
                 if line.startswith(b"key="):
-                    found.append(unquote(line.split()[0].removeprefix(b"key=").decode()))
-                elif line.startswith(b"BUSY"):  # it looks for what has expired
+                    names.append(unquote(line.split()[0].removeprefix(b"key=").decode()))
+                elif line.startswith(b"BUSY"):  # the server is looking for expired entries
                     stream.write(b"lru_crawler metadump all\r\n")
                     stream.flush()
                 else:
                     assert line == b"END\r\n", line
                     break
-        return found
+        return names
 
     def delete(self, names: Iterable[str]) -> None:
         with self._client() as client:
             client.delete_many(list(names), noreply=False)
 
     def evict(self, names: Iterable[str], prefix: str) -> int:
-        # Not by names(), which leaves out what is in use at the moment.
+        # Without names(), which leaves out entries that are in use at the moment.
         with self._client() as client:
             return sum(client.delete(prefix + name, noreply=False) for name in names)
 
@@ -167,7 +166,7 @@ class Memcached(CacheServer):
 
 
 class Redis(CacheServer):
-    # It takes any key, a guard as soon as an object.
+    # Evicts any key, a guard as soon as an object.
     small = {"maxmemory": "4mb", "maxmemory_policy": "allkeys-random"}
 
     def __init__(self, **options: str | None) -> None:
@@ -188,16 +187,18 @@ class Redis(CacheServer):
             return [name.decode() for name in client.scan_iter(count=1000)]
 
     def delete(self, names: Iterable[str]) -> None:
-        if found := list(names):
+        if existing := list(names):
             with self._client() as client:
-                client.delete(*found)
+                client.delete(*existing)
 
     def evict(self, names: Iterable[str], prefix: str) -> int:
-        # There may be more in a name, about this server.
-        wanted = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
-        found = [name for name in self.names() if any(each.search(name) for each in wanted)]
-        self.delete(found)
-        return len(found)
+        # A name may contain more about this server.
+        patterns = [re.compile(rf"{re.escape(prefix + name)}(?![-\w])") for name in names]
+        matching = [
+            name for name in self.names() if any(pattern.search(name) for pattern in patterns)
+        ]
+        self.delete(matching)
+        return len(matching)
 
     def flush(self) -> None:
         with self._client() as client:
@@ -215,6 +216,6 @@ class Redis(CacheServer):
             return int(client.info("stats")["evicted_keys"])
 
     def prepare_restart(self) -> None:
-        # It comes back with what it held at this time, and has missed all that follows.
+        # After a crash the server comes back with its entries of this moment, without later ones.
         with self._client() as client:
             client.save()

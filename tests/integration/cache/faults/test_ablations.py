@@ -1,6 +1,6 @@
-"""Each part of the protocol is needed: without it, the same readers find what is stale.
+"""Each part of the protocol is needed: without it, the same readers find stale answers.
 
-If one of these protocols passes, the harness is blind.
+If the harness finds nothing wrong with one of these ablations, the harness is blind.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pytest
 
 from tests.integration.cache.faults import troubles
 from tests.integration.cache.faults.ablations import ABLATIONS
-from tests.integration.cache.faults.stage import Stage
+from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.troubles import Trouble
 
-#: By what each of them is caught.
+#: The trouble that exposes each ablation.
 CATCHERS: dict[str, Trouble] = {
     "bump_after_commit": troubles.dies_at("closing"),
     "no_markers": troubles.dies_at("closing"),
@@ -35,15 +35,18 @@ _ROUNDS = 30
 @pytest.mark.parametrize("stores", ["memcached", pytest.param("redis", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_it_is_caught(
-    make_stage: Callable[..., Stage], say: Callable[[str], None], ablation: str, stores: str
+    make_harness: Callable[..., FaultHarness],
+    say: Callable[[str], None],
+    ablation: str,
+    stores: str,
 ) -> None:
-    # Others' writes could hide what is missing.
-    stage = make_stage(stores, ablation=ablation, writers=0)
-    stage.warm_up()
+    # Writes of others could hide the missing part.
+    harness = make_harness(stores, ablation=ablation, writers=0)
+    harness.warm_up()
     began, rounds = time.monotonic(), 0
-    while not stage.stale and rounds < _ROUNDS:
-        CATCHERS[ablation](stage)
+    while not harness.stale and rounds < _ROUNDS:
+        CATCHERS[ablation](harness)
         rounds += 1
     seconds = time.monotonic() - began
-    assert stage.stale, f"{ablation} was not noticed in {rounds} rounds, {seconds:.1f} s"
+    assert harness.stale, f"{ablation} was not noticed in {rounds} rounds, {seconds:.1f} s"
     say(f"{ablation} on {stores}: caught in round {rounds}, after {seconds:.2f} s")

@@ -1,6 +1,6 @@
-"""Nothing stale is ever read, whatever happens to writers, caches and connections.
+"""No read is ever stale, whatever happens to writers, caches and connections.
 
-The long form reads at least 200,000 times in each mode, and tells what was counted.
+The long form reads at least 200,000 times in each mode, and prints the counters.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cache.faults.stage import Stage
+from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.troubles import MODES
 
-#: Of all reads, at least so many were answered by the cache: else nothing was proved.
+#: The least share of reads that the cache must answer; with less, the test would prove nothing.
 FLOORS = {"normal": 0.1}
 _FLOOR = 0.01
-#: What these servers lose without our help.
+#: Options with which servers lose entries without our help.
 _FORGETFUL = {"small": True, "TTL": 2.0}
 _LONG = 200_000
 #: The short form leaves out combinations that prove little more.
@@ -35,36 +35,36 @@ def _runs() -> Iterator[Any]:
             yield pytest.param(mode, stores, _LONG, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("mode", "stores", "wanted"), list(_runs()))
+@pytest.mark.parametrize(("mode", "stores", "minimum"), list(_runs()))
 def test_nothing_stale(
-    make_stage: Callable[..., Stage],
+    make_harness: Callable[..., FaultHarness],
     say: Callable[[str], None],
     mode: str,
     stores: str,
-    wanted: int,
+    minimum: int,
 ) -> None:
-    stage = make_stage(
+    harness = make_harness(
         stores,
-        # Much of their time readers wait, as they are late on purpose.
-        readers=2 if wanted < _LONG else 6,
-        suicide=150 if mode == "kills" else 0,
+        # Readers are late on purpose, so they spend much of their time waiting.
+        readers=2 if minimum < _LONG else 6,
+        self_kill=150 if mode == "kills" else 0,
         **(_FORGETFUL if mode == "evictions" else {}),
     )
-    stage.warm_up()
+    harness.warm_up()
     enough = False
     while not enough:
         for trouble in MODES[mode]:
-            trouble(stage)
-            stage.troubles[trouble.__name__] += 1
-            assert stage.stale == [], trouble.__name__
-        enough = stage.crowd.reads >= wanted
-    stage.settle()
-    stage.crowd.stop_readers()
-    told = stage.report()
-    say(f"{mode} on {stores}: " + ", ".join(f"{name} {value}" for name, value in told.items()))
-    assert stage.stale == []
-    assert stage.hit_ratio >= FLOORS.get(mode, _FLOOR)
-    assert told["l1 hits"] == told["broken"] == 0
-    assert told["commits"] > 0
+            trouble(harness)
+            harness.troubles[trouble.__name__] += 1
+            assert harness.stale == [], trouble.__name__
+        enough = harness.workload.reads >= minimum
+    harness.settle()
+    harness.workload.stop_readers()
+    report = harness.report()
+    say(f"{mode} on {stores}: " + ", ".join(f"{name} {value}" for name, value in report.items()))
+    assert harness.stale == []
+    assert harness.hit_ratio >= FLOORS.get(mode, _FLOOR)
+    assert report["l1 hits"] == report["broken"] == 0
+    assert report["commits"] > 0
     if mode == "evictions":
-        assert all(cache.evictions for cache in stage.caches)
+        assert all(cache.evictions for cache in harness.caches)

@@ -36,8 +36,8 @@ def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
         backend = "django.core.cache.backends.locmem.LocMemCache"
         return {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}
     name = {"memcached": "memcached", "redis": "redis_server"}[request.param]
-    made: dict[str, Any] = request.getfixturevalue(name).django()
-    return made
+    settings: dict[str, Any] = request.getfixturevalue(name).django()
+    return settings
 
 
 @pytest.fixture
@@ -51,14 +51,14 @@ def make(
 ) -> Iterator[Recorded]:
     events: list[tuple[str, str, tuple[str, ...]]] = []
 
-    def opener(alias: str, given: Any) -> Sequence[CacheServer]:
-        return [Recorder(server, events) for server in open_servers(alias, given)]
+    def opener(alias: str, addresses: Any) -> Sequence[CacheServer]:
+        return [Recorder(server, events) for server in open_servers(alias, addresses)]
 
     with override_settings(CACHES=caches):
         configured = runtime.config().cache
         assert configured is not None
-        given = {"objects": "default", "lists": "default", "prefix": uuid.uuid4().hex[:8]}
-        cache = CacheClient(replace(configured, **{**given, **options}), opener)
+        addresses = {"objects": "default", "lists": "default", "prefix": uuid.uuid4().hex[:8]}
+        cache = CacheClient(replace(configured, **{**addresses, **options}), opener)
         monkeypatch.setattr(runtime, "_cache", cache)
         cached_model.forget()
         unfinished._renew()
@@ -80,5 +80,5 @@ def recorded(
 def local(
     local_entry: dict[str, Any], placed: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recorded]:
-    """The same in memory, where the store does not matter."""
+    """One cache in memory, for tests where the store does not matter."""
     yield from make({"default": local_entry}, monkeypatch)

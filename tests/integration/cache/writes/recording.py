@@ -1,4 +1,4 @@
-"""A cache server that tells what it was told, and fails when it is to."""
+"""A cache server that records its calls, and fails on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorder(CacheServer):
 
     :param fail: names of methods that fail, before (``mark``) or after (``mark+``) they have
         had their effect.
-    :param events: what happened, shared by all servers of a test: (what, server, names).
+    :param events: the calls (method, server, names), in one list for all servers of a test.
     """
 
     def __init__(self, inner: CacheServer, events: list[tuple[str, str, tuple[str, ...]]]) -> None:
@@ -24,7 +24,7 @@ class Recorder(CacheServer):
         self.name = inner.name
         self.events = events
         self.fail: set[str] = set()
-        #: Called before a method of that name does anything.
+        #: Functions by method name; each is called before the method does anything.
         self.at: dict[str, Callable[[], object]] = {}
 
     def _run(self, what: str, names: Sequence[str], run: Callable[[], Any]) -> Any:
@@ -42,8 +42,8 @@ class Recorder(CacheServer):
     def read(self, names: Any, objects: Any = (), again: Any = ()) -> Any:
         return self._run("read", names, lambda: self.inner.read(names, objects, again))
 
-    def lease(self, objects: Any, found: Any) -> Any:
-        return self.inner.lease(objects, found)
+    def lease(self, objects: Any, read: Any) -> Any:
+        return self.inner.lease(objects, read)
 
     def fill(self, entries: Any, ttl: float, again: Any = ()) -> Any:
         names = [entry.name for entry in entries]
@@ -99,11 +99,11 @@ class Recorded:
             server.round_trips = 0
 
     def named(self, what: str) -> set[str]:
-        """All names in packets of that kind since :meth:`clear`."""
+        """Return all names in packets of that kind since :meth:`clear`."""
         return {name for kind, _, names in self.events for name in names if kind == what}
 
     def guard(self, scope: Scope, *, lists: bool = False) -> Guard | None:
-        """The scope's own guard, as it is on the server."""
+        """Return the scope's own guard, as it is stored on the server."""
         server = (self.cache.lists if lists else self.cache.objects)(scope.place)
         assert isinstance(server, Recorder)
         (raw,), _, _ = server.inner.read([scope.guards[-1]])

@@ -1,4 +1,4 @@
-"""From every kind of write to the guards that are told."""
+"""Every kind of write, and the guards that it marks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_new_row(recorded: Recorded) -> None:
     tag.save()
     assert recorded.what == ["mark", "finish"]
     assert recorded.named("mark") == own(scope(CachedTag, ONE))
-    # There was no object of a new row.
+    # A new row had no object.
     assert recorded.named("finish") == own(scope(CachedTag, ONE))
     guard = recorded.guard(scope(CachedTag, ONE))
     assert guard is not None
@@ -125,14 +125,14 @@ def test_isolate_key_costs_no_query_while_it_stays(album: CachedAlbum, local: Re
     photo = CachedPhoto.objects.create(user_id=ONE, album=album, title="p")
     loose = CachedPhoto.objects.create(user_id=ONE, title="in no album")
     for row in (photo, loose):
-        told = own(scope(CachedPhoto, ONE), home_of(row))
+        guard_names = own(scope(CachedPhoto, ONE), home_of(row))
         for fields in (None, ["title"]):
             row.title += "!"
             local.clear()
             with CaptureQueriesContext(connections["photos"]) as captured:
                 row.save(update_fields=fields)
             assert statements(captured) == ["BEGIN", "UPDATE", "COMMIT"]
-            assert local.named("mark") == told
+            assert local.named("mark") == guard_names
     local.clear()
     CachedComment.objects.create(user_id=ONE, photo=photo, text="c").delete()
     assert local.named("mark") == own(
@@ -193,7 +193,7 @@ def test_update_of_many_rows(album: CachedAlbum, local: Recorded) -> None:
     before = local.guard(scope(CachedTag, ONE))
     local.clear()
     assert CachedTag.objects.filter(user_id=ONE).update(uses=1) == 101
-    # All objects of the key are void, and none is named.
+    # All objects of the key are invalid, and none is named.
     assert local.named("finish") == own(scope(CachedTag, ONE))
     after = local.guard(scope(CachedTag, ONE))
     assert before is not None
@@ -343,7 +343,7 @@ def test_isolate_key_that_its_field_makes(local: Recorded, monkeypatch: pytest.M
     CachedPost.objects.create(topic=1, title="t")
     after = local.guard(scope(CachedPost))
     assert CachedPost.objects.uncached().get(pk=before.pk).topic == 2
-    # Lists of all topics are void.
+    # Lists of all topics are invalid.
     assert local.named("mark") == own(scope(CachedPost))
     assert guard is not None
     assert after is not None
@@ -351,7 +351,7 @@ def test_isolate_key_that_its_field_makes(local: Recorded, monkeypatch: pytest.M
 
 
 def upsert(model: Any, row: Any, unique: list[str], update: list[str]) -> None:
-    # MySQL looks at all unique constraints, the others at those that are named.
+    # MySQL checks all unique constraints, the others only the named ones.
     named = {} if connections["default"].vendor == "mysql" else {"unique_fields": unique}
     model.objects.bulk_create([row], update_conflicts=True, update_fields=update, **named)
 
@@ -362,7 +362,7 @@ def test_upsert_of_a_global_model(local: Recorded) -> None:
     upsert(CachedCountry, CachedCountry(name="A", people=2), ["name"], ["people"])
     assert CachedCountry.objects.get().people == 2
     after = local.guard(scope(CachedCountry))
-    # Which row it was is not known.
+    # It is not known which row it was.
     assert before is not None
     assert after is not None
     assert before.generation != after.generation
@@ -526,10 +526,10 @@ def test_objects_and_lists_on_two_servers(
         recorded.clear()
         photo.save()
         home, narrow = scope(CachedPhoto, ONE), scope(CachedPhoto, ONE, album.pk)
-        told = {(what, server): set(names) for what, server, names in recorded.events}
+        names_by_call = {(what, server): set(names) for what, server, names in recorded.events}
         of_objects = recorded.cache.objects(SHARD[ONE]).name
         of_lists = recorded.cache.lists(SHARD[ONE]).name
-        assert told == {
+        assert names_by_call == {
             ("mark", of_objects): own(home),
             ("mark", of_lists): own(home, narrow),
             ("finish", of_objects): own(home) | objects(CachedPhoto, ONE, photo.pk),

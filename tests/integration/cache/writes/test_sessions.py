@@ -1,4 +1,4 @@
-"""Markers name database sessions: their ids, their deaths. On MariaDB."""
+"""Markers name database sessions: their ids, and how their end is detected. On MariaDB."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_marker_names_the_session_that_commits(local: Recorded, wrapper: Any) ->
     with transaction.atomic(using=SHARD[ONE]):
         CachedTag.objects.create(user_id=ONE, name="a")
         session = own_session(wrapper)
-        told = wrapper.session_id()
+        session_id = wrapper.session_id()
     (marker,) = markers
-    assert marker.writer.connection == session == told.connection
-    assert marker.writer.account == told.account
-    # The cache is not told who it is.
+    assert marker.writer.connection == session == session_id.connection
+    assert marker.writer.account == session_id.account
+    # The cache does not learn the account.
     assert "tester" not in repr(marker)
-    assert marker.writer.server == told.server != ""
-    # Nobody in particular when there is no transaction.
+    assert marker.writer.server == session_id.server != ""
+    # No session outside of a transaction.
     assert wrapper.session_id() == SessionID()
 
 
@@ -131,9 +131,9 @@ def test_account_that_sees_its_own_sessions_only(wrapper: Any, admin: Any) -> No
         with transaction.atomic(using=SHARD[ONE]):
             CachedTag.objects.create(user_id=ONE, name="a")
             writer = wrapper.session_id()
-            # It does not see the one that is alive: it must not say that it is dead.
+            # It cannot see the living session, so it must not say that it is dead.
             assert not narrow.judges(writer)
-            _, account, _ = narrow.node_pool.asked_as
+            _, account, _ = narrow.node_pool.last_answer
             own = SessionID(writer.server, account, 2**31)
             assert narrow.judges(own)
             assert narrow.sessions_gone([writer, own]) == {own}
@@ -152,11 +152,11 @@ def test_nobody_is_dead_while_the_server_does_not_answer(wrapper: Any) -> None:
 
 
 def test_server_behind_the_address_has_changed(wrapper: Any) -> None:
-    """After a promotion: its sessions can be judged at once, not after QUARANTINE."""
+    """After a promotion its sessions can be judged at once, not after QUARANTINE."""
     with transaction.atomic(using=SHARD[ONE]):
         CachedTag.objects.create(user_id=ONE, name="a")
         writer = wrapper.session_id()
-        wrapper.node_pool.asked_as = ("the one before", writer.account, True)
+        wrapper.node_pool.last_answer = ("the one before", writer.account, True)
         assert wrapper.judges(writer)
 
 
@@ -168,9 +168,9 @@ def test_session_whose_end_cannot_be_told_is_closed(
     CachedTag.objects.create(user_id=ONE, name="a")
     (marker,) = guard_of(local, ONE).open
     while exists(admin, marker.writer.connection):
-        pass  # The server takes a moment to notice.
+        pass  # the server takes a moment to notice
     assert wrapper.sessions_gone([marker.writer]) == {marker.writer}
-    # The alias goes on with another one.
+    # The alias goes on with another session.
     server.fail = set()
     CachedTag.objects.create(user_id=ONE, name="b")
     assert guard_of(local, ONE).open == ()
@@ -212,7 +212,7 @@ def test_connection_lost_in_commit(
     start_of_commit(monkeypatch, wrapper, kill)
     with pytest.raises(OperationalError):
         CachedTag.objects.create(user_id=ONE, name="a")
-    # Whether it was committed only the database knows: readers ask it.
+    # Only the database knows whether it was committed, so readers ask it.
     (marker,) = guard_of(local, ONE).open
     assert not unfinished.waiting
     assert wrapper.sessions_gone([marker.writer]) == {marker.writer}
@@ -222,7 +222,7 @@ def test_connection_lost_in_commit(
 def test_killed_session_is_listed_until_its_transaction_is_over(
     local: Recorded, wrapper: Any, admin: Any
 ) -> None:
-    """Else a reader would repair a marker while the transaction can still take effect."""
+    """Otherwise a reader would repair a marker while the transaction can still take effect."""
     table = f"`{wrapper.settings_dict['NAME']}`.`{CachedTag._meta.db_table}`"
     with transaction.atomic(using=SHARD[ONE]):
         tag = CachedTag.objects.create(user_id=ONE, name="a")
@@ -244,7 +244,7 @@ def test_killed_session_is_listed_until_its_transaction_is_over(
     seen = 0
     while exists(admin, session):
         seen += 1
-    # No lock of it is left once it is gone from the list: it was rolled back before.
+    # When the session leaves the list, none of its locks is left: it was rolled back before.
     run(admin, "SET innodb_lock_wait_timeout = 1")
     assert run(admin, f"SELECT uses FROM {table} WHERE id = %s FOR UPDATE NOWAIT", tag.pk) == [(0,)]
     assert run(admin, f"SELECT COUNT(*) FROM {table} WHERE user_id = 77") == [(0,)]
@@ -253,7 +253,7 @@ def test_killed_session_is_listed_until_its_transaction_is_over(
 
 @pytest.fixture
 def by_the_way(wrapper: Any) -> Iterator[None]:
-    """A place for what the tests make beside their rows."""
+    """A table for rows that the tests write in addition."""
     yield
     wrapper.close()
     with wrapper.cursor() as cursor:
@@ -292,7 +292,7 @@ def test_statement_that_commits_is_announced(
 def test_connection_lost_in_a_statement_that_commits(
     local: Recorded, wrapper: Any, admin: Any
 ) -> None:
-    """The server may still be working on it: only it can tell when that is over."""
+    """The server may still be executing it: only the server can say when it is over."""
 
     def kill() -> None:
         run(admin, f"KILL {wrapper.session_id().connection}")
@@ -341,7 +341,7 @@ def test_statement_that_might_have_committed_commits_nothing(
 
 
 def test_row_that_appears_between_reading_and_writing(local: Recorded, wrapper: Any) -> None:
-    """An UPDATE changes the rows that were locked and told, and no others."""
+    """An UPDATE changes exactly the rows that were locked and marked."""
     tag = CachedTag.objects.create(user_id=ONE, name="a")
     CachedTag.objects.create(user_id=NEAR, name="other")
     done = threading.Event()
@@ -368,5 +368,5 @@ def test_row_that_appears_between_reading_and_writing(local: Recorded, wrapper: 
     added[0].join()
     found = CachedTag.objects.uncached().filter(user_id=ONE).order_by("name")
     assert [row.uses for row in found] == [5, 0]
-    told = {name for what, _, names in local.events if what == "finish" for name in names}
-    assert scope(CachedTag, ONE).object_name(str(tag.pk)) in told
+    finished = {name for what, _, names in local.events if what == "finish" for name in names}
+    assert scope(CachedTag, ONE).object_name(str(tag.pk)) in finished

@@ -1,4 +1,4 @@
-"""Before COMMIT, after it, and when something fails in between."""
+"""Markers before COMMIT, after it, and when something fails in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
 
 
 def committed(key: int) -> int:
-    """How many tags another connection sees."""
+    """Return how many tags another connection sees."""
     found: list[int] = []
 
     def look() -> None:
@@ -104,7 +104,7 @@ def test_refused(local: Recorded, how: str) -> None:
         CachedTag.objects.create(user_id=ONE, name="second")
     assert committed(ONE) == 1
     assert local.cache.statistics.counted(scope(CachedTag, ONE).type.name)["refusals"] == 1
-    # It may have landed; it is closed as soon as the server answers.
+    # The mark may have arrived; it is closed as soon as the server answers.
     assert len(guard_of(local, ONE).open) == (how == "mark+")
     assert unfinished.waiting
     server.fail = set()
@@ -134,7 +134,8 @@ def test_proceeds(
         tag.save()
         assert guard_of(recorded, ONE) == before
         assert recorded.cache.statistics.counted(scope(CachedTag, ONE).type.name)["proceeded"] == 1
-        # When it is back everything of the key is void, before anything else is done there.
+        # When the server is back, everything of the key is invalidated before anything else is done
+        # there.
         server.fail = set()
         recorded.clear()
         CachedTag.objects.create(user_id=NEAR, name="sea")
@@ -152,7 +153,7 @@ def test_end_that_fails_is_told_later(local: Recorded) -> None:
     server.fail = set()
     unfinished.flush(server)
     assert guard_of(local, ONE).open == ()
-    server.fail = {"finish+"}  # It has landed, and is told again.
+    server.fail = {"finish+"}  # the marker was closed, and is closed again
     tag.save()
     server.fail = set()
     unfinished.flush(server)
@@ -247,7 +248,7 @@ def test_interrupt_while_marking(local: Recorded) -> None:
 def test_hooks_of_what_was_not_committed_are_forgotten(
     local: Recorded, alias: str, error: type[BaseException]
 ) -> None:
-    """Errors of databases aside, Django keeps them for the next commit."""
+    """After errors other than database errors, Django would keep the hooks for the next commit."""
     server, called = only(local), []
 
     def interrupt() -> None:
@@ -330,7 +331,7 @@ def test_manual_transactions(local: Recorded) -> None:
         assert not wrapper.wrote
         CachedTag.objects.create(user_id=ONE, name="c")
     finally:
-        wrapper.set_autocommit(True)  # which commits
+        wrapper.set_autocommit(True)  # commits
     assert local.what == ["mark", "finish"] * 2
     assert committed(ONE) == 2
     assert guard_of(local, ONE).open == ()
@@ -385,7 +386,7 @@ def test_guards_stay_short(recorded: Recorded) -> None:
 
 
 class Clock:
-    """The monotonic clock of writers, which can be put forward."""
+    """The monotonic clock of writers, which a test can advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
@@ -417,7 +418,7 @@ def around_commit(
     before: Callable[[], object],
     after: Callable[[], object],
 ) -> None:
-    """Do something around the database's own COMMIT, where nobody else can."""
+    """Run functions around the database's own COMMIT."""
     conclude = wrapper._commit_writes
 
     def commit_writes(commit: Callable[[], object]) -> None:

@@ -16,17 +16,17 @@ from tests.integration.migrate.engine.fleets import fleet as make_fleet
 @pytest.fixture
 def fleet(django_db_blocker: Any, tmp_path: Path) -> Iterator[Fleet]:
     """A group of eight shards that do not exist yet, and a global database of its own."""
-    # Not a TestCase of Django's: that knows the aliases of the settings only.
-    with django_db_blocker.unblock(), make_fleet(tmp_path) as made:
-        yield made
+    # Without Django's TestCase, which knows only the aliases of the settings.
+    with django_db_blocker.unblock(), make_fleet(tmp_path) as fleet:
+        yield fleet
 
 
 @pytest.fixture
 def migrations(fleet: Fleet, tmp_path: Path) -> Iterator[Migrations]:
-    """Migrations that the test writes, in place of those of the app."""
-    made = Migrations(tmp_path)
-    with made.in_use():
+    """Migrations that the test writes; they replace those of the app."""
+    migrations = Migrations(tmp_path)
+    with migrations.in_use():
         try:
-            yield made
+            yield migrations
         finally:
             failing.error = None

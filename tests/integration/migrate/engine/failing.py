@@ -1,4 +1,4 @@
-"""Operations of migrations that fail when a test says so."""
+"""Migration operations that fail when a test sets an error."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from django.db import transaction
 
-#: Raised by the operations below, in the middle of what they do.
+#: Raised by the operations below, in the middle of their work.
 error: BaseException | None = None
 
 
 class Broken(BaseException):
-    """As a kill, nobody expects it."""
+    """Like a kill: no code handles it."""
 
 
 def insert(apps: Any, schema_editor: Any) -> None:
-    """A row before the place where it may fail, and a row after it."""
+    """Insert a row before the failure and a row after it."""
     albums = apps.get_model("fleet", "Album").objects.using(schema_editor.connection.alias)
     albums.create(user_id=1, name="before")
     if error is not None:
@@ -24,14 +24,14 @@ def insert(apps: Any, schema_editor: Any) -> None:
 
 
 def alter(apps: Any, schema_editor: Any) -> None:
-    """The same, with a statement that commits by itself on MySQL."""
+    """Insert rows after a statement that commits by itself on MySQL."""
     with schema_editor.connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_album ADD COLUMN extra integer NULL")
     insert(apps, schema_editor)
 
 
 def lose(apps: Any, schema_editor: Any) -> None:
-    """A row, and then its session is killed in the middle of a statement."""
+    """Insert rows; the session is then killed in the middle of a statement."""
     connection = schema_editor.connection
     insert(apps, schema_editor)
     with connection.cursor() as cursor:
@@ -39,6 +39,6 @@ def lose(apps: Any, schema_editor: Any) -> None:
 
 
 def alter_within_default(apps: Any, schema_editor: Any) -> None:
-    """The same, in a transaction of the global database, as ``atomic()`` without an alias is."""
+    """Run :func:`alter` in a transaction of the global database, as a plain ``atomic()`` does."""
     with transaction.atomic():
         alter(apps, schema_editor)

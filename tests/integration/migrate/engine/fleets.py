@@ -1,4 +1,4 @@
-"""A group of shards of the test's own, with the app ``tests.fleet``, on the servers of the run."""
+"""A group of shards of the test's own with the app ``tests.fleet``, on the servers of the run."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class Fleet:
     """Shards 0 to 3 on one node, 4 to 7 on another; none of them exists at first."""
 
     group: ShardGroup
-    made: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
 
     def shard(self, number: int) -> Shard:
         return self.group.shard(number)
 
     def create(self, *numbers: int) -> list[Shard]:
-        """Empty schemas or files."""
+        """Create empty schemas or files."""
         shards = [self.shard(number) for number in numbers]
         for shard in shards:
             self.connection(shard).create_shard_database()
-            self.made.add(shard.alias)
+            self.created.add(shard.alias)
         return shards
 
     def connection(self, shard: Shard | int) -> Any:
         return connections[(shard if isinstance(shard, Shard) else self.shard(shard)).alias]
 
-    def slowly(self, number: int, *target: str, **options: Any) -> None:
-        """As Django migrates it."""
+    def migrate_with_django(self, number: int, *target: str, **options: Any) -> None:
+        """Migrate a shard with Django's command ``migrate``."""
         call_command(
             "migrate", *target, database=self.shard(number).alias, verbosity=0, interactive=False,
             **options,
@@ -65,34 +65,34 @@ class Fleet:
         stopping: Any = NEVER,
         **options: Any,
     ) -> None:
-        """As the engine does; raises the first error. Goes on with what was left."""
+        """Migrate with our engine. It continues unfinished runs, and raises the first error."""
         with self.run() as run:
             migrator = Migrator(self.group, MigrateOptions(target, **options), journal.Scripts())
-            run.steps(self.shard(number).alias for number in numbers)
+            run.create_steps(self.shard(number).alias for number in numbers)
             for number in numbers:
                 step = run.step(self.shard(number).alias)
                 migrator.migrate(self.shard(number), step, stopping=stopping)
-                step.done()
+                step.mark_done()
             run.finish()
 
     @contextmanager
     def run(self) -> Iterator[journal.JournalRun]:
-        with journal.running("migrate", GROUP, {}) as run:
+        with journal.hold_run("migrate", GROUP, {}) as run:
             yield run
 
     def settle(self, number: int, *, done: bool) -> None:
-        """Tell what was found on a shard."""
+        """Settle an unclear operation on a shard, as an operator does."""
         with self.run() as run:
-            run.steps([self.shard(number).alias])
+            run.create_steps([self.shard(number).alias])
             migrator = Migrator(self.group, MigrateOptions(), journal.Scripts())
             migrator.settle(run.step(self.shard(number).alias), done)
 
     def schema(self, number: int) -> SchemaSnapshot:
-        found: SchemaSnapshot = self.connection(number).schema_snapshot()
-        return found
+        snapshot: SchemaSnapshot = self.connection(number).schema_snapshot()
+        return snapshot
 
     def applied(self, number: int) -> list[tuple[str, str]]:
-        """In the order in which they were recorded."""
+        """Return the applied migrations, in the order of their records."""
         rows = MigrationRecorder.Migration.objects.using(self.shard(number).alias)
         return list(rows.order_by("id").values_list("app", "name"))
 
@@ -102,7 +102,7 @@ class Fleet:
             return list(cursor.fetchall()) if cursor.description else []
 
     def assert_same(self, number: int, other: int) -> None:
-        """Tables, columns, indexes, constraints and records are equal."""
+        """Check that tables, columns, indexes, constraints and records are equal."""
         self.assert_same_schema(number, other)
         assert self.applied(number) == self.applied(other)
 
@@ -110,7 +110,7 @@ class Fleet:
         assert self.schema(number).differences(self.schema(other)) == []
 
     def drop(self) -> None:
-        for alias in self.made:
+        for alias in self.created:
             connection: Any = connections[alias]
             if connection.vendor == "mysql":
                 connection.drop_shard_database()
@@ -119,15 +119,15 @@ class Fleet:
 
 
 def nodes(folder: Path) -> dict[str, dict[str, Any]]:
-    """Two nodes, as those of the settings."""
-    found = {}
+    """Return settings of two nodes like those of the test settings."""
+    nodes = {}
     for name, node in zip(
         ("fleet_1", "fleet_2"), settings.SHARDED_ORM["NODES"].values(), strict=True
     ):
-        found[name] = complete(dict(node))
+        nodes[name] = complete(dict(node))
         if node.get("NAME"):
-            found[name]["NAME"] = str(folder / name)
-    return found
+            nodes[name]["NAME"] = str(folder / name)
+    return nodes
 
 
 _FIRST = """
@@ -156,7 +156,7 @@ class Migration(migrations.Migration):
 
 
 class Migrations:
-    """Migrations of the app in place of its own: ``Album`` is made by the first one."""
+    """Migrations that replace those of the app; the first one creates ``Album``."""
 
     _made = count()
 
@@ -169,13 +169,13 @@ class Migrations:
         (self._folder / "0001_first.py").write_text(_FIRST)
 
     def add(self, name: str, *operations: str, atomic: bool = False) -> None:
-        """The next one. Without ``atomic`` all backends go step by step."""
+        """Add the next migration. Without ``atomic`` all backends run it step by step."""
         text = _NEXT.format(before=self._last, operations=", ".join(operations), atomic=atomic)
         self.write(name, text)
         self._last = name
 
     def change(self, name: str, old: str, new: str) -> None:
-        """Write it anew, as a deploy does."""
+        """Rewrite a migration, as a deployment does."""
         path = self._folder / f"{name}.py"
         assert old in path.read_text()
         self.write(name, path.read_text().replace(old, new))
@@ -199,12 +199,14 @@ class Migrations:
 
 @contextmanager
 def global_database(folder: Path) -> Iterator[None]:
-    """Another ``default``, empty, in all threads."""
+    """Replace ``default`` by an empty database, in all threads."""
     settings_before, connection_before = connections.settings["default"], connections["default"]
-    made = dict(settings_before)
+    settings = dict(settings_before)
     is_mysql = connection_before.vendor == "mysql"
-    made["NAME"] = f"fleet_{os.getpid()}_default" if is_mysql else str(folder / "default.sqlite3")
-    connections.settings["default"] = made
+    settings["NAME"] = (
+        f"fleet_{os.getpid()}_default" if is_mysql else str(folder / "default.sqlite3")
+    )
+    connections.settings["default"] = settings
     del connections["default"]
     connection: Any = connections["default"]
     try:
@@ -222,7 +224,7 @@ def global_database(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def fleet(folder: Path) -> Iterator[Fleet]:
-    """The group in the topology of this process, for a block."""
+    """Add the group to the topology of this process during the block."""
     half = COUNT // 2
     group = ShardGroup(
         GROUP,
@@ -240,13 +242,13 @@ def fleet(folder: Path) -> Iterator[Fleet]:
         )
     )
     connections.settings[GROUP] = complete(runtime.group_settings(group))
-    made = Fleet(group)
+    fleet = Fleet(group)
     try:
         with global_database(folder), modify_settings(INSTALLED_APPS={"append": "tests.fleet"}):
             call_command("migrate", "sharded_orm", database="default", verbosity=0)
-            yield made
+            yield fleet
     finally:
-        made.drop()
+        fleet.drop()
         connections[GROUP].close()
         del connections[GROUP]
         del connections.settings[GROUP]

@@ -1,4 +1,4 @@
-"""Shards that were left at an awkward place: between two things, or somewhere else by now."""
+"""Shards that were interrupted between two steps, or have changed since."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations
 from tests.integration.migrate.engine.test_equality import PLACE, SQUASHED
-from tests.integration.migrate.engine.test_own_operations import COLUMN, INSERT, is_clean, names
+from tests.integration.migrate.engine.test_per_shard_operations import (
+    COLUMN,
+    INSERT,
+    is_clean,
+    names,
+)
 
 pytestmark = pytest.mark.every_backend
 
@@ -34,21 +39,21 @@ pytestmark = pytest.mark.every_backend
 def first(fleet: Fleet) -> None:
     """Shard 1 has applied the first migration."""
     fleet.create(1)
-    fleet.slowly(1, "fleet")
+    fleet.migrate_with_django(1, "fleet")
 
 
 def test_a_difference_in_the_middle_of_a_migration_is_mended(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was done of the migration is not done again."""
+    """The operations that were done are not done again."""
     first(fleet)
     migrations.add("0002_rows", INSERT.format(atomic=True), COLUMN, 'migrations.RunSQL("SELECT 1")')
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "place" in statement.sql:
-            execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
+            execute(executor, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
         patch.setattr(ScriptExecutor, "_execute", with_a_guest)
@@ -74,8 +79,10 @@ def test_a_squashed_migration_is_recorded_and_then_broken_off(
     )
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.execute(number, "CREATE TABLE other (id int)")  # So that it is not built.
-    fleet.slowly(0, "fleet")
+        fleet.execute(
+            number, "CREATE TABLE other (id int)"
+        )  # so that it is not built from the template
+    fleet.migrate_with_django(0, "fleet")
     record = Records.record
 
     def broken(records: Records, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +101,7 @@ def test_a_squashed_migration_is_recorded_and_then_broken_off(
 def test_it_stops_right_after_what_nothing_tells(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was done, so nobody is asked, and it is not done again."""
+    """The operation was done, so nobody is asked, and it is not done again."""
     first(fleet)
     migrations.add("0002_rows", INSERT.format(atomic=False), COLUMN)
     run: list[object] = []
@@ -140,7 +147,7 @@ def test_statements_in_a_statement(
 
 
 def test_a_shard_that_was_made_anew(fleet: Fleet, migrations: Migrations) -> None:
-    """What was left in the middle there is gone with it."""
+    """The checkpoint of the old shard is gone with it."""
     first(fleet)
     migrations.add("0002_rows", COLUMN, INSERT.format(atomic=True))
     failing.error = ValueError("no")
@@ -166,9 +173,9 @@ def test_back_over_a_squashed_migration_that_is_not_recorded_yet(
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     migrations.write("0001_squashed", SQUASHED)
-    fleet.slowly(0, "fleet", "0001_squashed")
+    fleet.migrate_with_django(0, "fleet", "0001_squashed")
     fleet.migrate(1, target=("fleet", "0001_squashed"))
     fleet.assert_same(1, 0)
     assert "more" not in fleet.schema(1).definitions["fleet_album"]
@@ -176,7 +183,7 @@ def test_back_over_a_squashed_migration_that_is_not_recorded_yet(
 
 @pytest.mark.mysql_settings
 def test_a_session_that_dies_is_an_interruption(fleet: Fleet, migrations: Migrations) -> None:
-    """What was under way may have taken effect, in part."""
+    """The running operation may have taken effect, in part."""
     first(fleet)
     migrations.add("0002_rows", INSERT.format(atomic=False).replace("insert,", "lose,"))
     with pytest.raises(Exception, match=r"killed|gone away|Lost"):
@@ -191,9 +198,11 @@ def test_a_shard_whose_records_contradict_each_other_keeps_nobody_back(
     migrations.add("0002_place", PLACE)
     shards = fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     fleet.execute(0, "DELETE FROM django_migrations WHERE app = 'fleet' AND name = '0001_first'")
-    found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).survey(shards)
+    found = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts()).applied_state(
+        shards
+    )
     assert found.current == 1
     (why,) = found.unreachable.values()
     assert "fleet_00000: Migration fleet.0002_place is applied before" in str(why)
@@ -212,7 +221,7 @@ def test_a_schema_of_somebody_is_no_place_to_rehearse(fleet: Fleet, migrations: 
             fleet.migrate(1)
         assert fleet.execute(1, f"SELECT COUNT(*) FROM {theirs}.mine") == [(1,)]
         fleet.execute(1, f"DELETE FROM {theirs}.mine")
-        fleet.migrate(1)  # As one that was left by a kill.
+        fleet.migrate(1)  # as after a kill
     finally:
         fleet.execute(1, f"DROP DATABASE IF EXISTS {theirs}")
 
@@ -221,7 +230,7 @@ def test_a_schema_of_somebody_is_no_place_to_rehearse(fleet: Fleet, migrations: 
 def test_a_function_within_a_transaction_of_the_global_database(
     fleet: Fleet, migrations: Migrations
 ) -> None:
-    """What it tells the journal is not rolled back with that."""
+    """Its records in the journal are not rolled back with that transaction."""
     first(fleet)
     migrations.add(
         "0002_rows", INSERT.format(atomic=True).replace("insert,", "alter_within_default,")
@@ -235,25 +244,25 @@ def test_a_function_within_a_transaction_of_the_global_database(
 
 
 def attempt(fleet: Fleet, stopping: Any = NEVER) -> str:
-    """Migrate shard 1 as the command does, which tells the journal of every end; that."""
+    """Migrate shard 1 as the command does, and return what the journal records of its end."""
     with fleet.run() as run:
-        run.steps([fleet.shard(1).alias])
+        run.create_steps([fleet.shard(1).alias])
         step = run.step(fleet.shard(1).alias)
         migrator = Migrator(fleet.group, MigrateOptions(("fleet", None)), journal.Scripts())
         try:
             migrator.migrate(fleet.shard(1), step, stopping=stopping)
         except OperationStopped:
-            step.stopped()
+            step.mark_stopped()
         except Exception as exc:
-            step.failed(exc)
+            step.mark_failed(exc)
         else:
-            step.done()
+            step.mark_done()
     return f"{step.state} {step.error}".strip()
 
 
 @contextmanager
 def heard_at_the_end(fleet: Fleet, hear: Callable[[], None]) -> Iterator[None]:
-    """``hear`` is called for shard 1 when it is through."""
+    """Call ``hear`` when shard 1 is finished."""
 
     def receiver(sender: Any, using: str, **kwargs: Any) -> None:
         if using == fleet.shard(1).alias and sender.label == "fleet":
@@ -274,8 +283,8 @@ def test_nothing_is_recorded_that_was_not_compared(
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "more" in statement.sql:
             fleet.execute(1, "CREATE TABLE guest (id int)")
 
@@ -295,7 +304,7 @@ def test_nothing_is_recorded_that_was_not_compared(
 def test_stopped_between_two_migrations_of_a_script(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second goes on with the script, at the end of which is the comparison."""
+    """The second migration continues the script, at whose end the comparison is."""
     first(fleet)
     migrations.add("0002_place", PLACE)
     migrations.add("0003_more", PLACE.replace('"place"', '"more"'))
@@ -321,7 +330,7 @@ def test_stopped_between_two_migrations_of_a_script(
 def test_killed_when_a_receiver_of_the_end_has_made_something(
     fleet: Fleet, migrations: Migrations
 ) -> None:
-    """What was recorded is not compared again; the receiver is called again."""
+    """Recorded steps are not compared again; the receiver is called again."""
     first(fleet)
     migrations.add("0002_place", PLACE)
     heard: list[int] = []
@@ -357,18 +366,18 @@ def test_a_session_that_dies_when_all_is_done(fleet: Fleet, migrations: Migratio
 def test_what_a_person_has_recorded_is_not_compared(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It failed, and somebody has made the tables by hand, in another way."""
+    """It failed, and somebody has created the tables by hand in another way."""
     first(fleet)
     migrations.add("0002_place", PLACE)
 
-    def broken(replay: ScriptExecutor, statement: Any) -> None:
+    def broken(executor: ScriptExecutor, statement: Any) -> None:
         raise ValueError("no")
 
     with monkeypatch.context() as patch:
         patch.setattr(ScriptExecutor, "_execute", broken)
         assert attempt(fleet) == "failed ValueError: no"
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN place varchar(99) NULL")
-    fleet.slowly(1, "fleet", fake=True)
+    fleet.migrate_with_django(1, "fleet", fake=True)
     assert attempt(fleet) == "done"
     assert fleet.applied(1).count(("fleet", "0002_place")) == 1
 
@@ -376,7 +385,7 @@ def test_what_a_person_has_recorded_is_not_compared(
 def test_a_receiver_of_the_end_fails(
     fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal says so, and the next attempt calls it again, but nothing else."""
+    """The journal records the failure, and the next attempt calls only the receiver again."""
     first(fleet)
     migrations.add("0002_place", PLACE)
     failing = True

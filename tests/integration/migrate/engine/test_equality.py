@@ -1,4 +1,4 @@
-"""Shards that the engine has migrated are what Django's ``migrate`` makes of them."""
+"""A shard migrated by the engine equals a shard migrated by Django's ``migrate``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTENT = [
 
 def test_a_new_shard(fleet: Fleet) -> None:
     fleet.create(0, 1, 5)
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     fleet.migrate(1, 5)
     fleet.assert_same(1, 0)
     fleet.assert_same(5, 0)
@@ -33,8 +33,8 @@ def test_a_new_shard(fleet: Fleet) -> None:
 def test_a_shard_on_its_way(fleet: Fleet, start: str) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", start)
-    fleet.slowly(0)
+        fleet.migrate_with_django(number, "fleet", start)
+    fleet.migrate_with_django(0)
     fleet.migrate(1)
     fleet.assert_same(1, 0)
 
@@ -42,10 +42,10 @@ def test_a_shard_on_its_way(fleet: Fleet, start: str) -> None:
 def test_rows(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0002")
+        fleet.migrate_with_django(number, "fleet", "0002")
         for statement in ROWS:
             fleet.execute(number, statement)
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     fleet.migrate(1)
     for query in CONTENT:
         found = fleet.execute(1, query)
@@ -57,8 +57,8 @@ def test_rows(fleet: Fleet) -> None:
 def test_backwards(fleet: Fleet, target: str) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number)
-    fleet.slowly(0, "fleet", target)
+        fleet.migrate_with_django(number)
+    fleet.migrate_with_django(0, "fleet", target)
     fleet.migrate(1, target=("fleet", target))
     fleet.assert_same(1, 0)
 
@@ -66,37 +66,37 @@ def test_backwards(fleet: Fleet, target: str) -> None:
 def test_there_and_back_again(fleet: Fleet) -> None:
     """A shard that was built from a template goes on like one that was not."""
     fleet.create(0, 1)
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     fleet.migrate(1)
     for target in ("0006", None):
-        fleet.slowly(0, *(["fleet", target] if target else []))
+        fleet.migrate_with_django(0, *(["fleet", target] if target else []))
         fleet.migrate(1, target=("fleet" if target else None, target))
         fleet.assert_same(1, 0)
 
 
 def test_one_app_or_one_migration(fleet: Fleet) -> None:
     fleet.create(0, 1)
-    fleet.slowly(0, "fleet", "0013")
+    fleet.migrate_with_django(0, "fleet", "0013")
     fleet.migrate(1, target=("fleet", "0013"))
     fleet.assert_same(1, 0)
-    fleet.slowly(0, "contenttypes")
+    fleet.migrate_with_django(0, "contenttypes")
     fleet.migrate(1, target=("contenttypes", None))
     fleet.assert_same(1, 0)
 
 
 @pytest.mark.mysql_settings
 def test_a_shard_that_has_drifted_gets_sql_of_its_own(fleet: Fleet) -> None:
-    """Schema editors look at what is there; the SQL of its siblings would fail on it."""
+    """Schema editors look at the existing schema; the siblings' SQL would fail on this shard."""
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
-        fleet.slowly(number, "fleet", "0013")
+        fleet.migrate_with_django(number, "fleet", "0013")
     ((name,),) = fleet.execute(
         0,
         "SELECT constraint_name FROM information_schema.table_constraints WHERE table_schema ="
         " DATABASE() AND table_name = 'fleet_remark' AND constraint_type = 'UNIQUE'",
     )
     fleet.execute(1, f"ALTER TABLE fleet_remark RENAME INDEX {name} TO by_hand")
-    fleet.slowly(0, "fleet", "0012")
+    fleet.migrate_with_django(0, "fleet", "0012")
     fleet.migrate(2, 1, target=("fleet", "0012"))
     fleet.assert_same(1, 0)
     fleet.assert_same(2, 0)
@@ -105,11 +105,11 @@ def test_a_shard_that_has_drifted_gets_sql_of_its_own(fleet: Fleet) -> None:
 def test_faked(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0023")
-    fleet.slowly(0, fake=True)
+        fleet.migrate_with_django(number, "fleet", "0023")
+    fleet.migrate_with_django(0, fake=True)
     fleet.migrate(1, fake=True)
     fleet.assert_same(1, 0)
-    fleet.slowly(0, "fleet", "0023", fake=True)
+    fleet.migrate_with_django(0, "fleet", "0023", fake=True)
     fleet.migrate(1, target=("fleet", "0023"), fake=True)
     fleet.assert_same(1, 0)
 
@@ -117,9 +117,9 @@ def test_faked(fleet: Fleet) -> None:
 def test_initial_migrations_whose_tables_exist_are_faked(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
         fleet.execute(number, "DROP TABLE django_migrations")
-    fleet.slowly(0, fake_initial=True)
+    fleet.migrate_with_django(0, fake_initial=True)
     fleet.migrate(1, fake_initial=True)
     fleet.assert_same(1, 0)
     before = fleet.schema(2).definitions["fleet_photo"]
@@ -129,7 +129,7 @@ def test_initial_migrations_whose_tables_exist_are_faked(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         (("nowhere", None), "No installed app with label 'nowhere'"),
         (("samples", None), "'samples' does not have migrations"),
@@ -138,10 +138,10 @@ def test_initial_migrations_whose_tables_exist_are_faked(fleet: Fleet) -> None:
     ],
 )
 def test_a_target_that_does_not_exist(
-    fleet: Fleet, target: tuple[str, str | None], told: str
+    fleet: Fleet, target: tuple[str, str | None], message: str
 ) -> None:
     fleet.create(1)
-    with pytest.raises(InvalidMigrationTarget, match=told):
+    with pytest.raises(InvalidMigrationTarget, match=message):
         fleet.migrate(1, target=target)
     assert fleet.schema(1).is_empty
 
@@ -169,9 +169,9 @@ def test_squashed_migrations(fleet: Fleet, migrations: Migrations, applied: str 
     fleet.create(0, 1)
     if applied:
         for number in (0, 1):
-            fleet.slowly(number, "fleet", applied)
+            fleet.migrate_with_django(number, "fleet", applied)
     migrations.write("0001_squashed", SQUASHED)
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     fleet.migrate(1)
     fleet.assert_same(1, 0)
     assert ("fleet", "0001_squashed") in fleet.applied(1)

@@ -1,4 +1,4 @@
-"""What Django's schema editors can do that the app of these tests does not use."""
+"""Features of Django's schema editors that the app of these tests does not use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPERATIONS = [
     """migrations.CreateModel("Proxy", [], options={"proxy": True}, bases=("fleet.record",))""",
     'migrations.AlterModelTable("record", "records")',
 ]
-#: Made by hand, on MySQL.
+#: Created by hand, on MySQL.
 BY_HAND = [
     "CREATE TABLE parts (a int) PARTITION BY RANGE (a)"
     " (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)",
@@ -48,18 +48,18 @@ def test_there_and_back_again(fleet: Fleet, migrations: Migrations) -> None:
     migrations.add("0002_features", *OPERATIONS)
     fleet.create(0, 1, 2, 3)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
         fleet.execute(number, "INSERT INTO fleet_album (user_id, name) VALUES (1, 'x'), (2, 'y')")
         for sql in BY_HAND if fleet.connection(number).vendor == "mysql" else ():
             fleet.execute(number, sql)
-    fleet.slowly(0, "fleet")
+    fleet.migrate_with_django(0, "fleet")
     fleet.migrate(1, target=("fleet", None))
     fleet.assert_same(1, 0)
     rows = "SELECT user_id, twice, points, code, name FROM records ORDER BY id"
     assert fleet.execute(1, rows) == fleet.execute(0, rows)
-    fleet.slowly(0, "fleet", "0001")
+    fleet.migrate_with_django(0, "fleet", "0001")
     fleet.migrate(1, target=("fleet", "0001"))
     fleet.assert_same(1, 0)
-    fleet.slowly(2, "fleet")
-    fleet.migrate(3, target=("fleet", None))  # Built.
+    fleet.migrate_with_django(2, "fleet")
+    fleet.migrate(3, target=("fleet", None))  # built from the template
     fleet.assert_same(3, 2)

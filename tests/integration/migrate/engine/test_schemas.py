@@ -1,4 +1,4 @@
-"""What the backends tell of schemas, and make of what they told."""
+"""Schema snapshots of the backends, and schemas built from them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_schema_is_built_from_what_another_one_told(fleet: Fleet) -> None:
     fleet.create(0, 4)
     for statement in [*TABLES, TRIGGER[fleet.connection(0).vendor]]:
         fleet.execute(0, statement)
-    told = fleet.schema(0)
+    snapshot = fleet.schema(0)
     assert fleet.schema(4).is_empty
     for _ in range(2):
-        fleet.connection(4).build_schema(told)
-        assert fleet.schema(4).differences(told) == []
+        fleet.connection(4).build_schema(snapshot)
+        assert fleet.schema(4).differences(snapshot) == []
     fleet.execute(4, "INSERT INTO one (id, word) VALUES (1, 'x')")
     assert fleet.execute(4, "SELECT word FROM one") == [("X",)]
 
@@ -45,7 +45,7 @@ def test_what_was_begun_is_finished(fleet: Fleet) -> None:
     fleet.execute(1, TABLES[0])
     fleet.execute(1, "INSERT INTO one (id, word) VALUES (1, 'x')")
     if fleet.connection(0).vendor == "mysql":
-        fleet.execute(1, TABLES[2])  # It is part of the definition of its table.
+        fleet.execute(1, TABLES[2])  # part of the definition of its table
     fleet.connection(1).build_schema(fleet.schema(0))
     fleet.assert_same_schema(1, 0)
     assert fleet.execute(1, "SELECT word FROM one") == [("x",)]
@@ -54,7 +54,7 @@ def test_what_was_begun_is_finished(fleet: Fleet) -> None:
 def test_rows_and_their_next_number_are_no_part_of_it(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
     fleet.execute(0, "INSERT INTO fleet_album (id, user_id, name) VALUES (77, 1, 'x')")
     fleet.assert_same_schema(0, 1)
 
@@ -62,8 +62,8 @@ def test_rows_and_their_next_number_are_no_part_of_it(fleet: Fleet) -> None:
 def test_digests_of_what_is_applied(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0002")
-    fleet.slowly(1, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0002")
+    fleet.migrate_with_django(1, "fleet", "0001")
     shards = [fleet.shard(number) for number in (0, 1, 2, 3)]
     found = fleet.connection(0).applied_digests(shards)
     assert found == {
@@ -79,9 +79,9 @@ def test_digests_of_what_is_applied(fleet: Fleet) -> None:
 @pytest.mark.mysql_settings
 def test_a_snapshot_takes_two_packets_and_a_glance_one(packets: list[str], fleet: Fleet) -> None:
     fleet.create(1)
-    fleet.slowly(1)
+    fleet.migrate_with_django(1)
     connection = fleet.connection(1)
-    # Of the sessions that are opened from now on packets are counted.
+    # Packets are counted on sessions that are opened from now on.
     connection.node_pool.dispose()
     connection.schema_snapshot()
     packets.clear()
@@ -92,9 +92,9 @@ def test_a_snapshot_takes_two_packets_and_a_glance_one(packets: list[str], fleet
 
 
 def test_what_a_glance_sees(fleet: Fleet) -> None:
-    """Tables that are new or gone, and changes of those that were asked for."""
+    """New and missing tables, and changes of the tables that were asked for."""
     fleet.create(1)
-    fleet.slowly(1)
+    fleet.migrate_with_django(1)
     connection = connections[fleet.shard(1).alias]
     known = connection.schema_snapshot()
     fleet.execute(1, "CREATE TABLE guest (id integer)")

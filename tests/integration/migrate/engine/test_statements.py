@@ -24,7 +24,7 @@ SEVERAL = [
 
 
 class BreaksAt:
-    """Breaks off at the statement with this number, before or after it is run."""
+    """Raises an exception at the statement with this number, before or after it runs."""
 
     def __init__(self, number: int, *, before: bool) -> None:
         self.number = number
@@ -34,12 +34,12 @@ class BreaksAt:
     def within(self, patch: pytest.MonkeyPatch) -> BreaksAt:
         execute = ScriptExecutor._execute
 
-        def broken(replay: ScriptExecutor, statement: Any) -> None:
+        def broken(executor: ScriptExecutor, statement: Any) -> None:
             is_it = len(self.run) == self.number
             if is_it and self.before:
                 raise Broken
             self.run.append(statement.sql)
-            execute(replay, statement)
+            execute(executor, statement)
             if is_it:
                 raise Broken
 
@@ -64,12 +64,12 @@ def test_each_statement_is_run_once(
     migrations.add("0002_several", *SEVERAL)
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0001")
+        fleet.migrate_with_django(number, "fleet", "0001")
         fleet.execute(number, "INSERT INTO fleet_album (user_id, name) VALUES (1, 'x')")
-    fleet.slowly(0)
+    fleet.migrate_with_django(0)
     run: list[str] = []
     for attempt in range(60):
-        # Every other time one more, as what is rolled back is run again.
+        # Every second time one more, as rolled-back statements run again.
         try:
             run += broken_off(fleet, monkeypatch, attempt % 2, before=before).run
         except pytest.fail.Exception:
@@ -78,7 +78,8 @@ def test_each_statement_is_run_once(
     assert fleet.execute(1, "SELECT label, place FROM fleet_album") == [("x", "here")]
     alters = [sql for sql in run if sql.startswith(("ALTER", "CREATE"))]
     assert len(alters) > 3
-    # MODIFY has dropped the default: nothing would tell whether this one was run, so it may be.
+    # MODIFY has dropped the default: nobody can see whether this statement ran, so it may run
+    # twice.
     repeated = {sql for sql in alters if alters.count(sql) > 1}
     assert all("DROP DEFAULT" in sql for sql in repeated)
 
@@ -88,12 +89,12 @@ def test_a_schema_that_is_neither_as_before_nor_as_after(
 ) -> None:
     migrations.add("0002_several", *SEVERAL)
     fleet.create(1)
-    fleet.slowly(1, "fleet", "0001")
+    fleet.migrate_with_django(1, "fleet", "0001")
     broken_off(fleet, monkeypatch, 0, before=True)
     fleet.execute(1, "ALTER TABLE fleet_album ADD COLUMN by_hand integer NULL")
-    with pytest.raises(OperationUnclear) as told:
+    with pytest.raises(OperationUnclear) as caught:
         fleet.migrate(1)
-    message = str(told.value)
+    message = str(caught.value)
     assert "'Add field place to album' was interrupted on fleet_00001" in message
     assert "neither as it was before the statement nor as it is after it" in message
     assert "ADD COLUMN" in message
@@ -108,13 +109,13 @@ def test_a_shard_that_is_changed_meanwhile(
 ) -> None:
     migrations.add("0002_several", *SEVERAL)
     fleet.create(1)
-    fleet.slowly(1, "fleet", "0001")
+    fleet.migrate_with_django(1, "fleet", "0001")
     execute = ScriptExecutor._execute
 
-    def with_a_guest(replay: ScriptExecutor, statement: Any) -> None:
-        execute(replay, statement)
+    def with_a_guest(executor: ScriptExecutor, statement: Any) -> None:
+        execute(executor, statement)
         if "by_place" in statement.sql:
-            execute(replay, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
+            execute(executor, type(statement)(("fleet", "x"), 0, "", "CREATE TABLE guest (id int)"))
 
     with monkeypatch.context() as patch:
         patch.setattr(ScriptExecutor, "_execute", with_a_guest)

@@ -1,4 +1,4 @@
-"""Many shards: in threads, from one recording, and seen by few queries."""
+"""Many shards: in threads, from one recording, and inspected with few queries."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def in_threads(work: Callable[[int], Any], numbers: list[int]) -> None:
 def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
     numbers = [0, 1, 2, 4, 5, 6]
     fleet.create(3, *numbers)
-    fleet.slowly(3)
+    fleet.migrate_with_django(3)
     with fleet.run() as run:
         migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
-        run.steps(fleet.shard(number).alias for number in numbers)
+        run.create_steps(fleet.shard(number).alias for number in numbers)
 
         def work(number: int) -> None:
             step = run.step(fleet.shard(number).alias)
@@ -57,11 +57,11 @@ def test_shards_at_once_share_what_was_recorded(fleet: Fleet) -> None:
 def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
     fleet.create(0, 1, 2, 4, 5)
     for number in (0, 4, 5):
-        fleet.slowly(number)
-    fleet.slowly(5, "fleet", "0027")
+        fleet.migrate_with_django(number)
+    fleet.migrate_with_django(5, "fleet", "0027")
     migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     shards = list(fleet.group.shards())
-    survey = migrator.survey(shards)
+    survey = migrator.applied_state(shards)
     assert survey.current == 2
     assert [shard.number for shard in survey.behind] == [1, 2, 5]
     assert [shard.number for shard in survey.missing] == [3, 6, 7]
@@ -73,11 +73,11 @@ def test_a_survey_asks_each_node_once(fleet: Fleet) -> None:
 
 @pytest.mark.mysql_settings
 def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
-    """Beside its statements: a lock, three looks, and two entries of the journal."""
+    """Beside its statements: a lock, three reads of the state, and two entries of the journal."""
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0022")
-    # Of the sessions that are opened from now on packets are counted.
+        fleet.migrate_with_django(number, "fleet", "0022")
+    # Packets are counted on sessions that are opened from now on.
     fleet.connection(0).node_pool.dispose()
     fleet.migrate(0, 1, target=("fleet", "0023"))
     first, second = [number for number, packet in enumerate(packets) if "'done'" in packet][:2]
@@ -103,24 +103,28 @@ def test_what_one_more_column_costs(packets: list[str], fleet: Fleet) -> None:
 def test_a_current_shard_costs_nothing(fleet: Fleet) -> None:
     fleet.create(0, 1, 2)
     for number in (0, 1, 2):
-        fleet.slowly(number)
+        fleet.migrate_with_django(number)
     migrator = Migrator(fleet.group, MigrateOptions(), journal.Scripts())
     asked = [connections[fleet.shard(number).alias] for number in (0, 1, 2)]
     with CaptureQueriesContext(asked[0]), CaptureQueriesContext(asked[1]) as one:
         with CaptureQueriesContext(asked[2]) as two:
-            assert migrator.survey([fleet.shard(number) for number in (0, 1, 2)]).current == 3
-        # What there is to know about this state is asked of the first shard that has it.
+            assert (
+                migrator.applied_state([fleet.shard(number) for number in (0, 1, 2)]).current == 3
+            )
+        # The first shard in this state is queried for it; the others need no query.
         assert len(one) == len(two) == 0
 
 
 def test_only_shards_with_a_plan_are_signalled(fleet: Fleet) -> None:
     fleet.create(1)
-    told: list[tuple[str, Any]] = []
+    events: list[tuple[str, Any]] = []
 
     def hear(sender: Any, using: str, plan: Any, apps: Any, signal: Any, **kwargs: Any) -> None:
         if sender.label == "fleet" and using == "fleet_00001":
             state = {model._meta.model_name for model in apps.get_models()}
-            told.append(("pre" if signal is pre_migrate else "post", (len(plan), "photo" in state)))
+            events.append(
+                ("pre" if signal is pre_migrate else "post", (len(plan), "photo" in state))
+            )
 
     for signal in (pre_migrate, post_migrate):
         signal.connect(hear)
@@ -129,7 +133,7 @@ def test_only_shards_with_a_plan_are_signalled(fleet: Fleet) -> None:
     finally:
         for signal in (pre_migrate, post_migrate):
             signal.disconnect(hear)
-    (pre, post) = told
+    (pre, post) = events
     assert pre[0] == "pre" and post[0] == "post"
     assert pre[1][0] == post[1][0] > 28
     assert (pre[1][1], post[1][1]) == (False, True)
@@ -155,26 +159,26 @@ RECEIPT = """migrations.CreateModel("Receipt", [
 @pytest.mark.mysql_settings
 @pytest.mark.parametrize("more", ["", ', ("x", models.IntegerField(null=True))'])
 def test_ids_of_tables_that_are_made_anew(fleet: Fleet, migrations: Migrations, more: str) -> None:
-    """What was read of a table says nothing of another one that has its name now."""
+    """The columns that were read of a table do not apply to a new table of the same name."""
     fleet.create(1)
-    fleet.slowly(1, "fleet")
+    fleet.migrate_with_django(1, "fleet")
     target = ("fleet", None)
     migrations.add("0002_receipt", RECEIPT.format(more=""))
     fleet.migrate(1, target=target)
     migrations.add("0003_again", 'migrations.DeleteModel("Receipt")', RECEIPT.format(more=more))
     fleet.migrate(1, target=target)
-    ((_, told),) = fleet.execute(1, "SHOW CREATE TABLE fleet_receipt")
-    assert "AUTO_INCREMENT=" in told
+    ((_, definition),) = fleet.execute(1, "SHOW CREATE TABLE fleet_receipt")
+    assert "AUTO_INCREMENT=" in definition
 
 
 @pytest.mark.mysql_settings
 def test_shards_whose_schemas_have_other_defaults(fleet: Fleet, migrations: Migrations) -> None:
-    """One after the other, on a session that has stood in the copy of the other one."""
+    """One after the other, on a session that was in the template of the other one."""
     fleet.create(4, 5)
     schema = fleet.connection(5).settings_dict["NAME"]
     fleet.execute(5, f"ALTER DATABASE `{schema}` COLLATE utf8mb4_unicode_ci")
     for number in (4, 5):
-        fleet.slowly(number, "fleet")
+        fleet.migrate_with_django(number, "fleet")
     place = 'migrations.AddField("album", "place", models.CharField(max_length=9, null=True))'
     migrations.add("0002_place", place)
     fleet.connection(4).node_pool.dispose()
@@ -186,8 +190,8 @@ def test_shards_whose_schemas_have_other_defaults(fleet: Fleet, migrations: Migr
 def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
     fleet.create(0, 1)
     for number in (0, 1):
-        fleet.slowly(number, "fleet", "0020")
-    fleet.slowly(0)
+        fleet.migrate_with_django(number, "fleet", "0020")
+    fleet.migrate_with_django(0)
     for answers in range(1, 6):
         left = iter([False] * (answers * 3) + [True] * 1000)
         try:
@@ -200,7 +204,7 @@ def test_it_stops_between_two_things_and_goes_on(fleet: Fleet) -> None:
 
 @pytest.mark.mysql_settings
 def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> None:
-    """Such as that of a process that was killed: its last statement goes on in the server."""
+    """For example the session of a killed process whose last statement is still running."""
     fleet.create(1)
     alias = fleet.shard(1).alias
     waits = threading.Event()
@@ -232,4 +236,4 @@ def test_it_waits_for_a_session_that_still_migrates_the_shard(fleet: Fleet) -> N
 def test_a_target_that_does_not_exist_is_told_before_a_shard_is_made(fleet: Fleet) -> None:
     migrator = Migrator(fleet.group, MigrateOptions(("fleet", "0099")), journal.Scripts())
     with pytest.raises(InvalidMigrationTarget):
-        migrator.survey(list(fleet.group.shards()))
+        migrator.applied_state(list(fleet.group.shards()))

@@ -1,4 +1,4 @@
-"""What the writers of these tests write."""
+"""The model that the writers of these tests write."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class Entry(ShardedModel):
     class ShardMeta:
         group = "photos"
         shard_key = "user_id"
-        cache = True  # Where the settings have a cache.
+        cache = True  # if the settings configure a cache

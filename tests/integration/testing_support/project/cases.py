@@ -1,7 +1,7 @@
 """Tests as a user of the library writes them; run by the tests in the folder above.
 
-Each class's tests do the same in every order, so rows of one that another one sees
-make it fail.
+The tests of a class do the same in every order, so rows of one test that another one sees make
+it fail.
 """
 
 # These run under unittest.
@@ -34,18 +34,18 @@ MIGRATED = [] if "PROJECT_WITHOUT_MIGRATIONS" in os.environ else ["from a migrat
 
 
 def on(owner: int) -> Any:
-    """The connection of the shard of ``owner``."""
+    """Return the connection of the shard of ``owner``."""
     return connections[f"notes_{owner % 8:05d}"]
 
 
 def texts(owner: int) -> list[str]:
-    """The notes on the shard of ``owner``, those of other owners and the migration's included."""
-    found = Note.objects.using(on(owner).alias).order_by("text")
-    return list(found.values_list("text", flat=True))
+    """Return all notes on the shard of ``owner``, including those of the migration."""
+    notes = Note.objects.using(on(owner).alias).order_by("text")
+    return list(notes.values_list("text", flat=True))
 
 
 def committed(owner: int) -> list[str]:
-    """The same as another connection sees it."""
+    """Return the notes that another connection sees."""
     other = on(owner).copy()
     try:
         with other.cursor() as cursor:
@@ -56,7 +56,7 @@ def committed(owner: int) -> list[str]:
 
 
 def in_thread(function: Any) -> Any:
-    """What ``function`` returns in a thread of its own, with that thread's connections closed."""
+    """Return the result of ``function`` in a new thread, and close its connections."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -74,7 +74,7 @@ def in_thread(function: Any) -> Any:
 
 
 class Recorded(SimpleTestCase):
-    """Tells the tests outside which process ran, with which schemas."""
+    """Records which process ran the test, with which schemas."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -93,7 +93,7 @@ class RollsBack(Recorded, TestCase):
 
     def _write_everywhere(self) -> None:
         self.assertEqual(texts(1), [*MIGRATED, "of the class"])
-        self.assertEqual(texts(2), MIGRATED)  # first used inside the test
+        self.assertEqual(texts(2), MIGRATED)  # first use inside the test
         Note.objects.create(owner=1, text="of the test")
         for owner in (2, 6):
             note = Note.objects.create(owner=owner, text="of the test")
@@ -157,7 +157,7 @@ class WritesToAllDatabases(Recorded):
     databases = "__all__"
 
     def _write(self) -> None:
-        # The group has the directory strategy: the owner is placed, with the row.
+        # The group has the directory strategy: saving the row has placed the owner.
         self.assertFalse(Event.objects.filter(owner=3).exists())
         self.assertEqual(Placement.objects.count(), 0)
         Event.objects.create(owner=3)
@@ -331,7 +331,7 @@ class LiveServer(Recorded, LiveServerTestCase):
 
 @tag("fails")
 class BreaksConstraint(TestCase):
-    """Fails in its teardown on databases that defer constraints, else where it is written."""
+    """Fails in its teardown on databases that defer constraints, else at the write."""
 
     databases = {"default", "notes"}
 

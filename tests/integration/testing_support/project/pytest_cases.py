@@ -1,4 +1,4 @@
-"""The same with pytest-django's fixtures and marks."""
+"""The same tests with pytest-django's fixtures and marks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A project whose own tests are run by the tests in the folder above.
+"""Settings of a project whose own tests are run by the tests in the folder above.
 
-``PROJECT_FOLDER`` is where its files go; ``PROJECT_NODES`` is a JSON dict of nodes, absent
+``PROJECT_FOLDER`` is the folder for its files; ``PROJECT_NODES`` is a JSON dict of nodes, absent
 for SQLite; ``PROJECT_MEMCACHED`` is the address of a cache server, absent for no cache.
 """
 
@@ -18,7 +18,7 @@ USE_TZ = True
 ROOT_URLCONF = "tests.integration.testing_support.project.urls"
 STATIC_URL = "static/"
 MEDIA_URL = "media/"
-# Their rows are made anew after each flush, with other numbers.
+# A flush creates their rows again, with other numbers.
 TEST_NON_SERIALIZED_APPS = ["django.contrib.contenttypes"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 SILENCED_SYSTEM_CHECKS = ["sharded_orm.W014", "sharded_orm.W011", "sharded_orm.W027"]
@@ -29,7 +29,7 @@ INSTALLED_APPS = [
 ]
 DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
 
-if "PROJECT_EARLIER" in os.environ:  # as it was before somebody wrote migration 2
+if "PROJECT_EARLIER" in os.environ:  # without migration 2
     MIGRATION_MODULES = {
         "notes": "tests.integration.testing_support.project.notes.earlier_migrations"
     }

@@ -19,8 +19,8 @@ def write(request: HttpRequest) -> HttpResponse:
 
 def _open() -> frozenset[str]:
     group = transaction.get_connection("notes")
-    found: frozenset[str] = group.open_transactions()
-    return found
+    aliases: frozenset[str] = group.open_transactions()
+    return aliases
 
 
 @transaction.non_atomic_requests(using="notes")

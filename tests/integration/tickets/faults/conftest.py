@@ -1,4 +1,4 @@
-"""Two servers of a module's own, as ticket servers behind proxies."""
+"""Two private servers for a module, used as ticket servers behind proxies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _pair(servers: Any, kind: type[ServerTickets], django_db_blocker: Any) -> It
 @pytest.fixture(scope="module")
 def pair(django_db_blocker: Any) -> Iterator[list[MariaDBTickets]]:
     """Servers 1 and 2. After a test both run, on whatever data."""
-    # One that is killed must not forget what it has acknowledged: with the usual option of
-    # these servers, the log leaves the process only once in a second.
+    # A killed server must keep the ids that it has acknowledged. With the usual option of these
+    # servers, the log leaves the process only once a second.
     servers = mariadb.servers(2, innodb_flush_log_at_trx_commit="1")
     yield from _pair(servers, MariaDBTickets, django_db_blocker)
 
 
 @pytest.fixture(scope="module")
 def pair_on_postgresql(django_db_blocker: Any) -> Iterator[list[PostgreSQLTickets]]:
-    """The same, on PostgreSQL."""
+    """Servers 1 and 2 on PostgreSQL."""
     yield from _pair(postgresql.servers(2), PostgreSQLTickets, django_db_blocker)

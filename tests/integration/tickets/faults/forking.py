@@ -1,8 +1,8 @@
 """A program that forks while it draws ids; ``test_forks`` runs it.
 
 Its arguments are a file with the pickled project, a sequence, whether a second thread draws
-all the time, and how the children end: by ``exit``, before which Python tidies up and closes
-whatever it finds open, or by ``_exit``. It prints what happened as JSON.
+all the time, and how the children end: by ``exit``, before which Python cleans up and closes
+open objects, or by ``_exit``. It prints the ids and connections as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHILDREN, EACH = 10, 30
 def main(project: Any, sequence: str, busy: bool, end: str) -> None:
     project.configure()
     generator = project.generator()
-    # Now it has a connection to each server, and holds the rest of a block.
+    # Now the process has a connection to each server, and holds the rest of a block.
     parents = [generator.next(sequence) for _ in range(EACH)]
     sessions = [_session(server) for server in generator.servers]
     stop = threading.Event()
@@ -40,7 +40,7 @@ def main(project: Any, sequence: str, busy: bool, end: str) -> None:
     reader, writer = os.pipe()
     for number in range(CHILDREN):
         if not os.fork():
-            # Every second one draws nothing; it has to leave the connections alone as well.
+            # Every second child draws nothing; it has to leave the connections alone as well.
             theirs = [generator.next(sequence) for _ in range(EACH * (number % 2))]
             os.write(writer, json.dumps(theirs).encode() + b"\n")
             if end == "_exit":
@@ -63,7 +63,7 @@ def main(project: Any, sequence: str, busy: bool, end: str) -> None:
 
 
 def _session(server: Any) -> Any:
-    """The connection that is used next, after it has been used once more."""
+    """Return the connection that is used next, after one more use."""
     deadline = time.monotonic() + PATIENCE
 
     def use(session: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the processes of these tests are started with; imported by each of them.
+"""Settings of the processes of these tests, which all import this module.
 
 Imports no model: a process configures Django first.
 """
@@ -9,8 +9,8 @@ import multiprocessing
 from dataclasses import dataclass, field
 from typing import Any
 
-# Forked from a process that has imported what they need, and has neither threads nor
-# connections.
+# Processes are forked from a server process that has imported the modules below, and has neither
+# threads nor connections.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["django.contrib.contenttypes", "django.db", "MySQLdb", "psycopg", "sharded_orm.runtime"]
@@ -19,7 +19,7 @@ CONTEXT.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Project:
-    """What the settings of a process say."""
+    """The settings of a process."""
 
     databases: dict[str, dict[str, Any]]
     options: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Project:
         django.setup()
 
     def generator(self) -> Any:
-        """The one that the settings of a configured process describe."""
+        """Return the generator of a configured process."""
         from sharded_orm import runtime
 
         return runtime.tickets()

@@ -1,4 +1,4 @@
-"""Ticket servers as the tests own them, and what can happen to one of them."""
+"""Ticket servers of these tests, and the faults that they can have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharded_orm.ids.tickets.session import (
     TicketSession,
     session_class,
 )
-from tests.integration.tickets.faults.drawing import Crowd
+from tests.integration.tickets.faults.workload import Workload
 from tests.patience import PATIENCE
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
@@ -31,7 +31,7 @@ DATABASE = "tickets"
 
 
 class TicketDatabase:
-    """A ticket server as its administrator sees it, who needs no generator to reach it."""
+    """A ticket server from its administrator's view, without a generator."""
 
     def __init__(self, vendor: str, settings: dict[str, Any], place: SequenceSlot) -> None:
         self.alias = f"tickets_{place.position}"
@@ -53,13 +53,13 @@ class TicketDatabase:
             session.create(sequence, form or session.forms[0], 0, _deadline())
 
     def position(self, sequence: str) -> int:
-        """The last id that the sequence has handed out."""
+        """Return the last id that the sequence has handed out."""
         with self.session() as session:
             return session.position(_row(session, sequence), _deadline())
 
     def partner_mark(self, sequence: str) -> int:
         with self.session() as session:
-            return _row(session, sequence).partner_mark
+            return _row(session, sequence).predecessor_mark
 
 
 def _deadline() -> float:
@@ -73,7 +73,7 @@ def _row(session: TicketSession, sequence: str) -> SequenceRow:
 
 
 class ServerTickets(TicketDatabase):
-    """On a server of the test's own, which its clients reach through a proxy."""
+    """On a private server, which its clients reach through a proxy."""
 
     vendor: ClassVar[str]
     faults = ("killed", "paused", "cut", "stalled", "silenced", "locked")
@@ -93,7 +93,7 @@ class ServerTickets(TicketDatabase):
 
     @abstractmethod
     def connection(self) -> AbstractContextManager[Any]:
-        """Of the administrator; every statement is committed."""
+        """The administrator's connection, in autocommit."""
 
     def execute(self, sql: str) -> None:
         with self.connection() as connection:
@@ -108,19 +108,19 @@ class ServerTickets(TicketDatabase):
     # ##### Its data #####
 
     def back_up(self, folder: Path) -> None:
-        """Copy the data folder while the server does not run."""
+        """Copy the data folder while the server is stopped."""
         self.server.stop()
         shutil.copytree(self.server.folder / "data", folder)
         self.server.start()
 
     def put_back(self, folder: Path) -> None:
-        """Let the server come back with the data of a copy."""
+        """Restart the server with the data of a copy."""
         self.server.stop()
         shutil.rmtree(self.server.folder / "data")
         shutil.copytree(folder, self.server.folder / "data")
         self.server.start()
 
-    # ##### Faults: each is there while its block runs #####
+    # ##### Faults: each lasts as long as its block #####
 
     @contextlib.contextmanager
     def killed(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class ServerTickets(TicketDatabase):
 
     @contextlib.contextmanager
     def silenced(self) -> Iterator[None]:
-        """It counts, and nobody hears of it."""
+        """The server counts, but its answers are lost."""
         self.proxy.drop_answers()
         try:
             yield
@@ -167,7 +167,7 @@ class ServerTickets(TicketDatabase):
 
     @abstractmethod
     def locked(self) -> AbstractContextManager[None]:
-        """Somebody is in the way: requests wait in the server, and are done when it ends."""
+        """Requests wait for a lock in the server, and run when the block ends."""
 
 
 class MariaDBTickets(ServerTickets):
@@ -202,7 +202,7 @@ class PostgreSQLTickets(ServerTickets):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         with self.connection(DATABASE) as connection:
-            # As VACUUM FULL does, and many a change of a table.
+            # As VACUUM FULL does, and many an ALTER TABLE.
             connection.execute(f"BEGIN; LOCK TABLE {CATALOG} IN ACCESS EXCLUSIVE MODE")
             yield
 
@@ -218,27 +218,27 @@ class SQLiteTickets(TicketDatabase):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Somebody's transaction holds the write lock of the file."""
+        """Another transaction holds the write lock of the file."""
         with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield
 
 
-def all_serve(crowd: Crowd, servers: Sequence[TicketDatabase], sequence: str) -> None:
-    """Wait until each process has an id of each server that it has not had."""
+def all_serve(workload: Workload, servers: Sequence[TicketDatabase], sequence: str) -> None:
+    """Wait until each process has a new id of each server."""
     for place, server in enumerate(servers):
-        crowd.go_past(place, server.position(sequence), all)
+        workload.wait_for_ids_above(place, server.position(sequence), all)
 
 
 def suffer(
-    crowd: Crowd, servers: Sequence[TicketDatabase], place: int, fault: str, sequence: str
+    workload: Workload, servers: Sequence[TicketDatabase], place: int, fault: str, sequence: str
 ) -> None:
-    """One fault of one server, from its beginning to the use of what has recovered."""
+    """Run one fault of one server until the processes use the recovered server."""
     server, partner = servers[place], servers[1 - place]
     with getattr(server, fault)():
-        # Between two requests to the partner each process has asked the server, or has
-        # given up on it before.
+        # Between two requests to the partner, each process has asked this server, or has given up
+        # on it before.
         for _ in range(2):
-            crowd.go_past(1 - place, partner.position(sequence), all)
-    # Not by all of them: the next fault may come while some still leave this one alone.
-    crowd.go_past(place, server.position(sequence), any)
+            workload.wait_for_ids_above(1 - place, partner.position(sequence), all)
+    # Not all of them: the next fault may come while some still avoid this server.
+    workload.wait_for_ids_above(place, server.position(sequence), any)

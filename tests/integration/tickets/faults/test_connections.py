@@ -1,4 +1,4 @@
-"""What stays behind on connections: nothing that harms the next request."""
+"""State that stays on connections must not harm the next request."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.tickets.faults.clerk import Clerk
 from tests.integration.tickets.faults.project import Project
 from tests.integration.tickets.faults.servers import MariaDBTickets, ServerTickets
+from tests.integration.tickets.faults.ticket_client import TicketClient
 
 
 @pytest.mark.parametrize("on", ["pair", "pair_on_postgresql"])
@@ -21,17 +21,17 @@ def test_the_answer_to_an_interrupted_request_is_nobodys(
         server.create(sequence)
     options: dict[str, Any] = {"TIMEOUT": 60.0}
     project = Project({server.alias: server.for_clients for server in pair}, options)
-    with Clerk(project) as clerk, Clerk(project) as other:
+    with TicketClient(project) as client, TicketClient(project) as other:
         for place in (0, 1):
-            clerk.take_from(place, sequence)
+            client.take_from(place, sequence)
         for place in (0, 1):
             other.take_from(place, sequence, 1000)
         # It waits for one id. The answer comes after the exception.
         with pair[0].locked():
-            clerk.be_interrupted(sequence)
+            client.be_interrupted(sequence)
         for place in (0, 1):
-            clerk.take_from(place, sequence, 100)
-        ids = clerk.ids + other.ids
+            client.take_from(place, sequence, 100)
+        ids = client.ids + other.ids
         assert len(ids) == len(set(ids))
 
 
@@ -39,15 +39,15 @@ def test_a_connection_that_died_unused_is_no_failure(pair: list[MariaDBTickets])
     first, second = pair
     for server in pair:
         server.create("unused")
-    # Nothing but the first request on a new connection tells that a server was away.
+    # Only the first request on a new connection reveals that a server was restarted.
     project = Project({server.alias: server.for_clients for server in pair}, {"BACKOFF": 60.0})
-    with Clerk(project) as clerk:
+    with TicketClient(project) as client:
         for place in (0, 1):
-            clerk.take_from(place, "unused")
+            client.take_from(place, "unused")
         with first.killed():
             pass
         with second.cut():
-            assert [number % 2 for number in (*clerk.take("unused"), *clerk.take("unused"))] == [
+            assert [number % 2 for number in (*client.take("unused"), *client.take("unused"))] == [
                 1,
                 1,
             ]

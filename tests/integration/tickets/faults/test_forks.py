@@ -1,4 +1,4 @@
-"""A child never hands out its parent's ids, nor speaks into its parent's connections."""
+"""A child never hands out its parent's ids, nor uses its parent's connections."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def fork(
         text=True,
         timeout=PATIENCE,
     )
-    # A child that could not draw has told why.
+    # A child that could not draw has printed the reason.
     assert ran.stderr == ""
-    told: dict[str, Any] = json.loads(ran.stdout)
-    return told
+    result: dict[str, Any] = json.loads(ran.stdout)
+    return result
 
 
-def prove(told: dict[str, Any], busy: str) -> None:
-    assert told["ends"] == [0] * forking.CHILDREN
-    ids = [number for drawn in told["ids"] for number in drawn]
+def prove(result: dict[str, Any], busy: str) -> None:
+    assert result["ends"] == [0] * forking.CHILDREN
+    ids = [number for drawn in result["ids"] for number in drawn]
     assert len(ids) == len(set(ids))
-    children = told["ids"][1:]
+    children = result["ids"][1:]
     assert sorted(map(len, children)) == sorted([0, forking.EACH] * (forking.CHILDREN // 2))
-    if busy == "idle":  # else the threads take turns with several connections
-        assert told["kept"] == [True, True]
+    if busy == "idle":  # otherwise the threads take turns with several connections
+        assert result["kept"] == [True, True]
 
 
 @BLOCKS

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tickets.faults.drawing import Crowd, Drawn
 from tests.integration.tickets.faults.project import Project
 from tests.integration.tickets.faults.servers import (
     MariaDBTickets,
@@ -17,6 +16,7 @@ from tests.integration.tickets.faults.servers import (
     all_serve,
     suffer,
 )
+from tests.integration.tickets.faults.workload import DrawnIds, Workload
 
 # A caller waits for at most twice as long as one server has.
 TIMEOUT, BACKOFF = 2.0, 0.2
@@ -28,48 +28,48 @@ def storm(
     form: str,
     block_size: int,
     processes: int,
-    wanted: int,
-) -> Drawn:
+    minimum: int,
+) -> DrawnIds:
     """Draw while each server suffers each fault, again and again until all have enough."""
     sequence = f"{form}_{block_size}_{processes}"
     for server in pair:
         server.create(sequence, form)
     options = {"TIMEOUT": TIMEOUT, "BACKOFF": BACKOFF, "BLOCK_SIZE": block_size}
     project = Project({server.alias: server.for_clients for server in pair}, options)
-    with Crowd(project, sequence, folder, processes, wanted) as crowd:
-        all_serve(crowd, pair, sequence)
+    with Workload(project, sequence, folder, processes, minimum) as workload:
+        all_serve(workload, pair, sequence)
         enough = False
         while not enough:
             for fault, place in itertools.product(ServerTickets.faults, (0, 1)):
-                suffer(crowd, pair, place, fault, sequence)
-            enough = all(member.last.count >= wanted for member in crowd.members)
-        all_serve(crowd, pair, sequence)
-        drawn = crowd.finish()
+                suffer(workload, pair, place, fault, sequence)
+            enough = all(member.last.count >= minimum for member in workload.members)
+        all_serve(workload, pair, sequence)
+        drawn = workload.finish()
     for place, server in enumerate(pair):
-        # Else the other has handed out numbers of this one.
+        # Otherwise the other server has handed out numbers of this one.
         assert drawn.highest(place) <= server.position(sequence)
     return drawn
 
 
-def prove(drawn: Drawn, wanted: int, record: Callable[[str, object], None]) -> None:
+def prove(drawn: DrawnIds, minimum: int, record: Callable[[str, object], None]) -> None:
     assert drawn.duplicates() == []
     for name, report in drawn.reports.items():
-        # Each call gave as many as it was asked for; an error would have ended its process.
-        assert len(drawn.ids[name]) == report.count >= wanted
-    # For the eye: a machine that is busy makes anything late.
-    told = {
+        # Each call returned as many ids as requested; an error would have ended its process.
+        assert len(drawn.ids[name]) == report.count >= minimum
+    # For information only: on a busy machine anything is late.
+    figures = {
         "ids": drawn.count,
         "calls": sum(report.calls for report in drawn.reports.values()),
         "longest wait of a call (s)": round(drawn.longest, 3),
         "configured (s)": TIMEOUT,
     }
-    for name, value in told.items():
+    for name, value in figures.items():
         record(name, value)
-    print(told)
+    print(figures)
 
 
 SIZES = pytest.mark.parametrize(
-    ("processes", "wanted"), [(4, 500), pytest.param(8, 50_000, marks=pytest.mark.long)]
+    ("processes", "minimum"), [(4, 500), pytest.param(8, 50_000, marks=pytest.mark.long)]
 )
 
 
@@ -82,11 +82,11 @@ def test_on_mariadb(
     form: str,
     block_size: int,
     processes: int,
-    wanted: int,
+    minimum: int,
     record_property: Callable[[str, object], None],
 ) -> None:
-    drawn = storm(pair, tmp_path, form, block_size, processes, wanted)
-    prove(drawn, wanted, record_property)
+    drawn = storm(pair, tmp_path, form, block_size, processes, minimum)
+    prove(drawn, minimum, record_property)
 
 
 @pytest.mark.parametrize("block_size", [1, pytest.param(100, marks=pytest.mark.long)])
@@ -96,8 +96,8 @@ def test_on_postgresql(
     tmp_path: Path,
     block_size: int,
     processes: int,
-    wanted: int,
+    minimum: int,
     record_property: Callable[[str, object], None],
 ) -> None:
-    drawn = storm(pair_on_postgresql, tmp_path, "sequence", block_size, processes, wanted)
-    prove(drawn, wanted, record_property)
+    drawn = storm(pair_on_postgresql, tmp_path, "sequence", block_size, processes, minimum)
+    prove(drawn, minimum, record_property)

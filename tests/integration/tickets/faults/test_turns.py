@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 
 SEQUENCES = ("photos", "albums")
 BATCH, PROCESSES = 500, 40
-# Where a process begins is drawn by lot: fewer come about once in ten million runs.
+# Each process starts at a random server: fewer come about once in ten million runs.
 AT_LEAST = 4
 
 
@@ -34,14 +34,14 @@ def project(tmp_path: Path, django_db_blocker: Any) -> Iterator[Project]:
 
 
 def take_batches(project: Project) -> list[list[int]]:
-    """What a new process does: one batch of each sequence."""
+    """Take one batch of each sequence, in a new process."""
     project.configure()
     generator = project.generator()
     return [list(generator.take(sequence, BATCH)) for sequence in SEQUENCES]
 
 
 def take_batches_in_children(project: Project, used: bool) -> list[list[list[int]]]:
-    """The same by children of one process, which has taken ids itself if it is ``used``."""
+    """Take batches in children of one process, which has taken ids itself if it is ``used``."""
     project.configure()
     generator = project.generator()
     for sequence in SEQUENCES if used else ():
@@ -61,7 +61,7 @@ def take_batches_in_children(project: Project, used: bool) -> list[list[list[int
 
 
 def take_interleaved(project: Project) -> dict[str, list[int]]:
-    """A site that saves an album and a photo in it, over and over."""
+    """Take ids like a site that saves an album and a photo in it, over and over."""
     project.configure()
     generator = project.generator()
     found: dict[str, list[int]] = {sequence: [] for sequence in SEQUENCES}
@@ -77,7 +77,7 @@ def in_new_processes(function: Any, *arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def assert_shared(batches: list[list[list[int]]]) -> None:
-    """Every sequence is served by both servers, whoever serves the other one."""
+    """Check that both servers serve every sequence, independently of the other sequence."""
     places = [tuple(ids[0] % 2 for ids in of_process) for of_process in batches]
     for number, sequence in enumerate(SEQUENCES):
         counts = Counter(place[number] for place in places)
@@ -103,7 +103,7 @@ def test_each_sequence_has_its_own_turn(project: Project) -> None:
     (found,) = in_new_processes(take_interleaved, (project,))
     for sequence, ids in found.items():
         parities = [number % 2 for number in ids]
-        # Whoever is first, the next id is the other server's.
+        # Whichever server is first, the next id is the other server's.
         assert parities == [parities[0], 1 - parities[0]] * 6, sequence
 
 

@@ -16,8 +16,8 @@ from tests.integration.tickets.operations.spare import generator_of, spare_serve
 @pytest.fixture
 def generator(transactional_db: None, tmp_path: Path) -> Iterator[TicketGenerator]:
     """A pair of empty servers."""
-    with spare_servers(tmp_path, *PAIR), generator_of(PAIR) as made:
-        yield made
+    with spare_servers(tmp_path, *PAIR), generator_of(PAIR) as generator:
+        yield generator
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A small project of its own in a temporary folder, with ``manage.py`` in another process."""
+"""A small project in a temporary folder, whose ``manage.py`` runs in another process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Project:
         return done.stdout
 
     def take(self, place: int, sequence: str, count: int) -> list[int]:
-        """Ids of one server, in a process of their own."""
+        """Return ids of one server, drawn in a new process."""
         code = (
             "from sharded_orm import runtime;"
             f" print(*runtime.tickets().servers[{place}].take({sequence!r}, {count}))"

@@ -1,4 +1,4 @@
-"""Ticket servers of a test's own: other databases under the aliases there are."""
+"""Ticket servers of a test's own: other databases under the existing aliases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ THIRD = "directory"
 
 @contextmanager
 def spare_servers(folder: Path, *aliases: str) -> Iterator[None]:
-    """The aliases name empty databases."""
+    """Let the aliases name empty databases."""
     with ExitStack() as stack:
         for alias in aliases:
             if connections[alias].vendor == "sqlite":
@@ -36,15 +36,15 @@ def spare_servers(folder: Path, *aliases: str) -> Iterator[None]:
                 name = f"test_spare_{secrets.token_hex(6)}"
                 run(alias, f"CREATE DATABASE {name}")
                 stack.callback(run, alias, f"DROP DATABASE {name}")
-            stack.enter_context(pointed(alias, NAME=name))
+            stack.enter_context(redirected(alias, NAME=name))
         yield
 
 
 @contextmanager
-def pointed(alias: str, **settings: Any) -> Iterator[None]:
-    """What connects to ``alias`` from now on comes to another database.
+def redirected(alias: str, **settings: Any) -> Iterator[None]:
+    """Let new connections to ``alias`` reach another database.
 
-    The connection that Django has stays where it is.
+    Django's existing connection stays where it is.
     """
     right = connections.settings[alias]
     connections.settings[alias] = {**right, **settings}
@@ -56,16 +56,16 @@ def pointed(alias: str, **settings: Any) -> Iterator[None]:
 
 @contextmanager
 def down(generator: TicketGenerator, index: int) -> Iterator[None]:
-    """Nobody answers for one of the servers."""
+    """Make one of the servers unreachable."""
     server = generator.servers[index]
     server.close()
-    with pointed(server.alias, **nobody(server.alias)):
+    with redirected(server.alias, **unreachable(server.alias)):
         yield
     server.close()
 
 
-def nobody(alias: str) -> dict[str, Any]:
-    """Where the database of ``alias`` would be if it could not be reached."""
+def unreachable(alias: str) -> dict[str, Any]:
+    """Return the settings of an unreachable database for ``alias``."""
     if connections[alias].vendor == "sqlite":
         return {"NAME": "/dev/null/none.sqlite3"}
     return {"PORT": closed_port(), "HOST": "127.0.0.1"}
@@ -83,34 +83,34 @@ def run(alias: str, sql: str, params: Sequence[Any] = ()) -> None:
 
 
 def administer(server: TicketServer, sql: str, *params: Any) -> None:
-    """Change the database of one server behind the generator's back."""
+    """Change the database of one server without the generator's knowledge."""
     deadline = time.monotonic() + PATIENCE
     with server.session(deadline) as lent:
         lent.ask(lambda session: session.execute(sql, params, deadline))
 
 
-def fall_back(server: TicketServer, name: str, value: int) -> None:
-    """As one that was restored from a backup."""
+def set_back(server: TicketServer, name: str, value: int) -> None:
+    """Set a server back, like one that was restored from a backup."""
     administer(server, "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", value, name)
 
 
 def lose(server: TicketServer, name: str) -> None:
-    """As one that was replaced."""
+    """Empty a server, like one that was replaced."""
     administer(server, "DELETE FROM sharded_orm_sequence WHERE name = %s", name)
 
 
 @contextmanager
 def generator_of(aliases: Sequence[str]) -> Iterator[TicketGenerator]:
-    made = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
+    generator = TicketGenerator(aliases, TicketOptions(backoff=0.001), turns=in_order)
     try:
-        yield made
+        yield generator
     finally:
-        made.close()
+        generator.close()
 
 
 @contextmanager
 def old_table(table: str, *ids: int) -> Iterator[None]:
-    """A table of the global database, from before its model was sharded."""
+    """A table of the global database, from the time before its model was sharded."""
     run("default", f"CREATE TABLE {table} (id BIGINT NOT NULL PRIMARY KEY)")
     try:
         for number in ids:
@@ -122,8 +122,8 @@ def old_table(table: str, *ids: int) -> Iterator[None]:
 
 @contextmanager
 def a_shard_down() -> Iterator[str]:
-    """The node of ``photos_00012`` does not answer; on SQLite, its file cannot be read."""
-    Photo.objects.scatter().count()  # The test databases are made.
+    """Make the node of ``photos_00012`` unreachable; on SQLite, make its file unreadable."""
+    Photo.objects.scatter().count()  # creates the test databases
     shard = runtime.shard("photos", 12)
     if connections[shard.alias].vendor == "sqlite":
         connections[shard.alias].close()
@@ -137,7 +137,10 @@ def a_shard_down() -> Iterator[str]:
             path.with_suffix(".kept").rename(path)
         return
     topology = runtime.topology()
-    nodes = {**topology.nodes, shard.node: {**topology.nodes[shard.node], **nobody(shard.alias)}}
+    nodes = {
+        **topology.nodes,
+        shard.node: {**topology.nodes[shard.node], **unreachable(shard.alias)},
+    }
     aliases = [s.alias for s in runtime.group("photos").shards()]
 
     def forget() -> None:

@@ -1,4 +1,4 @@
-"""``manage.py tickets``: what it prints, what it refuses, and how it ends."""
+"""``manage.py tickets``: its output, its refusals, and its exit status."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.core.management.base import OutputWrapper
 from sharded_orm import runtime
 from sharded_orm.checks.databases import check_sequences
 from sharded_orm.ids.tickets.generator import TicketGenerator
-from sharded_orm.operations.tickets import declared
+from sharded_orm.operations.tickets import declared_sequences
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.project import Project, file
-from tests.integration.tickets.operations.spare import down, fall_back, lose, spare_servers
+from tests.integration.tickets.operations.spare import down, lose, set_back, spare_servers
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE
 from tests.services.postgresql import Address
@@ -34,7 +34,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def generator(transactional_db: None, tmp_path: Path) -> Iterator[TicketGenerator]:
-    """What the command works with: a pair of empty servers."""
+    """A pair of empty servers for the command."""
     with spare_servers(tmp_path, *PAIR):
         made = runtime.tickets()
         yield made
@@ -43,7 +43,7 @@ def generator(transactional_db: None, tmp_path: Path) -> Iterator[TicketGenerato
 
 @pytest.fixture
 def tickets(generator: TicketGenerator) -> Run:
-    """Runs the command; its output, which must fit the terminal."""
+    """Run the command and return its output, which must fit the terminal."""
 
     def run(*arguments: str, fails: str | None = None) -> str:
         out = io.StringIO()
@@ -81,7 +81,7 @@ def test_from_nothing_to_ids(tickets: Run) -> None:
 
 def test_create_makes_what_models_draw_from(tickets: Run) -> None:
     made = tickets("create")
-    assert all(name in made for name in declared())
+    assert all(name in made for name in declared_sequences())
     tickets("status")
 
 
@@ -139,17 +139,17 @@ def test_status_is_readable(tickets: Run) -> None:
 
 def test_status_for_machines(tickets: Run, generator: TicketGenerator) -> None:
     tickets("create")
-    told = json.loads(tickets("status", "--json"))
-    assert told["problems"] == []
-    assert [server["alias"] for server in told["servers"]] == list(PAIR)
+    shown = json.loads(tickets("status", "--json"))
+    assert shown["problems"] == []
+    assert [server["alias"] for server in shown["servers"]] == list(PAIR)
     assert {"name", "form", "position", "mark", "used", "problem"} == set(
-        told["servers"][0]["sequences"][0]
+        shown["servers"][0]["sequences"][0]
     )
-    assert set(told["drift"]) == set(declared())
+    assert set(shown["drift"]) == set(declared_sequences())
     with down(generator, 1):
-        told = json.loads(tickets("status", "--json", fails="'tickets_2' does not answer"))
-    assert told["servers"][0]["error"] is None
-    assert told["problems"][0].startswith("'tickets_2' does not answer")
+        shown = json.loads(tickets("status", "--json", fails="'tickets_2' does not answer"))
+    assert shown["servers"][0]["error"] is None
+    assert shown["problems"][0].startswith("'tickets_2' does not answer")
 
 
 def test_status_fails_when_something_is_wrong(tickets: Run, generator: TicketGenerator) -> None:
@@ -169,7 +169,7 @@ def test_a_restored_server(tickets: Run, generator: TicketGenerator) -> None:
     generator.close()
     Photo.objects.create(photo_id=19, user_id=ONE, title="x")
     assert "WRONG" not in tickets("verify")
-    fall_back(generator.servers[0], "photos", 9)
+    set_back(generator.servers[0], "photos", 9)
 
     assert "WRONG" in tickets("status", fails="'photos' on 'tickets_1' is at 9, below 19")
     text = tickets("verify", fails="id 19 exists.*tickets advance photos'")
@@ -215,7 +215,7 @@ def test_progress_is_for_terminals(generator: TicketGenerator) -> None:
         terminal = Terminal()
         out: Any = OutputWrapper(terminal)
         call_command("tickets", "verify", stdout=out, no_color=True, verbosity=verbosity)
-        assert (f"\r1/{len(declared())} " in terminal.getvalue()) is shown
+        assert (f"\r1/{len(declared_sequences())} " in terminal.getvalue()) is shown
 
 
 @pytest.mark.parametrize("action", ["create", "status", "next", "advance", "verify"])
@@ -225,7 +225,7 @@ def test_every_action_has_help(action: str, capsys: pytest.CaptureFixture[str]) 
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert f"tickets {action}" in shown
-    assert "--settings" not in shown  # Django's own options are in the command's help.
+    assert "--settings" not in shown  # Django's own options are in the command's help
 
 
 def test_django_s_own_options_may_stand_behind_the_action(tickets: Run) -> None:
@@ -266,5 +266,5 @@ def test_two_kinds_of_servers(postgresql: Address, tmp_path: Path) -> None:
     (tmp_path / "tickets_2.sqlite3").unlink()
     assert "has no sequence 'jobs'" in project.manage("tickets", "status", fails=True)
     assert "21,004  made" in project.manage("tickets", "create")
-    told = json.loads(project.manage("tickets", "status", "--json"))
-    assert [server["sequences"][0]["form"] for server in told["servers"]] == ["sequence", "update"]
+    shown = json.loads(project.manage("tickets", "status", "--json"))
+    assert [server["sequences"][0]["form"] for server in shown["servers"]] == ["sequence", "update"]

@@ -1,4 +1,4 @@
-"""Sequences are begun where they are safe, and nowhere else."""
+"""Sequences are created only where it is safe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, declared, missing, status, verify
+from sharded_orm.operations.tickets import (
+    advance,
+    begin,
+    create,
+    declared_sequences,
+    missing_sequences,
+    status,
+    verify,
+)
 from sharded_orm.operations.tickets.creation import MARGIN
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.spare import (
@@ -30,7 +38,7 @@ from tests.integration.tickets.operations.spare import (
     generator_of,
     lose,
     old_table,
-    pointed,
+    redirected,
     spare_servers,
 )
 from tests.photos.models import Album, Photo
@@ -50,7 +58,7 @@ def test_all_sequences_of_models_are_begun_and_then_left_alone(
     generator: TicketGenerator, servers: list[TicketServer]
 ) -> None:
     made = create(servers=servers)
-    assert {one.name for one in made} == set(declared()) >= {"photos", "photos_app_album"}
+    assert {one.name for one in made} == set(declared_sequences()) >= {"photos", "photos_app_album"}
     assert {(one.next_id, one.alias, one.made) for one in made} == {
         (1, "tickets_1", True),
         (2, "tickets_2", True),
@@ -89,13 +97,13 @@ def test_a_start_below_existing_ids_is_refused(servers: list[TicketServer]) -> N
             create(["photos"], start=start, servers=servers)
     with pytest.raises(InvalidSequence):
         create(["photos_app_album", "photos"], start=1, servers=servers)
-    # What was refused has begun nothing.
-    assert "photos_app_album" in missing(servers[0])
+    # The refused call has created nothing.
+    assert "photos_app_album" in missing_sequences(servers[0])
     assert next_ids(create(["photos"], start=7002, servers=servers)) == [7003, 7002]
 
 
 def test_ids_of_a_table_that_is_being_moved_count(servers: list[TicketServer]) -> None:
-    # Its key was called otherwise.
+    # Its key had another name.
     with old_table("photos_app_album", 3, 900):
         with pytest.raises(InvalidSequence, match=r"id 900 .*'photos_app_album' of 'default'"):
             create(["photos_app_album"], start=500, servers=servers)
@@ -123,7 +131,7 @@ def test_a_shard_that_is_down_is_not_taken_for_empty(servers: list[TicketServer]
 
 
 def test_the_rest_of_a_pair_begins_beside_the_first(servers: list[TicketServer]) -> None:
-    """A run that was cut off before anybody drew an id."""
+    """A run that was interrupted before anybody drew an id."""
     begin(servers[0], ["photos"])
     made = create(["photos"], servers=servers)
     assert [(one.next_id, one.made) for one in made] == [(1, False), (2, True)]
@@ -145,7 +153,7 @@ def test_a_server_that_is_replaced_begins_above_its_partner(
 def test_a_server_that_is_replaced_begins_above_its_own_mark(
     generator: TicketGenerator, servers: list[TicketServer]
 ) -> None:
-    """It served alone for long; the partner has been told."""
+    """It served alone for long; the partner has recorded its mark."""
     create(["other"], servers=servers)
     generator.take("other", 5000), generator.take("other", 1)
     generator.close()
@@ -168,13 +176,13 @@ def test_nothing_is_begun_while_a_server_is_down(
     with down(generator, index):
         with pytest.raises(SequenceNotChecked, match=rf"'tickets_{index + 1}' does not answer"):
             create(servers=servers)
-    assert missing(servers[1 - index]) == list(declared())
+    assert missing_sequences(servers[1 - index]) == list(declared_sequences())
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "in use"])
 def test_one_database_under_two_aliases(servers: list[TicketServer], begun: bool) -> None:
     one, two = PAIR
-    with pointed(two, **connections.settings[one]):
+    with redirected(two, **connections.settings[one]):
         if begun:
             begin(servers[0], ["other"])
         for name in ("other", "another"):
@@ -189,7 +197,7 @@ def test_three_servers_with_two_offsets(servers: list[TicketServer]) -> None:
     create(["other"], servers=servers)
     one, two = PAIR
     aliases = (one, two, THIRD)
-    with pointed(THIRD, **connections.settings[two]), generator_of(aliases) as wrong:
+    with redirected(THIRD, **connections.settings[two]), generator_of(aliases) as wrong:
         with pytest.raises(TicketServerMisconfigured, match=r"server 1 of 3.*server 1 of 2"):
             create(["other"], servers=wrong.servers)
         with pytest.raises(TicketServerMisconfigured, match=rf"'{THIRD}'.*'{two}': both aliases"):
@@ -273,7 +281,7 @@ def test_forms(generator: TicketGenerator) -> None:
     assert {one.form for one in made} == {"replace"}
     drawn = [generator.next("other") for _ in range(4)]
     assert sorted(one.next_id for one in made) == drawn[:2]
-    # A server that is replaced counts as the other one does.
+    # A server that is replaced continues from the other's mark.
     lose(generator.servers[1], "other")
     assert {one.form for one in create(["other"], servers=generator.servers)} == {"replace"}
     with pytest.raises(InvalidSequence, match="too long for form 'replace'"):
@@ -288,6 +296,6 @@ def test_no_server_is_configured() -> None:
 
 
 def test_albums_and_photos_have_sequences_of_their_own() -> None:
-    fields = declared()
+    fields = declared_sequences()
     assert [field.model for field in fields["photos"]] == [Photo]
     assert [field.model for field in fields["photos_app_album"]] == [Album]

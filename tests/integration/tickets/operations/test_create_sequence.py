@@ -1,4 +1,4 @@
-"""Sequences that migrations begin."""
+"""Sequences that migrations create."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from django.db.migrations.writer import MigrationWriter
 from sharded_orm.exceptions import InvalidSequence, SequenceNotChecked
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.migrations.operations import CreateSequence
-from sharded_orm.operations.tickets import create, creation, missing, verify
+from sharded_orm.operations.tickets import create, creation, missing_sequences, verify
 from tests.integration.tickets.conftest import PAIR
 from tests.integration.tickets.operations.project import Project
-from tests.integration.tickets.operations.spare import down, generator_of, pointed, spare_servers
+from tests.integration.tickets.operations.spare import down, generator_of, redirected, spare_servers
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE
 
@@ -51,11 +51,11 @@ def test_each_server_is_migrated_by_its_alias(project: Project) -> None:
         project.manage("migrate", "--database", f"tickets_{number}")
         assert "0 silenced" in project.manage("check", "--database", f"tickets_{number}")
     assert project.take(0, "jobs", 2) == [101, 103]
-    # Of either server, as the process begins anywhere.
+    # From either server, as the process starts at a random one.
     ids = project.manage("tickets", "next", "more", "--count", "2").split()
     assert ids in (["1", "3"], ["2", "4"])
     assert "was there" in project.manage("tickets", "create")
-    # Backwards nothing is taken back, and forwards again nothing begins again.
+    # Backwards nothing is dropped, and forwards again nothing is created again.
     project.manage("migrate", "jobs", "0001", "--database", "tickets_1")
     project.manage("migrate", "--database", "tickets_1")
     assert project.take(0, "jobs", 1) == [105]
@@ -72,7 +72,7 @@ def test_what_django_says_of_it(project: Project) -> None:
 
 
 def test_in_a_test_run(project: Project) -> None:
-    """The real servers are not touched: there are none."""
+    """There are no real servers, so the test run cannot use them."""
     assert "OK" in project.manage("test")
     assert not any(path.stat().st_size for path in project.folder.glob("*.sqlite3"))
 
@@ -90,7 +90,9 @@ def generator(transactional_db: None, tmp_path: Path, monkeypatch: pytest.Monkey
     """An empty pair that is not taken for databases of a test run."""
     with spare_servers(tmp_path, *PAIR), generator_of(PAIR) as made:
         monkeypatch.setattr(
-            creation, "_real", {alias: str(connections.settings[alias]["NAME"]) for alias in PAIR}
+            creation,
+            "_original_names",
+            {alias: str(connections.settings[alias]["NAME"]) for alias in PAIR},
         )
         yield made
 
@@ -123,7 +125,7 @@ class TestOnServers:
         with down(generator, 1):
             with pytest.raises(SequenceNotChecked, match="'tickets_2' does not answer"):
                 apply(CreateSequence("photos"), PAIR[0])
-        assert "photos" in missing(generator.servers[0])
+        assert "photos" in missing_sequences(generator.servers[0])
 
     def test_ids_that_exist(self, generator: TicketGenerator) -> None:
         Photo.objects.create(photo_id=500, user_id=ONE, title="x")
@@ -145,8 +147,8 @@ class TestOnServers:
             connection.transaction_mode = None
 
     def test_in_a_test_database_others_are_not_asked(self, generator: TicketGenerator) -> None:
-        creation._real.update(dict.fromkeys(PAIR, "the real one"))
-        with pointed(PAIR[1], NAME="/dev/null/none"):
+        creation._original_names.update(dict.fromkeys(PAIR, "the real one"))
+        with redirected(PAIR[1], NAME="/dev/null/none"):
             apply(CreateSequence("other", start=7), PAIR[0])
         assert generator.servers[0].take("other", 1)[0] == 7
 

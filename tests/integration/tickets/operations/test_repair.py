@@ -1,4 +1,4 @@
-"""Servers that forgot ids are found and moved on."""
+"""Servers that have lost ids are found and advanced."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, declared, verify
+from sharded_orm.operations.tickets import advance, begin, create, declared_sequences, verify
 from tests.integration.tickets.operations.spare import (
     down,
-    fall_back,
     old_table,
+    set_back,
 )
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE, TWO
@@ -42,7 +42,7 @@ def test_servers_that_forgot_nothing(
     for _ in range(4):
         Photo.objects.create(photo_id=generator.next("photos"), user_id=ONE, title="x")
     found = verify(servers=servers)
-    assert {one.name for one in found} == set(declared())
+    assert {one.name for one in found} == set(declared_sequences())
     assert not any(one.problem for one in found)
 
 
@@ -59,7 +59,7 @@ def test_an_id_above_the_position_is_found(
         one.problem
     )
     assert "tickets advance photos'" in str(one.problem)
-    fall_back(servers[0], "photos", 31)
+    set_back(servers[0], "photos", 31)
     one, two = verify(["photos"], servers=servers)
     assert (one.problem, two.offending) == (None, 12)
 
@@ -70,9 +70,9 @@ def test_only_the_ids_above_the_position_are_read(
     create(["photos"], start=1000, servers=servers)
     with django_assert_num_queries(
         32 if connections["photos"].vendor == "sqlite" else 4, using="photos"
-    ) as asked:
+    ) as caught:
         verify(["photos"], servers=servers)
-    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in asked.captured_queries)
+    assert all("> 999" in q["sql"] or "> 998" in q["sql"] for q in caught.captured_queries)
 
 
 def test_ids_in_the_global_database_are_compared(servers: list[TicketServer]) -> None:
@@ -107,7 +107,7 @@ def test_a_sequence_that_no_model_draws_from_is_compared_with_the_mark(
         generator.take("other", 100)
     generator.close()
     assert not any(one.problem for one in verify(["other"], servers=servers))
-    fall_back(servers[0], "other", 99)
+    set_back(servers[0], "other", 99)
     one, two = verify(["other"], servers=servers)
     assert (one.position, one.mark, two.problem) == (99, 399, None)
     assert "partner knows that 399 has left it" in str(one.problem)
@@ -121,7 +121,7 @@ def test_a_restored_server_is_found_and_repaired(
     for _ in range(8):
         drawn.add(Photo.objects.create(photo_id=generator.next("photos"), user_id=ONE).pk)
     generator.close()
-    fall_back(servers[0], "photos", 1)
+    set_back(servers[0], "photos", 1)
     with pytest.raises(TicketServerBehind):
         servers[0].take("photos", 1)
     before = advance(["photos"], servers=servers, dry_run=True)
@@ -152,7 +152,7 @@ def test_advance_all(servers: list[TicketServer]) -> None:
     create(servers=servers)
     create(["other"], servers=servers)
     moved = advance(servers=servers, margin=100)
-    assert {one.name for one in moved} == {"other", *declared()}
+    assert {one.name for one in moved} == {"other", *declared_sequences()}
     assert {one.after for one in moved} == {101, 100}
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_is_down_does_not_keep_the_others_back(
     create(["photos"], servers=servers)
     with down(generator, 1):
         one, two = advance(["photos"], servers=servers)
-        # How far the first was is known to the second.
+        # The second knows how far the first was.
         assert one.after == one.before
         assert "'tickets_2', which keeps the mark of 'tickets_1'" in str(one.problem)
         assert two.after is None and "'tickets_2' does not answer" in str(two.problem)

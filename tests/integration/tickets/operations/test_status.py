@@ -1,4 +1,4 @@
-"""What is told of the servers, whatever state they are in."""
+"""The status of the servers, whatever state they are in."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django.db import connections
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID
-from sharded_orm.operations.tickets import advance, begin, create, missing, status
+from sharded_orm.operations.tickets import advance, begin, create, missing_sequences, status
 from tests.integration.tickets.operations.spare import (
     administer,
     down,
-    fall_back,
     generator_of,
     lose,
-    pointed,
+    redirected,
+    set_back,
 )
 from tests.queries.conftest import DATABASES
 
@@ -31,18 +31,18 @@ def test_status_of_a_pair(generator: TicketGenerator, servers: list[TicketServer
     create(servers=servers)
     create(["other"], servers=servers)
     generator.take("photos", 100), generator.take("photos", 10), generator.take("photos", 1)
-    told = status(servers)
-    assert told.problems == ()
-    assert told.unused == ("other",)
-    assert [(s.alias, s.offset, s.step, s.error) for s in told.servers] == [
+    statuses = status(servers)
+    assert statuses.problems == ()
+    assert statuses.unused == ("other",)
+    assert [(s.alias, s.offset, s.step, s.error) for s in statuses.servers] == [
         ("tickets_1", 1, 2, None),
         ("tickets_2", 2, 2, None),
     ]
-    one, two = ({q.name: q for q in s.sequences}["photos"] for s in told.servers)
+    one, two = ({q.name: q for q in s.sequences}["photos"] for s in statuses.servers)
     assert (one.position, one.mark, one.form) == (201, 199, "update")
     assert (two.position, two.mark) == (20, 20)
-    assert told.drift["photos"] == 181
-    assert told.drift["other"] == 0
+    assert statuses.drift["photos"] == 181
+    assert statuses.drift["other"] == 0
     assert one.used == 201 / LAST_ID
 
 
@@ -53,8 +53,8 @@ def test_status_names_what_is_missing(servers: list[TicketServer]) -> None:
     (problem,) = status(servers).problems
     assert "'tickets_2' has no sequence 'other', 'photos': run" in problem
     assert problem.endswith("tickets create other photos'.")
-    assert missing(servers[0]) == []
-    assert missing(servers[1]) == ["photos"]
+    assert missing_sequences(servers[0]) == []
+    assert missing_sequences(servers[1]) == ["photos"]
 
 
 def test_status_of_a_server_that_is_down(
@@ -62,11 +62,13 @@ def test_status_of_a_server_that_is_down(
 ) -> None:
     create(servers=servers)
     with down(generator, 0):
-        told = status(servers)
-    assert [bool(server.error) for server in told.servers] == [True, False]
-    assert len(told.problems) == 1 and told.problems[0].startswith("'tickets_1' does not answer: ")
-    assert told.servers[1].sequences[0].mark is None
-    assert told.drift == {}
+        statuses = status(servers)
+    assert [bool(server.error) for server in statuses.servers] == [True, False]
+    assert len(statuses.problems) == 1 and statuses.problems[0].startswith(
+        "'tickets_1' does not answer: "
+    )
+    assert statuses.servers[1].sequences[0].mark is None
+    assert statuses.drift == {}
 
 
 def test_status_of_a_server_that_fell_below_its_mark(
@@ -76,7 +78,7 @@ def test_status_of_a_server_that_fell_below_its_mark(
     for _ in range(4):
         generator.take("photos", 100)
     generator.close()
-    fall_back(servers[0], "photos", 99)
+    set_back(servers[0], "photos", 99)
     (problem,) = status(servers).problems
     assert "'photos' on 'tickets_1' is at 99, below 399" in problem
     assert "tickets advance photos'" in problem
@@ -101,11 +103,11 @@ def test_status_of_a_row_without_its_counter(generator: TicketGenerator) -> None
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    """A server that answers nonsense is told like one that is down."""
+    """A server with invalid answers is reported like one that is down."""
     if connections["tickets_1"].vendor != "sqlite":
         pytest.skip("about files")
     path = tmp_path / "none.sqlite3"
     path.write_bytes(b"no database" * 100)
-    with pointed("tickets_1", NAME=str(path)), generator_of(["tickets_1"]) as alone:
+    with redirected("tickets_1", NAME=str(path)), generator_of(["tickets_1"]) as alone:
         (problem,) = status(alone.servers).problems
     assert problem == "'tickets_1' does not answer: file is not a database"

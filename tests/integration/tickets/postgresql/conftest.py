@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL, and what the tests ask them."""
+"""Sessions on PostgreSQL, and queries that the tests send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.db.utils import ConnectionHandler
 
-from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.session import SequenceRow, SequenceSlot, session_class
 from tests.services.postgresql import Address
 
@@ -23,15 +22,9 @@ def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 
-@pytest.fixture(autouse=True)
-def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle sessions stay open, though this is a test run: no runner drops these databases."""
-    monkeypatch.setattr(TicketSessionPool, "_is_to_be_dropped", lambda self: False)
-
-
 @pytest.fixture
 def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
-    """Opens sessions that are closed after the test."""
+    """Return a function that opens sessions; they are closed after the test."""
     opened = []
 
     def open_session(
@@ -56,20 +49,20 @@ def connect(postgresql: Address, django_db_blocker: Any) -> Iterator[Opener]:
 
 @pytest.fixture
 def session(connect: Opener) -> Any:
-    made = connect()
-    made.create_catalog(soon())
-    return made
+    session = connect()
+    session.create_catalog(soon())
+    return session
 
 
 @pytest.fixture
 def row(session: Any) -> SequenceRow:
-    """A new sequence, of the first of two servers."""
+    """A new sequence of the first of two servers."""
     return begin(session)
 
 
 def begin(session: Any, value: int = 0) -> SequenceRow:
-    made: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
-    return made
+    row: SequenceRow = session.create(f"sequence {next(numbers)}", "sequence", value, soon())
+    return row
 
 
 def take(session: Any, row: SequenceRow, count: int = 1) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL: sequences are begun, checked and advanced."""
+"""Sessions on PostgreSQL: sequences are created, checked and advanced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from django.db import OperationalError
 
 from sharded_orm.exceptions import InvalidSequence, TicketServerMisconfigured
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
+from sharded_orm.testing.ticket_sessions import TestSessionPool
 from tests.integration.tickets.postgresql.conftest import (
+    ONE,
     Opener,
     begin,
     counter,
@@ -115,7 +117,7 @@ def test_advance_of_a_sequence_that_has_given_nothing(session: Any) -> None:
 
 
 def test_advance_keeps_out_who_takes_ids(connect: Opener, session: Any, row: SequenceRow) -> None:
-    """A number taken between the comparison and the change would be given again."""
+    """A number taken between the comparison and the change would be handed out again."""
     taker = connect()
     run(taker, f"BEGIN; SELECT nextval('{counter(row)}')")
     with pytest.raises(OperationalError, match="no answer"):
@@ -125,10 +127,16 @@ def test_advance_keeps_out_who_takes_ids(connect: Opener, session: Any, row: Seq
     assert again.advance(row, 1000, soon()) == 1001
 
 
+def test_tests_keep_no_session_that_prevents_the_drop_of_its_database(session: Any) -> None:
+    pool = TestSessionPool(session.alias, ONE, 2.0)
+    pool.give_back(session)
+    assert (pool.pop(), session.connection) == (None, None)
+
+
 def test_marks_never_go_back(session: Any, row: SequenceRow) -> None:
     for mark, kept in ((70, 70), (50, 70), (90, 90)):
-        session.keep_mark(row.name, mark, soon())
-        assert session.read(row.name, soon()).partner_mark == kept
+        session.keep_predecessor_mark(row.name, mark, soon())
+        assert session.read(row.name, soon()).predecessor_mark == kept
 
 
 def test_a_pool_of_django_is_not_used(connect: Opener) -> None:

@@ -1,4 +1,4 @@
-"""Sessions on PostgreSQL: what is on disk, and who waits how long (F3)."""
+"""Sessions on PostgreSQL: what is on disk, and how long callers wait (F3)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END $$
 """
 
 
-# ##### What is on disk #####
+# ##### Durability #####
 
 
 @pytest.mark.parametrize("count", [1, 10])
@@ -44,8 +44,8 @@ def test_no_id_comes_again_after_a_crash(
     session = connect(place, address)
     session.create_catalog(soon())
     row = begin(session)
-    take(session, row)  # prepared now, so that nothing else is to be written
-    # Nothing but a commit is to bring the log to the disk.
+    take(session, row)  # prepared now, so that no other write is due later
+    # Only a commit may bring the log to the disk.
     run(session, "ALTER SYSTEM SET wal_writer_delay = '10s'")
     run(session, "SELECT pg_reload_conf()")
     # No number that is logged in advance is left.
@@ -87,7 +87,7 @@ def test_ids_go_on_after_crash_and_stop(own_postgresql: PostgreSQLServer, connec
 def test_durability_tells_what_is_missing(
     connect: Opener, settings: dict[str, str], said: str
 ) -> None:
-    # The servers of the tests do without: nobody cuts their power.
+    # The servers of the tests run without it, as nobody cuts their power.
     assert said in connect(**settings).durability(soon())
 
 
@@ -109,7 +109,7 @@ def test_no_call_waits_beyond_its_deadline(connect: Opener, session: Any, row: S
 
 
 def test_a_caller_that_was_late_itself_is_served(session: Any, row: SequenceRow) -> None:
-    """The process stood still, not the server: it answers within a moment."""
+    """The process was stopped, not the server, which answers within a moment."""
     assert session.read(row.name, soon(-1)) is not None
 
 

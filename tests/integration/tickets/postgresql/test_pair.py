@@ -30,7 +30,7 @@ from sharded_orm.operations.tickets.creation import begin, create
 from sharded_orm.operations.tickets.repair import advance
 from sharded_orm.operations.tickets.survey import ask
 from tests.integration.tickets.conftest import in_order
-from tests.integration.tickets.faults.drawing import Crowd, Project
+from tests.integration.tickets.faults.workload import Project, Workload
 from tests.patience import PATIENCE
 from tests.services.mariadb import Address as MariaDBAddress
 from tests.services.postgresql import Address, PostgreSQLServer
@@ -54,7 +54,7 @@ def on_postgresql(address: Address) -> dict[str, Any]:
 
 @pytest.fixture
 def databases(django_db_blocker: Any) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Adds entries to ``DATABASES`` for the time of a test."""
+    """Adds entries to ``DATABASES`` during a test."""
     added: list[str] = []
 
     def add(entries: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ def databases(django_db_blocker: Any) -> Iterator[Callable[[Mapping[str, Any]], 
     with django_db_blocker.unblock():
         yield add
     for alias in added:
-        connections[alias].close()  # there is one in any case now
+        connections[alias].close()  # there is a connection in any case now
         del connections[alias], connections.settings[alias]
 
 
@@ -99,7 +99,7 @@ def generator(make: Maker) -> TicketGenerator:
 
 @pytest.fixture
 def sequence(generator: TicketGenerator) -> str:
-    """A new one, on both servers."""
+    """A new sequence on both servers."""
     return begun(generator)
 
 
@@ -134,19 +134,19 @@ def test_a_million_ids_are_one_request(
         generator.next(sequence)
     with generator.servers[0].session(time.monotonic() + PATIENCE) as lent:
         kind = lent.ask(type)
-    asked: list[str] = []
-    ask = kind._ask  # type: ignore[attr-defined]
+    statements: list[str] = []
+    ask = kind._result_of  # type: ignore[attr-defined]
 
     def noted(self: TicketSession, *args: Any) -> Any:
-        asked.append(self.alias)
+        statements.append(self.alias)
         return ask(self, *args)
 
-    monkeypatch.setattr(kind, "_ask", noted)
-    # The second statement on each server keeps the mark of the other, once in a second.
+    monkeypatch.setattr(kind, "_result_of", noted)
+    # The second statement on each server stores the mark of the other, once a second.
     for state in (server._current() for server in generator.servers):
-        state.marks_kept[sequence] = time.monotonic() + 60
+        state.predecessor_mark_written[sequence] = time.monotonic() + 60
     ids = generator.take(sequence, 1_000_000)
-    assert len(asked) == 1
+    assert len(statements) == 1
     assert len(ids) == 1_000_000
     assert ids[-1] - ids[0] == 1_999_998
 
@@ -172,7 +172,7 @@ def test_threads_share_a_generator(generator: TicketGenerator, sequence: str) ->
 
 FORKING = """
 import os, sys
-from tests.integration.tickets.faults.drawing import Project
+from tests.integration.tickets.faults.workload import Project
 project = Project({databases!r})
 project.configure()
 generator = project.generator()
@@ -200,11 +200,11 @@ def test_processes_never_get_the_same_id(
     pair: dict[str, Any], generator: TicketGenerator, sequence: str, block_size: int, tmp_path: Path
 ) -> None:
     project = Project(pair, {"TIMEOUT": 20.0, "BLOCK_SIZE": block_size})
-    with Crowd(project, sequence, tmp_path, processes=4, wanted=1000) as crowd:
-        crowd.wait_for(
-            "that all have drawn", lambda: all(m.last.count >= 1000 for m in crowd.members)
+    with Workload(project, sequence, tmp_path, processes=4, minimum=1000) as workload:
+        workload.wait_for(
+            "that all have drawn", lambda: all(m.last.count >= 1000 for m in workload.members)
         )
-        drawn = crowd.finish()
+        drawn = workload.finish()
     assert drawn.count >= 4000
     assert drawn.duplicates() == []
 
@@ -275,7 +275,7 @@ def test_a_lost_sequence_is_told(
     administer(generator.servers[0], f"DROP SEQUENCE {counter(sequence)}")
     assert [generator.next(sequence) for _ in range(3)] == [4, 6, 8]
     assert f"'elephant_1' has no sequence {sequence!r}" in caplog.text
-    problem = ask(generator.servers[0]).standings[sequence].problem
+    problem = ask(generator.servers[0]).sequences[sequence].problem
     assert problem is not None
     assert "has lost what it counts with" in problem
     with pytest.raises(UnknownSequence):
@@ -295,7 +295,7 @@ def test_what_operators_do(generator: TicketGenerator) -> None:
     assert [one.after for one in moved] == [1001, 1000]
     assert sorted(drawn) == [101, 102, 103, 104, 105, 106]
     assert sorted(generator.next(name) for _ in range(2)) == [1002, 1003]
-    positions = [ask(server).standings[name].position for server in servers]
+    positions = [ask(server).sequences[name].position for server in servers]
     assert positions == [1003, 1002]
 
 
@@ -352,13 +352,15 @@ def test_one_of_each_kind(
         sequence = begun(generator)
         assert [generator.next(sequence) for _ in range(6)] == [1, 2, 3, 4, 5, 6]
         assert [list(generator.take(sequence, 2)) for _ in range(2)] == [[7, 9], [8, 10]]
-        forms = [ask(server).standings[sequence].row.form for server in generator.servers]
+        forms = [ask(server).sequences[sequence].row.form for server in generator.servers]
         assert forms == ["update", "sequence"]
-        # Each keeps the other's mark.
+        # Each stores the other's mark.
         for state in (server._current() for server in generator.servers):
-            state.marks_kept.clear()
+            state.predecessor_mark_written.clear()
         last = [generator.next(sequence) for _ in range(2)]
-        marks = [ask(server).standings[sequence].row.partner_mark for server in generator.servers]
+        marks = [
+            ask(server).sequences[sequence].row.predecessor_mark for server in generator.servers
+        ]
         assert marks[1] == last[0]
         assert marks[0] == last[1] - 2
     finally:

@@ -48,11 +48,11 @@ def test_a_million_ids_are_one_request(
     session: Any, row: SequenceRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(session, row, 2)  # prepares the statement
-    asked = []
-    ask = session._ask
-    monkeypatch.setattr(session, "_ask", lambda *args: (asked.append(1), ask(*args))[1])
+    statements = []
+    ask = session._result_of
+    monkeypatch.setattr(session, "_result_of", lambda *args: (statements.append(1), ask(*args))[1])
     ids = take(session, row, 1_000_000)
-    assert len(asked) == 1
+    assert len(statements) == 1
     assert (len(ids), ids[0], ids[-1]) == (1_000_000, 5, 2_000_003)
     assert list(ids) == list(range(5, 2_000_004, 2))
 
@@ -79,7 +79,7 @@ def test_batches_of_several_sessions_interleave_without_a_duplicate(
     assert len(drawn) == 4 * 5 * 20_001
     assert sorted(drawn) == list(range(1, 2 * len(drawn), 2))
     assert all(list(batch) == sorted(batch) for batch in batches)
-    # Or this test would have shown nothing.
+    # Otherwise this test would show nothing.
     assert any(batch[-1] - batch[0] > 2 * (len(batch) - 1) for batch in batches)
 
 
@@ -87,7 +87,7 @@ def test_batches_of_several_sessions_interleave_without_a_duplicate(
 def test_the_last_number_is_handed_out_and_then_nothing(session: Any, count: int) -> None:
     row = begin(session, LAST_ID - 2 * count)
     assert not take(session, row, count + 1)
-    # What was too much has taken nothing.
+    # The refused call has taken nothing.
     assert take(session, row, count)[-1] == LAST_ID
     assert not take(session, row, count)
     assert not take(session, row)
@@ -172,11 +172,11 @@ def test_an_ordinary_role_draws_ids(connect: Opener, session: Any, row: Sequence
     try:
         drawer = connect(assume_role=role)
         holder = connect()
-        # Somebody has logged numbers, so the drawer has to bring the log to the disk.
+        # Another session has logged numbers, so this one has to bring the log to the disk.
         run(holder, f"BEGIN; SELECT nextval('{counter(row)}')")
         assert drawer.read(row.name, soon()) == row
         assert [*take(drawer, row), *take(drawer, row, 2)] == [3, 5, 7]
-        drawer.keep_mark(row.name, 4, soon())
+        drawer.keep_predecessor_mark(row.name, 4, soon())
         assert drawer.position(row, soon()) == 7
         assert drawer.durability(soon()) is not None
         with pytest.raises(OperationalError, match="must be owner"):

@@ -1,4 +1,4 @@
-"""A model whose rows tell on which node they are."""
+"""A model whose rows name the node that they are on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GROUP = "photos"
 
 
 class Shards:
-    """The shards of one test: their wrappers, and what is in their tables."""
+    """The shards of one test: their connections, and the rows in their tables."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -41,7 +41,7 @@ class Shards:
             cursor.execute("INSERT INTO thing (value) VALUES (%s)", [value])
 
     def rows(self, number: int) -> list[int]:
-        """What another connection sees, so: what is committed."""
+        """Return the rows that another connection sees: the committed ones."""
         wrapper = self[number].copy()
         try:
             with wrapper.cursor() as cursor:
@@ -60,15 +60,15 @@ class Shards:
 def using_nodes(
     nodes: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **group: Any
 ) -> Iterator[Topology]:
-    """The configured topology on other nodes, and fresh wrappers in this thread.
+    """Use the configured topology on other nodes, with new connections in this thread.
 
-    :param nodes: by the names of the configured ones.
+    :param nodes: nodes by the names of the configured ones.
     :param group: fields of the group to replace.
     """
     configured = runtime.config().topology
     groups = {**configured.groups, GROUP: replace(configured.groups[GROUP], **group)}
     moved = replace(configured, nodes=nodes, groups=groups)
-    # Other tests of the run may have set up test databases; these are not those.
+    # Removes test databases that other tests of the run may have set up.
     monkeypatch.delitem(test_databases, GROUP, raising=False)
     before = runtime.topology()
     _drop_wrappers()
@@ -97,10 +97,10 @@ def folder(
 
 @pytest.fixture
 def shards(folder: Topology) -> Shards:
-    found = Shards(folder)
+    shards = Shards(folder)
     for number in range(4):
-        found.make_table(number)
-    return found
+        shards.make_table(number)
+    return shards
 
 
 def _drop_wrappers() -> None:

@@ -1,4 +1,4 @@
-"""Shard wrappers of a thread: bounded, closed and logged through their group."""
+"""Shard connections of a thread: bounded, closed and logged through their group."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_evicted_wrapper_that_is_held_goes_on_working(shards: Shards, limit: int
     with held.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM thing")
         assert cursor.fetchone() == (0,)
-    # It is the alias's wrapper again, so it takes part in transactions.
+    # It is the alias's connection again, so it takes part in transactions.
     assert shards[0] is held
     assert shards.alias(0) in kept(shards)
     with atomic(using=GROUP):

@@ -1,4 +1,4 @@
-"""SQLite's part: a file per shard, which exists only when it was created on purpose."""
+"""Shards on SQLite: a file per shard, which exists only if it was created on purpose."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_commits_all_shards_it_touched(shards: Shards) -> None:
 
 
 def test_a_shard_may_be_connected_before_its_first_statement(shards: Shards) -> None:
-    """As CaptureQueriesContext and assertNumQueries() do in a test case."""
+    """CaptureQueriesContext and assertNumQueries() do this in a test case."""
     with pytest.raises(Boom), atomic(using=GROUP):
         shards[0].close()
         shards[0].ensure_connection()

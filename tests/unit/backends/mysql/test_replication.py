@@ -1,4 +1,4 @@
-"""Positions of MariaDB's replication as text, and what its errors say."""
+"""Positions of MariaDB's replication as text, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_positions() -> None:
         ("0-1-15", "0-1-14", "0-1-15"),
         ("0-1-15", "", "0-1-15"),
         ("", "0-1-15", ""),
-        # Numbers, not text; whoever wrote the event.
+        # Compared as numbers, not as text, whichever server wrote the event.
         ("0-1-9", "0-2-10", ""),
         ("0-1-10", "0-1-9", "0-1-10"),
-        # Each domain counts for itself; others of the replica do not matter.
+        # Each domain counts by itself; other domains of the replica do not matter.
         ("0-1-15,1-1-3", "0-1-15,1-1-2,5-5-5", "1-1-3"),
         ("0-1-15,1-1-3", "1-1-3", "0-1-15"),
     ],
@@ -37,7 +37,7 @@ def test_missing(wanted: str, have: str, expected: str) -> None:
     assert missing(wanted, have) == expected
 
 
-# ##### What an error says of a server and of an account #####
+# ##### The meaning of an error for a server and for an account #####
 
 WHO = "the OPERATOR account 'operator'"
 
@@ -60,6 +60,6 @@ def test_the_account_is_refused(code: int) -> None:
     "exc", [OperationalError(1040, "Too many connections"), InterfaceError("odd"), Error()]
 )
 def test_nothing_else_is_taken_for_a_dead_server(exc: Error) -> None:
-    """A server that is given up must be dead."""
+    """A server may be given up only if it is dead."""
     assert not has_no_answer(exc)
     assert f"gives {WHO} no session" in why_no_session("db1", WHO, exc)

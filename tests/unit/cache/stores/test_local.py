@@ -1,4 +1,4 @@
-"""What is particular to the store in memory: time and room."""
+"""The store in memory: expiry and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ShardMeta`` says of the cache, and values as parts of names."""
+"""The cache options of ``ShardMeta``, and values as parts of names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from django.test.utils import isolate_apps
 
 import sharded_orm
 from sharded_orm import runtime
+from sharded_orm.backends.collations import (
+    Collations,
+    MySQLCollations,
+    PostgreSQLCollations,
+    SQLiteCollations,
+)
 from sharded_orm.cache.keys import token
 from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel
 from sharded_orm.models.cached.cached_model import (
     NULL,
     CachedModel,
-    EqualityRules,
     cached_model,
     fingerprint,
     token_field,
@@ -42,7 +47,13 @@ from tests.cached.models import (
 )
 from tests.photos.models import Person, Photo
 
-EXACT = EqualityRules("sqlite")
+EXACT = SQLiteCollations()
+COLLATIONS = {
+    "sqlite": SQLiteCollations(),
+    "mysql": MySQLCollations(),
+    "postgresql": PostgreSQLCollations(),
+    "oracle": Collations(),
+}
 
 
 def cached(model: Any) -> CachedModel:
@@ -140,7 +151,7 @@ def test_tokens_of_isolate_keys() -> None:
     found = cached(CachedPhoto)
     assert found.isolate_token(7) == "7"
     assert found.isolate_token(CachedAlbum(pk=7)) == "7"
-    # NULL is a value of it, and no other value has its token.
+    # NULL is one of its values, and no other value has its token.
     assert found.isolate_token(None) == NULL
     assert found.isolate_token(CachedAlbum()) is None
     assert found.isolate_token(CachedCountry(pk=7)) is None
@@ -311,7 +322,7 @@ def test_tokens_of_other_fields(field: Any, value: Any, expected: str | None) ->
 )
 def test_equality_of_text(vendor: str, collation: str | None, exact: bool, pad: bool) -> None:
     field = field_of(models.CharField(max_length=20, db_collation=collation))
-    found = token_field(field, EqualityRules(vendor))
+    found = token_field(field, COLLATIONS[vendor])
     assert found.exact is exact
     if exact:
         # Under a collation that pads, these are one value.
@@ -323,7 +334,7 @@ def test_equality_of_text(vendor: str, collation: str | None, exact: bool, pad: 
 
 @pytest.mark.parametrize("vendor", ["sqlite", "mysql", "postgresql"])
 def test_an_exact_field_is_exact_everywhere(vendor: str) -> None:
-    found = token_field(field_of(ExactCharField(max_length=20)), EqualityRules(vendor))
+    found = token_field(field_of(ExactCharField(max_length=20)), COLLATIONS[vendor])
     assert len({found.token(text) for text in ("a", "A", "a ")} - {None}) == 3
 
 
@@ -331,7 +342,7 @@ def test_an_exact_field_is_exact_everywhere(vendor: str) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_nopad_bin"])
 def test_the_database_compares_like_that(collation: str) -> None:
-    rules = EqualityRules("mysql")
+    rules = MySQLCollations()
     field = field_of(models.CharField(max_length=20, db_collation=collation))
     made = token_field(field, rules)
     values = ["a", "A", "a ", " a", "a\t", "ä", "a\u0308", "ss", "ß", "", " "]
@@ -350,7 +361,7 @@ def test_the_database_compares_like_that(collation: str) -> None:
 
 
 def declare(change: Callable[[dict[str, Any]], None]) -> str:
-    """The fingerprint of a model whose declaration was changed."""
+    """Return the fingerprint of a model with a changed declaration."""
     body: dict[str, Any] = {
         "title": models.CharField(max_length=100),
         "stars": models.IntegerField(default=0),
@@ -383,7 +394,8 @@ def test_the_fingerprint_changes_with_the_columns_and_not_with_words() -> None:
         ("title", models.TextField()),
         ("title", models.CharField(max_length=100, null=True)),
         ("title", models.CharField(max_length=100, db_column="other")),
-        # Made before the others, so the first: a row is a tuple in the order of the fields.
+        # Declared before the others, so it is the first: a row is a tuple in the order of the
+        # fields.
         ("stars", models.IntegerField(default=0)),
         ("stars", models.BigIntegerField()),
         ("more", models.IntegerField()),

@@ -1,4 +1,4 @@
-"""What a where tree says of columns."""
+"""The conditions on columns that a where tree contains."""
 
 from __future__ import annotations
 

@@ -62,11 +62,11 @@ def test_a_relation_to_a_proxy() -> None:
 
 
 def test_the_router_does_not_take_a_row_for_the_key() -> None:
-    """It is not told by which relation the row was reached."""
+    """The router does not know by which relation the row was reached."""
     agent = Agent(id=1)
     agent._state.db, agent._state.adding = "default", False
     with pytest.raises(ShardKeyRequired, match="does not tell the shard"):
         router.db_for_read(Item, instance=agent)
-    # The key of the row that is written will tell.
+    # The shard key of the row that is written decides.
     assert router.db_for_write(Item, instance=agent) == "photos"
     assert router.db_for_read(City, instance=Photo(user_id=1)) == "default"

@@ -1,4 +1,4 @@
-"""Migrations of models that the code does not have any more go where their tables are."""
+"""Migrations of models that the code no longer has go to the databases of their tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which statements of a script the journal is told of at once."""
+"""The statements of a script that share a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TABLE = "CREATE TABLE `t` (\n  `a` int(11)\n) ENGINE=InnoDB"
 
 
 def script(*statements: tuple[str, dict[str, Any]]) -> RecordedScript:
-    """Statements by their operation, such as "a1" for the second operation of migration a; "a" for its record.
+    """Return a script: "a1" is a statement of the second operation of migration a, "a" its record.
 
-    Each leaves a schema of its own, unless told otherwise.
+    Each statement leads to a schema of its own, if not given otherwise.
     """
     made = []
     for number, (name, details) in enumerate(statements):
@@ -50,9 +50,10 @@ def stretches(*statements: Any) -> list[list[int]]:
         (["a0", "a1", "a1", "a"], [[0], [1, 2, 3]]),
         (["a0", "a", "b0", "b"], [[0, 1], [2, 3]]),
         (["a", "b0"], [[0], [1]]),
-        # Rows are told of by a marker, each for itself.
+        # Each statement on rows has a marker of its own.
         (["a0", ("a0", ROWS), ("a0", ROWS), "a"], [[0], [1], [2, 3]]),
-        # What leaves no other schema than some statement before it cannot be told from that.
+        # A statement after which the schema is as after an earlier one cannot be told apart from
+        # that.
         (["a0", ("a0", {"after": "after 0"}), "a0"], [[0], [1], [2]]),
         (["a0", ("a0", {"after": "before"}), "a0", "a"], [[0], [1, 2, 3]]),
         ([("a0", {"after": "before"}), "a0"], [[0], [1]]),

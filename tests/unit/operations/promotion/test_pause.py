@@ -1,4 +1,4 @@
-"""How a pause is told, and that it is one over several processes."""
+"""The pause of writes in a report, also over several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FENCED = Journal("2026-01-01T12:00:10+00:00")
 
 
 @pytest.mark.parametrize(
-    ("earliest", "latest", "told"),
+    ("earliest", "latest", "text"),
     [
         ("12.050", "12.050", "2.05 s"),
         ("10.100", "14", "0.10 to 4.00 s"),
@@ -35,8 +35,8 @@ FENCED = Journal("2026-01-01T12:00:10+00:00")
         ("09", "09", "0.00 s"),
     ],
 )
-def test_a_pause(earliest: str, latest: str, told: str) -> None:
-    assert str(pause(FENCED, earliest, latest)) == told
+def test_a_pause(earliest: str, latest: str, text: str) -> None:
+    assert str(pause(FENCED, earliest, latest)) == text
 
 
 def test_one_that_began_before_the_promotion() -> None:

@@ -1,4 +1,4 @@
-"""What is said of a replica that does not replicate from the primary."""
+"""The message about a replica that does not replicate from the primary."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from sharded_orm.backends.mysql.replication import ReplicationLink
 from sharded_orm.operations.promotion.preflight import no_link
 
 
-def link(**told: object) -> ReplicationLink:
+def link(**fields: object) -> ReplicationLink:
     known = {
         "name": "", "host": "10.0.0.7", "port": 3306, "source_id": 7, "receives": True,
         "connecting": False, "executes": True, "uses_gtid": True, "received": "", "executed": "",
         "seconds_behind": 0, "delay": 0, "filters": {}, "error": "",
     }  # fmt: skip
-    return ReplicationLink(**{**known, **told})  # type: ignore[arg-type]  # of the types above
+    return ReplicationLink(**{**known, **fields})  # type: ignore[arg-type]  # of the types above
 
 
 def test_it_replicates_from_another_server() -> None:
-    told = no_link("db2", "db1", [link()])
-    assert told.startswith("'db2' does not replicate from 'db1', only from 10.0.0.7:3306. RANGES")
+    message = no_link("db2", "db1", [link()])
+    assert message.startswith(
+        "'db2' does not replicate from 'db1', only from 10.0.0.7:3306. RANGES"
+    )
 
 
 def test_it_replicates_from_none() -> None:
@@ -25,7 +27,7 @@ def test_it_replicates_from_none() -> None:
 
 
 def test_it_never_was_connected_and_tells_why() -> None:
-    """Nobody can tell by the address which server that would be."""
+    """The address does not tell which server that would be."""
     refused = link(source_id=0, receives=False, error="Access denied for user 'repl'")
     expected = "only from 10.0.0.7:3306 (not connected: Access denied for user 'repl'). RANGES"
     assert expected in no_link("db2", "db1", [refused])

@@ -1,4 +1,4 @@
-"""For how long a source that does not answer is asked whether a map was published."""
+"""How long a silent source is asked whether a map was published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
 
 
 class Source:
-    """Takes ``seconds`` for each answer, and answers at the time ``up``."""
+    """Takes ``seconds`` for each answer, and answers from the time ``up``."""
 
     def __init__(self, clock: Clock, seconds: float, up: float = float("inf")) -> None:
         self.clock, self.seconds, self.up = clock, seconds, up
@@ -26,7 +26,7 @@ class Source:
         raise TopologyUnavailable(f"it does not answer within {self.seconds:g} s.")
 
     def sleep(self, seconds: float) -> None:
-        # The line is written before anybody waits.
+        # The line is written before the wait.
         assert self.lines
         self.clock.now += seconds
 
@@ -49,7 +49,7 @@ def test_no_longer_than_it_says(monkeypatch: pytest.MonkeyPatch, seconds: float)
     with pytest.raises(PromotionFailed) as caught:
         Source(clock, seconds).ask(monkeypatch)
     elapsed = clock.now - begun
-    # One answer takes what it takes; a second one is not begun if it were too late.
+    # One answer takes its time; a second one is not requested if it would be too late.
     assert elapsed <= max(publication.LOOK_UP, seconds)
     assert f"it was asked for {elapsed:.0f} s" in str(caught.value)
     assert not caught.value.settled
@@ -70,9 +70,9 @@ def test_what_it_means_for_writers_is_said_at_once_and_once(
 def test_the_error_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PromotionFailed) as caught:
         Source(Clock(), 5.0).ask(monkeypatch)
-    told = str(caught.value)
-    assert "writes to photos 0-15 are refused until that is settled" in told
-    assert "'manage.py shards promote db1' to finish" in told
-    assert "'manage.py shards promote db1 --abort' to go back" in told
+    error = str(caught.value)
+    assert "writes to photos 0-15 are refused until that is settled" in error
+    assert "'manage.py shards promote db1' to finish" in error
+    assert "'manage.py shards promote db1 --abort' to go back" in error
     with pytest.raises(PromotionFailed, match="promote db1 --force' to finish"):
         Source(Clock(), 5.0).ask(monkeypatch, forced=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan
-from sharded_orm.operations.promotion.switchover import switched
+from sharded_orm.operations.promotion.switchover import is_switched
 from sharded_orm.topology.document import Document
 
 PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
@@ -11,7 +11,7 @@ PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
 
 def published(*ranges: tuple[int, int, str]) -> bool:
     entries = [{"range": [first, last], "primary": node} for first, last, node in ranges]
-    return switched(PLAN, Document(2, {}, {"photos": {"RANGES": entries}}))
+    return is_switched(PLAN, Document(2, {}, {"photos": {"RANGES": entries}}))
 
 
 def test_the_ranges_of_the_plan() -> None:

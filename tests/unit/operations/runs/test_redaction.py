@@ -1,4 +1,4 @@
-"""Accounts are cut out of what servers and this library say."""
+"""Accounts are removed from messages of servers and of this library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.operations.runs.redaction import without_accounts
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("text", "shown"),
     [
         (
             "1045: Access denied for user 'site'@'10.0.0.7' (using password: YES)",
@@ -61,7 +61,7 @@ from sharded_orm.operations.runs.redaction import without_accounts
             "1044: for 'site'@'%' to database 'photos'",
             "1044: for this account to database 'photos'",
         ),
-        # What names nobody stays.
+        # A text that names nobody stays.
         (
             "2002: Can't connect to server on 'db2' (111)",
             "2002: Can't connect to server on 'db2' (111)",
@@ -69,8 +69,8 @@ from sharded_orm.operations.runs.redaction import without_accounts
         ("no module named 'users'", "no module named 'users'"),
     ],
 )
-def test_the_shapes_in_which_servers_name_accounts(told: str, shown: str) -> None:
-    assert without_accounts(told) == shown
+def test_the_shapes_in_which_servers_name_accounts(text: str, shown: str) -> None:
+    assert without_accounts(text) == shown
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def configured() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("text", "shown"),
     [
         ("definer 'a.name' and \"oper\"", "definer this account and this account"),
         ("user=a.name host=db1", "this account host=db1"),
@@ -95,8 +95,8 @@ def configured() -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("configured")
-def test_the_configured_accounts(told: str, shown: str) -> None:
-    assert without_accounts(told) == shown
+def test_the_configured_accounts(text: str, shown: str) -> None:
+    assert without_accounts(text) == shown
 
 
 @pytest.mark.usefixtures("configured")

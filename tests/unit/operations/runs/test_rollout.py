@@ -1,4 +1,4 @@
-"""Waves: whose turn it is, how many at once, and when no other begins."""
+"""Waves: which shard is next, how many at once, and when no other starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 
 
 def shards(**counts: int) -> list[Shard]:
-    """So many on each node, numbered through."""
+    """Return that many shards on each node, numbered through."""
     nodes = [node for node, count in counts.items() for _ in range(count)]
     return [
         Shard("shop", number, node, None, f"shop_{number:05d}") for number, node in enumerate(nodes)
@@ -57,7 +57,7 @@ def test_each_shard_is_in_one_wave(canary: int, size: int | None, counts: dict[s
 def test_numbers_that_make_no_sense(wrong: dict[str, float]) -> None:
     (name,) = wrong
     with pytest.raises(InvalidWaves, match=f"{name} must be at least"):
-        Waves(**wrong)  # type: ignore[arg-type]  # also for types that are right, it is wrong
+        Waves(**wrong)  # type: ignore[arg-type]  # for right types as well, the values are wrong
 
 
 def test_so_many_of_each_node_at_once_and_no_more() -> None:
@@ -74,7 +74,7 @@ def test_so_many_of_each_node_at_once_and_no_more() -> None:
         meeting.wait()
         with lock:
             running[shard.node] -= 1
-        # Nobody begins another one before all of these have left.
+        # No other shard starts before all of these have left.
         meeting.wait()
         return True
 

@@ -1,10 +1,10 @@
-"""Telling from a schema's name which shard it is, or would be."""
+"""The shard that a schema name belongs to, or would belong to."""
 
 from __future__ import annotations
 
 import pytest
 
-from sharded_orm.operations.shards.status import _numbering
+from sharded_orm.operations.shards.status import _number_parser
 from sharded_orm.topology.model import ShardGroup
 
 
@@ -24,11 +24,11 @@ from sharded_orm.topology.model import ShardGroup
         ("a.b{{x}}{shard:03d}", "a-b{x}007", None),
         ("{shard:03d}_{shard:03d}", "007_007", 7),
         ("{shard:03d}_{shard:03d}", "007_008", None),
-        # Not told apart from names of somebody else's.
+        # These cannot be told apart from names of others.
         ("db{shard:x}", "db1a", None),
         ("db{shard:x}", "db10", None),
     ],
 )
 def test_numbers(template: str, schema: str, number: int | None) -> None:
     group = ShardGroup("photos", (), "modulo", database_name=template)
-    assert _numbering(group)(schema) == number
+    assert _number_parser(group)(schema) == number

@@ -1,4 +1,4 @@
-"""Prints its arguments; it knows nothing of databases."""
+"""Prints its arguments and uses no database."""
 
 from __future__ import annotations
 

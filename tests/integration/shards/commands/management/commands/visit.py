@@ -1,4 +1,4 @@
-"""Prints the shard it is run on, or does what it is told instead."""
+"""Prints the shard that it runs on, or does what its options ask for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""The parts of a group's connection object that refuse SQL, as a group has no database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from django.db.backends.base.client import BaseDatabaseClient
+from django.db.backends.base.introspection import BaseDatabaseIntrospection
+from django.db.backends.base.operations import BaseDatabaseOperations
+
+from sharded_orm.exceptions import GroupAliasError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.core.management.color import Style
+
+
+def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
+    return GroupAliasError(
+        f"The alias {alias!r} stands for all shards of the group and has no database of its own:"
+        f" it cannot {what}. Use a sharded model's manager, which routes to the shard; name one"
+        f" shard, such as {alias + '_00000'!r}; or migrate all of them with 'migrate_shards'."
+    )
+
+
+class GroupConnection:
+    """The ``connection`` of a group that counts as connected. It refuses what an engine asks of one."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise group_alias_error(self._alias, f"be asked for {name!r} of a session")
+
+    def close(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+class GroupIntrospection(BaseDatabaseIntrospection):
+    """A group has no tables of its own."""
+
+    def table_names(self, cursor: Any = None, include_views: bool = False) -> list[str]:
+        return []
+
+    def get_table_list(self, cursor: Any) -> list[Any]:
+        return []
+
+    def sequence_list(self) -> list[Any]:
+        return []
+
+
+class GroupOperations(BaseDatabaseOperations):
+    """Flushing a group flushes the shards that tests have touched."""
+
+    def sql_flush(
+        self,
+        style: Style,
+        tables: Iterable[str],
+        *,
+        reset_sequences: bool = False,
+        allow_cascade: bool = False,
+    ) -> list[str]:
+        return []
+
+    def sequence_reset_by_name_sql(self, style: Style | None, sequences: list[Any]) -> list[str]:
+        connection: Any = self.connection
+        if connection.tests is not None:
+            connection.tests.reset_sequences()
+        return []
+
+    def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
+        # Django's flush calls this with an empty list as well.
+        connection: Any = self.connection
+        if connection.tests is None:
+            raise group_alias_error(connection.alias, "be flushed")
+        connection.tests.restore_touched()
+
+
+class GroupClient(BaseDatabaseClient):
+    def runshell(self, parameters: Iterable[str]) -> None:
+        raise group_alias_error(self.connection.alias, "open a shell")

@@ -1,0 +1,105 @@
+"""``SHARDED_ORM["GROUPS"]``: the shard groups, and the nodes on which ranges of shards are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sharded_orm.conf.values import flag, unknown_keys
+from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
+
+KEYS = {
+    "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "FORMER_MODELS",
+}  # fmt: skip
+RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
+# A shard's alias is the group's name and five digits; a template's ends in "_template".
+_TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
+
+
+def parse_groups(raw: Any, problems: list[str]) -> dict[str, ShardGroup]:
+    if not isinstance(raw, Mapping):
+        problems.append(f"GROUPS must be a dict, not {type(raw).__name__}")
+        return {}
+    groups = {}
+    for name, group in raw.items():
+        where = f"group {name!r}: "
+        if not isinstance(name, str) or not isinstance(group, Mapping):
+            problems.append(f"{where}must be a name and a dict, not {group!r}")
+            continue
+        if _TAKEN_NAMES.search(name):
+            problems.append(
+                f"{where}its alias could be another group's shard or template; do not end the name"
+                " in _template or in _ and five digits or more"
+            )
+        groups[name] = _group(where, name, group, problems)
+    return groups
+
+
+def _group(where: str, name: str, group: Mapping[str, Any], problems: list[str]) -> ShardGroup:
+    problems += unknown_keys(where, group, KEYS)
+    if not isinstance(group.get("STRATEGY"), str):
+        problems.append(
+            f"{where}STRATEGY must be 'directory', 'modulo', 'range', 'embedded' or a dotted"
+            f" path, not {group.get('STRATEGY')!r}"
+        )
+    options = group.get("STRATEGY_OPTIONS", {})
+    if not isinstance(options, Mapping):
+        problems.append(f"{where}STRATEGY_OPTIONS must be a dict, not {options!r}")
+        options = {}
+    ranges = list(_ranges(where, group.get("RANGES", ()), problems))
+    return ShardGroup(
+        name=name,
+        ranges=tuple(sorted(ranges, key=lambda r: (r.first, r.last))),
+        strategy=str(group.get("STRATEGY")),
+        strategy_options=dict(options),
+        database_name=group.get("DATABASE_NAME", "{group}_{shard:05d}"),
+        atomic_requests=flag(where, "ATOMIC_REQUESTS", group, False, problems),
+        former_models=_models(where, group.get("FORMER_MODELS", ()), problems),
+    )
+
+
+def _ranges(where: str, raw: Any, problems: list[str]) -> Iterator[ShardRange]:
+    if not isinstance(raw, (list, tuple)):
+        problems.append(f"{where}RANGES must be a list of dicts, not {raw!r}")
+        return
+    for entry in raw:
+        if not isinstance(entry, Mapping):
+            problems.append(f"{where}each of RANGES must be a dict, not {entry!r}")
+            continue
+        where_range = f"{where}range {entry.get('range')!r}: "
+        problems += unknown_keys(where_range, entry, RANGE_KEYS)
+        match entry:
+            case {"range": (int() as first, int() as last), "primary": str() as primary} if (
+                first >= 0 and not isinstance(first, bool) and not isinstance(last, bool)
+            ):
+                weight, replica = entry.get("weight", 1.0), entry.get("replica")
+                if not is_weight(weight):
+                    problems.append(
+                        f"{where_range}weight must be a number from 0 to {MAX_WEIGHT:,}, not"
+                        f" {weight!r}"
+                    )
+                    weight = 1.0
+                if replica is not None and not isinstance(replica, str):
+                    problems.append(f"{where_range}replica must be a node, not {replica!r}")
+                    replica = None
+                is_open = flag(where_range, "open", entry, True, problems)
+                yield ShardRange(first, last, primary, replica, is_open, weight)
+            case _:
+                problems.append(
+                    f"{where}a range needs 'range': (first, last) and 'primary': a node, not"
+                    f" {dict(entry)!r}"
+                )
+
+
+def _models(where: str, raw: Any, problems: list[str]) -> frozenset[tuple[str, str]]:
+    labels = raw if isinstance(raw, (list, tuple)) else (raw,)
+    models = [str(label).lower().split(".") for label in labels]
+    if not all(isinstance(label, str) for label in labels) or not all(
+        len(parts) == 2 and all(parts) for parts in models
+    ):
+        problems.append(
+            f"{where}FORMER_MODELS must be a list of names such as 'photos.Photo', not {raw!r}"
+        )
+        return frozenset()
+    return frozenset((app, model) for app, model in models)

@@ -1,0 +1,77 @@
+"""``SHARDED_ORM["NODES"]`` and ``["NODE_DEFAULTS"]``: how to connect to the database servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from sharded_orm.conf.values import unknown_keys
+from sharded_orm.topology.document import merged
+
+KEYS = {
+    "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
+    "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
+}  # fmt: skip
+_OPERATOR_KEYS = {"USER", "PASSWORD"}
+# Key -> its types, and their name in a message. Other keys go to the driver unchecked.
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
+    "POOL": ((Mapping, type(None)), "a dict"),
+    "HOST": ((str, type(None)), "text"),
+    "PORT": ((int, str, type(None)), "a number"),
+    "NAME": ((str, os.PathLike, type(None)), "a folder"),
+    "CONN_MAX_AGE": ((int, float, type(None)), "a number of seconds or None"),
+}
+_MYSQL, _SQLITE = _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
+
+
+def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Node -> its settings laid over ``defaults``, without values of a wrong type."""
+    if not isinstance(raw, Mapping):
+        problems.append(f"NODES must be a dict, not {type(raw).__name__}")
+        return {}
+    if not isinstance(defaults, Mapping):
+        problems.append(f"NODE_DEFAULTS must be a dict, not {type(defaults).__name__}")
+        defaults = {}
+    problems += unknown_keys("NODE_DEFAULTS: ", defaults, KEYS)
+    nodes: dict[str, Mapping[str, Any]] = {}
+    for name, node in raw.items():
+        where = f"node {name!r}: "
+        if not isinstance(name, str):
+            problems.append(f"{where}its name must be text")
+            continue
+        nodes[name] = {}
+        if not isinstance(node, Mapping):
+            # Only its type is shown: it may be a URL with a password.
+            problems.append(
+                f"{where}must be a dict like an entry of DATABASES, not {type(node).__name__}"
+            )
+            continue
+        problems += unknown_keys(where, node, KEYS)
+        nodes[name] = _node(where, merged(defaults, node), problems)
+    return nodes
+
+
+def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    wrong = [
+        key
+        for key, (types, _) in _TYPES.items()
+        if key in node and not isinstance(node[key], types)
+    ]
+    # The value is not shown: it may be a password in the wrong place.
+    problems += [f"{where}{key} must be {_TYPES[key][1]}" for key in wrong]
+    if "OPERATOR" in node and "OPERATOR" not in wrong:
+        problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
+    settings = {key: value for key, value in node.items() if key not in wrong}
+    engine = node.get("ENGINE")
+    # Any engine that derives from one of ours is welcome. Django's stock engines open a
+    # connection per shard.
+    if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
+        problems.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
+        settings.pop("ENGINE", None)
+    elif engine == _SQLITE and not node.get("NAME"):
+        problems.append(f"{where}NAME must be the folder that holds the shard files")
+    elif engine == _MYSQL and node.get("NAME"):
+        problems.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
+    return settings

@@ -1,0 +1,219 @@
+"""One growth of a group: its shards are created, migrated, published and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import GrowthRefused, TopologyReadOnly
+from sharded_orm.operations import topology
+from sharded_orm.operations.growth.bounds import add_bounds, keys_above
+from sharded_orm.operations.growth.new_range import NewRange
+from sharded_orm.operations.growth.range_settings import set_open
+from sharded_orm.operations.migrate import MigrateOptions, migration_run
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.selection import Selected
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.transitions import KeyRouting
+
+#: Seconds for all processes to use the closed range before it is opened.
+PATIENCE = 30.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class GrowthReport:
+    """The outcome of a growth.
+
+    :param named: whether the topology has the range.
+    :param open: whether the range takes new keys; None if its group never opens or closes ranges.
+    """
+
+    range: NewRange
+    created: bool = False
+    named: bool = False
+    open: bool | None = False
+    #: The migration of the new shards, if this run did it.
+    migrated: migration_run.MigrationReport | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.range.group,
+            "range": [self.range.first, self.range.last],
+            "primary": self.range.primary,
+            "replica": self.range.replica,
+            "created": self.created,
+            "named": self.named,
+            "open": self.open,
+            "problems": self.problems,
+        }
+
+
+class GrowthRun:
+    """The growth of one group by one range, recorded in the journal run ``run``."""
+
+    def __init__(
+        self,
+        run: journal.JournalRun,
+        new: NewRange,
+        kind: KeyRouting,
+        progress: migration_run.Progress,
+        stopping: Stopping,
+        tell: Tell,
+    ) -> None:
+        self.run = run
+        self.new = new
+        self.kind = kind
+        self._progress = progress
+        self._stopping = stopping
+        self._tell = tell
+        self.report = GrowthReport(new, open=None if kind is KeyRouting.RANGES else False)
+
+    def run_to_end(self, arguments: Mapping[str, Any], open_it: bool) -> GrowthReport:
+        """Carry out all phases that are left.
+
+        :param arguments: those of the command, which the journal keeps for a later attempt.
+        """
+        new, report = self.new, self.report
+        before = topology.current()
+        if new.entry_in(before) is None:
+            document = self._with_range(before).at_version(before.version + 1)
+            self._check_writable(document)
+            self._refuse_keys_above(document)
+            self.run.note(**arguments, first=new.first, range=asdict(new))
+            if not self._create(document):
+                return report
+            self._tell(f"names range {new}")
+            self.run.check()
+            topology.change(self._with_range, f"range {new} on {new.primary}, closed")
+        report.created = report.named = True
+        if self.kind is KeyRouting.RANGES:
+            self._report_keys_above()
+        elif open_it:
+            self._open()
+        return report
+
+    def _with_range(self, document: Document) -> Document:
+        """``document`` with the range, closed; unchanged if the range is there."""
+        new = self.new
+        if new.entry_in(document) is not None:
+            return document
+        content = document.content()
+        entry = content["groups"].setdefault(new.group, {})
+        ranges = entry.setdefault("RANGES", [])
+        count = 1 + max((item["range"][1] for item in ranges), default=-1)
+        if count != new.first:
+            raise GrowthRefused(
+                f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
+                " somebody else has changed the topology. Repeat the command."
+            )
+        # Bounds alone decide which keys a range group has on its last shard, never "open".
+        ranges.append(new.entry(is_open=self.kind is KeyRouting.RANGES))
+        add_bounds(entry, new, self.kind)
+        return Document.from_content(content)
+
+    def _check_writable(self, document: Document) -> None:
+        if runtime.source().writable:
+            runtime.check_document(document)
+            return
+        try:
+            topology.change(self._with_range)
+        except TopologyReadOnly as exc:
+            new = self.new
+            opening = (
+                ""
+                if self.kind is KeyRouting.RANGES
+                else " When every process has it, take out 'open' and deploy once more."
+            )
+            raise TopologyReadOnly(
+                f"{exc}\nIn a checkout with this change, which serves nobody, run 'manage.py"
+                f" migrate_shards --create --group {new.group} --shards {new.first}-{new.last}', and"
+                f" deploy it then.{opening}"
+            ) from exc
+
+    def _create(self, document: Document) -> bool:
+        """Create and migrate the shards, which no other process knows yet; whether all are done."""
+        new = self.new
+        self._tell(f"makes {new.last - new.first + 1} shards on {new.primary}")
+        with _local_topology(document):
+            group = runtime.group(new.group)
+            shards = [group.shard(number) for number in range(new.first, new.last + 1)]
+            request = migration_run.MigrationRequest(MigrateOptions(), create=True)
+            migration = migration_run.migrate(
+                Selected(group, shards), request, self._progress, self._stopping
+            )
+        self.report.migrated = migration
+        if not migration.ok:
+            self.report.problems.append(
+                f"not all shards of range {new} are migrated, so it was not named: mend the cause"
+                " and run the same command again"
+            )
+        return migration.ok
+
+    # ##### Bounds #####
+
+    def _refuse_keys_above(self, document: Document) -> None:
+        """:raises GrowthRefused: keys in use would be looked for on the new shards."""
+        if self.kind is not KeyRouting.RANGES:
+            return
+        with _local_topology(document):
+            keys = keys_above(self.new)
+        if keys:
+            raise GrowthRefused(
+                f"A new bound must lie above every key in use: {'; '.join(keys)}. They would not be"
+                " found any more. Take a higher bound."
+            )
+
+    def _report_keys_above(self) -> None:
+        """Check again once all processes use the bound: keys may have been written meanwhile."""
+        self._wait_until_used()
+        self.report.problems += [
+            f"{keys}: written while the bound was made known. Move those rows"
+            for keys in keys_above(self.new)
+        ]
+
+    # ##### Opening #####
+
+    def _open(self) -> None:
+        new = self.new
+        entry = new.entry_in(topology.current())
+        if entry is not None and entry.get("open", True):
+            self.report.open = True
+            return
+        if not self._wait_until_used():
+            return
+        self._tell(f"opens range {new}")
+        self.run.check()
+        set_open(new.group, new.first, new.last, True)
+        self.report.open = True
+
+    def _wait_until_used(self) -> bool:
+        """Whether every connected process uses the range; a problem in the report if not."""
+        reach = topology.wait_until_used(topology.current().version, PATIENCE)
+        if reach is None or not reach.behind:
+            return True
+        late = ", ".join(f"{process.host} ({process.pid})" for process in reach.behind)
+        self.report.problems.append(
+            f"range {self.new} stays as it is: after {PATIENCE:g} s these processes do not use it:"
+            f" {late}. Run the same command again when they do, or have ended"
+        )
+        return False
+
+
+@contextmanager
+def _local_topology(document: Document) -> Iterator[None]:
+    """Let this process alone use ``document`` inside the block.
+
+    :raises InvalidTopology: ``document`` must not follow the topology in use.
+    """
+    runtime.swap(runtime.check_document(document).topology)
+    try:
+        yield
+    finally:
+        runtime.swap(None)

@@ -1,0 +1,53 @@
+"""Whether a range takes new keys, and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import GrowthRefused
+from sharded_orm.operations import topology
+from sharded_orm.routing.base import key_routing_of
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.transitions import KeyRouting
+
+
+def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
+    """Open a range of group ``name`` for new keys, or close it; its existing keys stay (Y3).
+
+    :raises GrowthRefused: the group has no such range, or its strategy never chooses a shard.
+    :raises TopologyError: the topology was not changed.
+    """
+    return _set(name, first, last, "open", is_open)
+
+
+def set_weight(name: str, first: int, last: int, weight: float) -> Document:
+    """Set how often a shard of the range gets a new key, relative to the weights of the others.
+
+    :raises GrowthRefused: see :func:`set_open`.
+    :raises TopologyError: the topology was not changed.
+    """
+    return _set(name, first, last, "weight", weight)
+
+
+def _set(name: str, first: int, last: int, setting: str, value: Any) -> Document:
+    group = runtime.group(name)
+    if key_routing_of(group) not in (KeyRouting.PLACED, KeyRouting.EMBEDDED):
+        raise GrowthRefused(
+            f"Group {name!r} has the strategy {group.strategy!r}, which never chooses a shard for a"
+            f" key: {setting!r} of a range means nothing there."
+        )
+
+    def edit(document: Document) -> Document:
+        content = document.content()
+        ranges = content["groups"].get(name, {}).get("RANGES", [])
+        for entry in ranges:
+            if tuple(entry["range"]) == (first, last):
+                entry[setting] = value
+                return Document.from_content(content)
+        listing = ", ".join("{}-{}".format(*entry["range"]) for entry in ranges)
+        raise GrowthRefused(
+            f"Group {name!r} has no range {first}-{last}; its ranges are {listing}."
+        )
+
+    return topology.change(edit, f"{setting} of {name} {first}-{last}: {value}")

@@ -1,0 +1,135 @@
+"""Growing a group, or giving a broken-off growth up, as an operator asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import GrowthRefused, TopologyReadOnly
+from sharded_orm.operations import topology
+from sharded_orm.operations.growth.growth_run import GrowthReport, GrowthRun, Tell
+from sharded_orm.operations.growth.new_range import NewRange
+from sharded_orm.operations.migrate import migration_run
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.routing.base import key_routing_of
+from sharded_orm.topology.transitions import KeyRouting
+
+KIND: Final = "grow"
+
+
+def grow(
+    name: str,
+    count: int,
+    *,
+    primary: str,
+    replica: str | None = None,
+    weight: float = 1,
+    bounds: Sequence[Any] = (),
+    open_it: bool = True,
+    progress: migration_run.Progress,
+    stopping: Stopping | None = None,
+    tell: Tell = lambda line: None,
+) -> GrowthReport:
+    """Give group ``name`` ``count`` more shards: create, migrate, publish and open them.
+
+    After any interruption, a call with the same arguments goes on. Until then, nobody else can
+    grow the group. The calling process should do nothing else: it knows the new shards before they
+    exist.
+
+    :param bounds: for a range group with ``BOUNDS``: in order, above every key in use.
+    :param open_it: False leaves the range closed.
+    :param progress: reports how far the migration of the new shards is.
+    :param tell: called with a line for each phase.
+    :raises GrowthRefused: the group cannot grow, or not like that; nothing was changed.
+    :raises TopologyReadOnly: commands cannot change the topology; the message is what to do.
+    :raises OperationHeld: another process grows the group.
+    """
+    runtime.refresh()  # A last good copy may be outdated.
+    if runtime.topology() is not runtime.config().topology:
+        raise GrowthRefused(
+            "This process uses another topology than the configured one, as test runs do: the shards"
+            " would be made on the real nodes."
+        )
+    kind = _growable(name)
+    arguments = {
+        "count": count, "primary": primary, "replica": replica, "weight": weight,
+        "bounds": list(bounds),
+    }  # fmt: skip
+    if count < 1:
+        raise GrowthRefused(f"A group grows by one shard or more, not by {count!r}.")
+    with journal.hold_run(KIND, name, {**arguments, "first": None}) as run:
+        if run.arguments["first"] is None:
+            is_resumed = False
+            group = runtime.group(name)
+            new = NewRange(
+                name, group.count, group.count + count - 1, primary, replica, weight, tuple(bounds)
+            )
+        else:
+            is_resumed = True
+            _require_same(name, run.arguments, arguments)
+            new = NewRange(**{**run.arguments["range"], "bounds": tuple(bounds)})
+            tell(f"goes on with run {run.id}: range {new}")
+        growth = GrowthRun(run, new, kind, progress, stopping or Stopping(), tell)
+        try:
+            report = growth.run_to_end(arguments, open_it)
+        except (GrowthRefused, TopologyReadOnly) as exc:
+            if not is_resumed and run.arguments["first"] is None:
+                run.finish("refused", str(exc))
+            raise
+        if not report.problems:
+            run.finish()
+        return report
+
+
+def give_up(name: str) -> NewRange | None:
+    """Forget a growth that was broken off before its range was published; returns the range.
+
+    Shards that were created stay, and are used when the group grows there again.
+
+    :raises GrowthRefused: the topology has the range already.
+    """
+    last = journal.last_run(KIND, name)
+    if last is None or last.finished_at is not None:
+        return None
+    with journal.hold_run(KIND, name, {"first": None}) as run:
+        new = None
+        if run.arguments.get("first") is not None:
+            new = NewRange(**run.arguments["range"])
+            if new.entry_in(topology.current()) is not None:
+                raise GrowthRefused(
+                    f"Range {new} is in the topology already and does not go again. Run the same"
+                    f" 'shards grow' to finish, or leave it closed: 'manage.py shards close"
+                    f" {name} {new.first}-{new.last}'."
+                )
+        run.finish("given up")
+        return new
+
+
+def _growable(name: str) -> KeyRouting:
+    """How the group finds the shard of a key.
+
+    :raises GrowthRefused: its number of shards can never change.
+    """
+    group = runtime.group(name)
+    kind = key_routing_of(group)
+    if kind is KeyRouting.COMPUTED:
+        raise GrowthRefused(
+            f"Group {name!r} cannot grow: its strategy {group.strategy!r} computes the shard of a"
+            " key from the number of shards, so nearly every key would be looked for on another"
+            " shard. Begin a new group, with a directory, and move the rows."
+        )
+    return kind
+
+
+def _require_same(name: str, before: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """:raises GrowthRefused: the interrupted run, with arguments ``before``, had others."""
+    differs = [key for key, value in arguments.items() if before.get(key) != value]
+    if differs:
+        options = " ".join(f"--{key} {before[key]}" for key in ("count", "primary"))
+        raise GrowthRefused(
+            f"Group {name!r} was being grown by other arguments ({', '.join(differs)} differ), and"
+            f" that was broken off. Finish it with 'manage.py shards grow {name} {options} …', or"
+            f" forget it with 'manage.py shards grow {name} --abort'."
+        )

@@ -1,0 +1,119 @@
+"""A promotion in this process: carried out to its end, or undone."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from sharded_orm.exceptions import LeaseLost, PromotionFailed, PromotionRefused
+from sharded_orm.operations.promotion import cached_rows, publication, recovery
+from sharded_orm.operations.promotion.pause import Pause
+from sharded_orm.operations.promotion.phases import ForwardPhases
+from sharded_orm.operations.promotion.record import PromotionRecord, Tell
+from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
+from sharded_orm.operations.promotion.undo import PromotionUndo
+from sharded_orm.operations.runs import journal
+
+
+class Promotion:
+    """A journal run that has passed the checks, in this process."""
+
+    def __init__(self, run: journal.JournalRun, options: PromotionOptions, tell: Tell) -> None:
+        self._record = PromotionRecord(run, options, tell)
+        self._undo = PromotionUndo(self._record)
+
+    def run_to_end(self) -> PromotionReport:
+        """Carry out all phases that are left.
+
+        A failure before the map is published undoes everything.
+
+        :raises PromotionFailed: something went wrong; the message says whether it was undone.
+        """
+        record = self._record
+        if record.phase == "switching" and not record.rule_out():
+            record.note_published()
+        if record.phase == "switched":
+            self._finish()
+            return record.report
+        try:
+            with ExitStack() as stack:
+                ForwardPhases(record, stack).run()
+        except LeaseLost:
+            raise
+        except BaseException as exc:
+            if record.phase == "switched":
+                raise
+            self._after_failure(exc)
+        self._finish()
+        return record.report
+
+    def abort(self) -> PromotionReport:
+        """Undo what an earlier process has begun.
+
+        :raises PromotionFailed: the map is published, or the source does not answer.
+        """
+        record = self._record
+        if record.phase == "switched" or (record.phase == "switching" and record.is_published()):
+            raise PromotionFailed(
+                f"The map is switched: {record.plan.new!r} may have been written already, so the"
+                " promotion cannot be undone. Finish it with"
+                f" {recovery.to_finish(record.plan.node, forced=record.options.force)}; to go back,"
+                " let the old primary follow the new one and promote that.",
+                settled=False,
+            )
+        record.report.outcome = "undone"
+        if not self._undo.run("undone by --abort", lenient=True):
+            record.report.outcome = "promoted"
+            self._finish()
+        return record.report
+
+    def _finish(self) -> None:
+        record = self._record
+        cached_rows.invalidate(record)
+        arguments = record.run.arguments
+        record.report.position = record.report.position or str(arguments["position"])
+        earliest, latest = arguments["switched"]
+        record.report.pause = Pause.of(record.run, earliest=earliest, latest=latest)
+        record.run.finish("done")
+
+    def _after_failure(self, cause: BaseException) -> None:
+        """Undo the promotion and raise; return if the map turns out to be published."""
+        if isinstance(cause, PromotionFailed) and not cause.settled:
+            raise cause
+        record = self._record
+        plan, forced = record.plan, record.options.force
+        if isinstance(cause, PromotionRefused):
+            text = f"{'; '.join(cause.problems)}."
+        else:
+            text = str(cause) if isinstance(cause, PromotionFailed) else journal.one_line(cause)
+        is_touched = record.phase != "checked"
+        try:
+            is_published = not self._undo.run(text)
+        except (LeaseLost, PromotionFailed):
+            raise
+        except Exception as exc:
+            if record.phase == "switching":  # The journal does not answer.
+                why = f"{text}; {journal.one_line(exc)}"
+                raise publication.unsettled_error(plan, why, forced=forced) from cause
+            if self._undo.is_restored:
+                raise PromotionFailed(
+                    f"{text} {self._undo.result()} The journal could not be told"
+                    f" ({journal.one_line(exc)}): run {recovery.to_undo(plan.node)} when the"
+                    " global database answers.",
+                    settled=False,
+                ) from cause
+            raise PromotionFailed(
+                f"{text} And it could not be undone ({exc})."
+                f" {recovery.refused_phrase(plan, forced=forced)} until it is: run"
+                f" {recovery.to_undo(plan.node)} when both servers answer; if"
+                f" {plan.node!r} is dead, run it now, and then"
+                f" {recovery.to_finish(plan.node, forced=True)}.",
+                settled=False,
+            ) from cause
+        if is_published:
+            return  # The only way is forward.
+        if not isinstance(cause, Exception):
+            raise cause  # Ctrl-C
+        if isinstance(cause, PromotionRefused) and not is_touched:
+            raise cause
+        result = self._undo.result() if is_touched else "Nothing was touched."
+        raise PromotionFailed(f"{text} {result}") from cause

@@ -1,0 +1,90 @@
+"""Giving both servers of a promotion back their roles."""
+
+from __future__ import annotations
+
+from django.db import Error
+
+from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.operations.promotion import preflight
+from sharded_orm.operations.promotion.pause import Pause, moment
+from sharded_orm.operations.promotion.phases import FENCE_PATIENCE
+from sharded_orm.operations.promotion.record import PromotionRecord
+
+
+class PromotionUndo:
+    """Undoes one promotion, as long as its map is not published."""
+
+    def __init__(self, record: PromotionRecord) -> None:
+        self._record = record
+        self._earlier_warnings = len(record.report.warnings)
+        #: Whether both servers have their roles back, as far as they answer.
+        self.is_restored = False
+
+    def run(self, reason: str, *, lenient: bool = False) -> bool:
+        """Undo the promotion; False if the map turns out to be published.
+
+        :param reason: recorded in the journal.
+        :param lenient: leave an old primary that does not answer as it is: it may be dead.
+        """
+        record = self._record
+        self._earlier_warnings = len(record.report.warnings)
+        if record.phase == "checked":
+            record.run.finish("undone", reason)
+            return True
+        if record.phase == "switching" and not record.rule_out():
+            record.note_published()
+            return False
+        record.begin("undoing", "goes back to how it was")
+        self._restore_new()
+        was_fenced = self._restore_old(lenient=lenient)
+        self.is_restored = True
+        if was_fenced:
+            now = moment(record.run)
+            record.report.pause = Pause.of(record.run, earliest=now, latest=now)
+        record.run.finish("undone", reason)
+        return True
+
+    def _restore_new(self) -> None:
+        record = self._record
+        new_name, was_read_only = record.plan.new, record.run.arguments["was"]["new"]
+        try:
+            with preflight.operator(new_name) as new:
+                if was_read_only:
+                    new.fence(FENCE_PATIENCE)
+                new.start(record.link)
+        except (PromotionRefused, Error) as exc:
+            # The map does not name this server, so nobody writes there: writers need not wait.
+            record.warn(
+                f"{new_name!r} could not be put back ({exc}). When it answers: START SLAVE"
+                + (", and SET GLOBAL read_only = ON" if was_read_only else "")
+            )
+
+    def _restore_old(self, *, lenient: bool) -> bool:
+        """Make the old primary writable again; whether it was fenced until now."""
+        record = self._record
+        if record.options.force or record.run.arguments["was"]["old"]:
+            return False
+        was_fenced = False
+        try:
+            with preflight.operator(record.plan.node) as old:
+                record.run.check()  # The login may have taken long.
+                was_fenced = old.standing().read_only
+                old.unfence()
+        except PromotionRefused as exc:
+            if not lenient:
+                raise
+            record.warn(
+                f"{record.plan.node!r} was made read only and could not be made writable again ({exc})."
+                " When it answers: SET GLOBAL read_only = OFF"
+            )
+        else:
+            record.tell(f"{record.plan.node} takes writes as before")
+        return was_fenced
+
+    def result(self) -> str:
+        """Sentences about the state that the undo has left."""
+        report = self._record.report
+        refused = "" if report.pause is None else f"; writes were refused for {report.pause}"
+        warnings = report.warnings[self._earlier_warnings :]
+        left = "".join(f" But {warning}." for warning in warnings)
+        return f"Everything is as before{refused}.{left}"

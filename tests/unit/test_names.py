@@ -1,0 +1,82 @@
+"""Names in the package: each class has its own, and modules are called by nouns."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+import sharded_orm
+
+PACKAGE = Path(sharded_orm.__file__).parent
+
+# Django looks for classes of these names: commands, migrations, the parts of a backend.
+NAMES_OF_DJANGO = frozenset(
+    {
+        "Command", "DatabaseCreation", "DatabaseFeatures", "DatabaseIntrospection",
+        "DatabaseOperations", "DatabaseSchemaEditor", "DatabaseWrapper", "Migration",
+        "SQLAggregateCompiler", "SQLCompiler", "SQLDeleteCompiler", "SQLInsertCompiler",
+        "SQLUpdateCompiler",
+    }
+)  # fmt: skip
+
+# The field's words that end like participles, by what they are the names of.
+WORDS_OF_THE_FIELD = frozenset(
+    {
+        "routing", "sharding", "batching", "write_tracking",  # concerns
+        "embedded", "packed", "timestamped",  # kinds of ids and of their strategies
+        "cached", "routed", "sharded",  # kinds of querysets
+        "memcached",  # a product
+        "testing",  # where users of Django look for it
+        "ordering",  # an option of Meta
+        "setting",  # SHARDED_ORM
+    }
+)  # fmt: skip
+
+
+def _modules() -> Iterator[Path]:
+    yield from PACKAGE.rglob("*.py")
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    modules_by_class = defaultdict(list)
+    for path in _modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name not in NAMES_OF_DJANGO:
+                modules_by_class[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in modules_by_class.items() if len(paths) > 1} == {}
+
+
+def test_modules_are_named_by_nouns() -> None:
+    names = {path.stem for path in _modules()} | {path.parent.name for path in _modules()}
+    last_words = {name: name.rpartition("_")[2] for name in names if not name.startswith("__")}
+    participles = {
+        name
+        for name, word in last_words.items()
+        if word.endswith(("ing", "ed")) and name not in WORDS_OF_THE_FIELD
+    }
+    assert participles == set()
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    # Imports inside functions and those for types count as well.
+    return grimp.build_graph("sharded_orm", exclude_type_checking_imports=False, cache_dir=None)
+
+
+def test_no_modules_import_each_other_in_a_circle(imports: grimp.ImportGraph) -> None:
+    # The package's own face offers the public names at their first use.
+    imports.remove_module("sharded_orm")
+    in_circles = {
+        module
+        for module in imports.modules
+        if any(
+            imports.chain_exists(importer=imported, imported=module)
+            for imported in imports.find_modules_directly_imported_by(module)
+        )
+    }
+    assert in_circles == set()
