@@ -231,7 +231,7 @@ def test_all_shards_cost_a_statement_per_node_and_phase(
     queries = statements["photos"]
     wrapper: Any = connections[SHARD[ONE]]
     # The comment's photo is joined. The second phase reads the row, on one of the nodes.
-    assert len(queries) == ((2 if phases == 1 else 3) if wrapper.scatter_union else 16)
+    assert len(queries) == ((2 if phases == 1 else 3) if wrapper.features.can_union_shards else 16)
     assert not any("COUNT(" in sql for sql in queries)
 
 
@@ -251,7 +251,7 @@ def test_a_page_as_it_comes_costs_two_phases_and_the_dates(
     Photo.objects.scatter().update(posted_at=datetime(2026, 1, 1, tzinfo=UTC))
     wrapper: Any = connections[SHARD[ONE]]
     # SQLite needs a statement for each shard, and has one phase.
-    batches, phases = (2, 2) if wrapper.scatter_union else (16, 1)
+    batches, phases = (2, 2) if wrapper.features.can_union_shards else (16, 1)
 
     def sent(**query: Any) -> list[str]:
         with Statements("photos") as statements:
