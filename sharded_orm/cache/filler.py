@@ -28,7 +28,7 @@ class ReaderOptions(Protocol):
 
 
 class CacheServers(Protocol):
-    """What a reader needs of :class:`sharded_orm.cache.client.CacheClient`."""
+    """The part of :class:`sharded_orm.cache.client.CacheClient` that readers use."""
 
     @property
     def options(self) -> ReaderOptions: ...
@@ -43,6 +43,7 @@ class CacheServers(Protocol):
 
 
 def forbid_fill(request: CacheRequest) -> None:
+    """Let nobody fill the cache for ``request``."""
     request.state = request.object_state = None
 
 

@@ -35,7 +35,7 @@ Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """What this module needs of a database connection."""
+    """The part of a database connection that markers use."""
 
     alias: str
 
@@ -263,7 +263,7 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # Reads since the write may have kept the rows of before.
+            # Reads between the write and COMMIT may have kept the old rows.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -301,7 +301,7 @@ class TransactionMarkers:
         return closings
 
     def _close(self, end: Unfinished) -> bool:
-        """Whether the server was told."""
+        """Close the markers on one server. Returns whether it answered."""
         server = end.server
         try:
             unfinished.flush(server)

@@ -58,7 +58,7 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows of a marker; times are monotonic."""
+    """The knowledge of this process about a marker; times are monotonic."""
 
     seen_at: float
     asked_at: float | None = None
@@ -104,8 +104,8 @@ class Repairer:
 
         :param index: the position of the guard in ``scope.guards``.
         :param now: seconds since 1970.
-        :returns: the number of closed markers. The caller must still read the database, as it
-            holds the guard of before.
+        :returns: the number of closed markers. The caller must still read the database, as its
+            copy of the guard is older.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:

@@ -98,7 +98,7 @@ class Format(Protocol):
         """The cache of decoded rows; None: rows stay as they were stored."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """The rows, decoded. Equal rows have equal values, which nobody changes."""
+        """The decoded rows. They are shared, so callers must not change their values."""
 
 
 class CacheRequest:

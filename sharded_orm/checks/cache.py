@@ -1,20 +1,20 @@
 """System checks of the cache.
 
-Ids are permanent, and numbered with those of ``sharded_orm.checks.models``. None touches a database
-or a cache server.
+Ids are permanent, and share their numbers with those of ``sharded_orm.checks.models``. No check
+connects to a database or a cache server.
 
 ==================  ==========================================================
 ``sharded_orm.E026``  a cached model in a database whose engine is not the library's
 ``sharded_orm.W027``  models with ``cache = True`` and no ``CACHE``
-``sharded_orm.E028``  ``CACHE`` names what is no alias of ``CACHES``
+``sharded_orm.E028``  ``CACHE`` names an unknown alias of ``CACHES``
 ``sharded_orm.E029``  ``CACHE`` names an alias that the library cannot use
 ``sharded_orm.W030``  a cache in the memory of each process
-``sharded_orm.E031``  ``isolate_key`` is no field that can be one
+``sharded_orm.E031``  ``isolate_key`` names a field that cannot be one
 ``sharded_orm.E032``  a key whose values are equal in several spellings
 ``sharded_orm.E033``  ``cache = True`` on a child table
 ``sharded_orm.W034``  a cached model that is not managed
 ``sharded_orm.E035``  ``ShardMeta`` with an unknown name, or ``cache`` that is no bool
-``sharded_orm.W036``  an isolation level with which transactions go past the cache
+``sharded_orm.W036``  an isolation level under which transactions bypass the cache
 ==================  ==========================================================
 """
 
@@ -47,7 +47,7 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "cache", "isolate_key"}
-# Under these a transaction reads what was committed before it began.
+# Under these a transaction reads the rows that were committed before it began.
 _SNAPSHOTS = {"repeatable read", "serializable"}
 
 
@@ -55,30 +55,30 @@ _SNAPSHOTS = {"repeatable read", "serializable"}
 def check_cached_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check what models say about the cache."""
+    """Check the declarations of models about the cache."""
     selected: list[Any] = (
         list(apps.get_models())
         if app_configs is None
         else [model for app_config in app_configs for model in app_config.get_models()]
     )
-    found: list[checks.CheckMessage] = []
+    messages: list[checks.CheckMessage] = []
     cached = []
     for model in selected:
         if not issubclass(model, ShardedModel | GlobalModel):
             continue
-        found += _names(model)
-        found += _child(model)
+        messages += _names(model)
+        messages += _child(model)
         if model._meta.proxy or not declares_cache(model):
             continue
         cached.append(model)
         if issubclass(model, ShardedModel) and not _is_declared(model):
-            continue  # E001 to E003 say so.
-        found += _unmanaged(model)
-        found += _keys(model)
+            continue  # E001 to E003 report it.
+        messages += _unmanaged(model)
+        messages += _keys(model)
         if not issubclass(model, ShardedModel):
-            found += _engine(model)
+            messages += _engine(model)
     if cached and runtime.config().cache is None:
-        found.append(
+        messages.append(
             checks.Warning(
                 f"{', '.join(sorted(m._meta.label for m in cached))}: cache = True has no effect, as"
                 " SHARDED_ORM has no CACHE.",
@@ -87,8 +87,8 @@ def check_cached_models(
             )
         )
     if cached and runtime.config().cache is not None:
-        found += _isolation(cached)
-    return found
+        messages += _isolation(cached)
+    return messages
 
 
 @checks.register(checks.Tags.caches)
@@ -97,14 +97,14 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
     options = runtime.config().cache
     if options is None:
         return []
-    found: list[checks.CheckMessage] = []
+    messages: list[checks.CheckMessage] = []
     aliases = {"OBJECTS": options.objects, "LISTS": options.lists}
     if options.objects == options.lists:
         del aliases["LISTS"]
     aliases.update({f"ALSO_MARK[{index}]": alias for index, alias in enumerate(options.also_mark)})
     for key, alias in aliases.items():
         if alias not in settings.CACHES:
-            found.append(
+            messages.append(
                 checks.Error(
                     f"SHARDED_ORM['CACHE'] {key} names {alias!r}, which is no alias of CACHES.",
                     hint=f"Use one of {sorted(settings.CACHES)!r}, or add it.",
@@ -113,7 +113,7 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
             )
             continue
         if (wrong := problem(alias)) is not None:
-            found.append(
+            messages.append(
                 checks.Error(
                     f"SHARDED_ORM['CACHE'] {key} cannot use {alias!r}: {wrong}.",
                     hint=f"Use an alias with one of the BACKENDs {sorted(BACKENDS)!r}.",
@@ -121,7 +121,7 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
                 )
             )
         elif settings.CACHES[alias].get("BACKEND") == LOCAL and not settings.DEBUG:
-            found.append(
+            messages.append(
                 checks.Warning(
                     f"The cache {alias!r} is in the memory of each process: what one process writes,"
                     " the others go on reading as it was.",
@@ -129,12 +129,14 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
                     id="sharded_orm.W030",
                 )
             )
-    return found
+    return messages
 
 
 def _own_meta(model: Any) -> Any:
-    """The ``ShardMeta`` that ``model`` or an abstract base of it declares; those that it has from
-    its parents in the database are looked at there."""
+    """The ``ShardMeta`` that ``model`` or an abstract base declares.
+
+    None if it inherits one from a parent in the database, which is checked itself.
+    """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:
             is_abstract = getattr(getattr(owner, "_meta", None), "abstract", True)
@@ -147,13 +149,13 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
     if meta is None:
         return
     valid = _NAMES if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
-    given = {
+    names = {
         name
-        for each in meta.__mro__[:-1]
-        for name in each.__dict__
+        for cls in meta.__mro__[:-1]
+        for name in cls.__dict__
         if not name.startswith("_")
     }  # fmt: skip
-    for name in sorted(given - valid):
+    for name in sorted(names - valid):
         yield checks.Error(
             f"ShardMeta has the unknown name {name!r}.",
             hint=f"Use {sorted(valid)!r} only.",
@@ -222,32 +224,32 @@ def _keys(model: Any) -> Iterator[checks.CheckMessage]:
             fields["isolate key"] = [field]
     collations = collations_of(model)
     seen = set()
-    for what, several in fields.items():
-        for field in several:
+    for role, role_fields in fields.items():
+        for field in role_fields:
             token = token_field(field, collations)
             if token.exact or field in seen:
                 continue
             seen.add(field)
             yield checks.Error(
-                f"The {what} {field.name!r} of a cached model: the database takes values for equal"
+                f"The {role} {field.name!r} of a cached model: the database takes values for equal"
                 " that are written differently, and the cache does not.",
-                hint=_remedy(token, collations, what),
+                hint=_remedy(token, collations, role),
                 obj=field,
                 id="sharded_orm.E032",
             )
 
 
-def _remedy(field: TokenField, collations: Collations, what: str) -> str:
+def _remedy(field: TokenField, collations: Collations, role: str) -> str:
     if not isinstance(field.target, models.CharField | models.TextField):
         return (
             "Use an integer, text, a date or a UUID, or set cache = False:"
             f" {type(field.target).__name__} has several spellings of one value."
         )
-    whose = "" if field.target is field.field else f" of {field.target.model._meta.label}"
-    is_shard_key = what == "shard key"
+    owner = "" if field.target is field.field else f" of {field.target.model._meta.label}"
+    is_shard_key = role == "shard key"
     collation = collations.exact_for_shard_key if is_shard_key else collations.exact_for_cache
     return (
-        f"Set db_collation={collation!r} on {field.target.name!r}{whose}, or make it an"
+        f"Set db_collation={collation!r} on {field.target.name!r}{owner}, or make it an"
         " ExactCharField, or set cache = False."
     )
 

@@ -1,4 +1,4 @@
-"""How the cache is, for operators and monitoring."""
+"""The state of the cache and its invalidation, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from sharded_orm.operations.key_input import typed_key
 
 @dataclass(frozen=True)
 class ModelStatistics:
-    """What was counted for a cached model, by all processes.
+    """The counts of a cached model in all processes.
 
-    :param counts: see :data:`sharded_orm.cache.statistics.FIELDS`; None while the server that has
-        them is down.
+    :param counts: see :data:`sharded_orm.cache.statistics.FIELDS`; None while the server with the
+        counters is down.
     """
 
     label: str
@@ -34,29 +34,29 @@ class ModelStatistics:
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of reads that asked no database; None if there were none."""
-        if self.counts is None:
+        """The share of reads that queried no database; None if there were no reads."""
+        counts = self.counts
+        if counts is None:
             return None
-        count = self.counts
-        hits = count["object_hits"] + count["list_hits"] + count["l1_hits"]
-        reads = hits + count["object_misses"] + count["list_misses"] + count["bypasses"]
+        hits = counts["object_hits"] + counts["list_hits"] + counts["l1_hits"]
+        reads = hits + counts["object_misses"] + counts["list_misses"] + counts["bypasses"]
         return hits / reads if reads else None
 
 
 @dataclass(frozen=True)
 class CacheServerStatus:
-    """A cache server; None for what it does not tell."""
+    """The state of a cache server; None for values that the server does not report."""
 
     name: str
-    #: What it holds: ``"objects"``, ``"lists"``.
+    #: The kinds of its entries: ``"objects"``, ``"lists"``.
     holds: tuple[str, ...]
-    #: Why it does not serve; None when it answers.
+    #: Why it does not answer; None if it does.
     error: str | None
     version: str | None = None
     items: int | None = None
     bytes: int | None = None
     evictions: int | None = None
-    #: Of the fastest of three exchanges.
+    #: The fastest of three.
     round_trip_ms: float | None = None
 
 
@@ -69,87 +69,88 @@ class CacheStatus:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator should mend."""
+        """Sentences about servers that do not answer."""
         return tuple(
-            f"cache server {one.name} does not answer: {one.error}"
-            for one in self.servers
-            if one.error is not None
+            f"cache server {server.name} does not answer: {server.error}"
+            for server in self.servers
+            if server.error is not None
         )
 
 
 def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
-    """The installed models that are cached, by label; or those of ``labels``.
+    """All cached models, in order of their labels; or those with ``labels``.
 
     :raises LookupError: there is no such model, or it is not cached.
     """
-    wanted = list(labels)
-    if not wanted:
-        known = {model._meta.concrete_model for model in apps.get_models()}
-        every = [found for model in known if (found := cached_model(model)) is not None]
-        return sorted(every, key=lambda one: one.model._meta.label)
-    chosen = []
-    for label in wanted:
+    labels = list(labels)
+    if not labels:
+        concrete = {model._meta.concrete_model for model in apps.get_models()}
+        models = [cached for model in concrete if (cached := cached_model(model)) is not None]
+        return sorted(models, key=lambda cached: cached.model._meta.label)
+    models = []
+    for label in labels:
         try:
-            found = cached_model(apps.get_model(label))
+            cached = cached_model(apps.get_model(label))
         except (LookupError, ValueError) as exc:
             raise LookupError(f"There is no model {label!r}: {exc}") from exc
-        if found is None:
-            cached = [each.model._meta.label for each in cached_models()]
-            raise LookupError(f"{label!r} is not cached; cached models are {cached!r}.")
-        chosen.append(found)
-    return chosen
+        if cached is None:
+            known = [cached.model._meta.label for cached in cached_models()]
+            raise LookupError(f"{label!r} is not cached; cached models are {known!r}.")
+        models.append(cached)
+    return models
 
 
-def held_on(alias: str) -> list[CachedModel]:
-    """The installed models that are cached and have rows on ``alias``; never none.
+def cached_models_on(alias: str) -> list[CachedModel]:
+    """The cached models with rows on ``alias``, at least one.
 
-    :raises LookupError: there is no such shard or database, or it has rows of none of them.
+    :raises LookupError: there is no such shard or database, or it has no rows of cached models.
     """
     if runtime.topology().resolve(alias) is None and alias not in connections.settings:
         raise LookupError(
             f"There is neither a shard nor a database {alias!r}; an alias is such as 'photos_00042'."
         )
-    found = [one for one in cached_models() if one.home_alias_ok(alias)]
-    if not found:
+    models = [cached for cached in cached_models() if cached.caches_alias(alias)]
+    if not models:
         raise LookupError(f"{alias!r} holds rows of no cached model.")
-    return found
+    return models
 
 
-def invalidate(found: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
-    """Make void what is cached of a model, as :meth:`ModelCache.invalidate`, by keys as typed.
+def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
+    """Void entries of a model, as :meth:`ModelCache.invalidate`, with keys as an operator types them.
 
+    :param keys: values by the name of the field, as text.
     :raises ValueError: a value that no row can have, or an alias that has no rows of the model.
     :raises TypeError: an unknown name.
     :raises CacheUnavailable: a cache server is down; call it again.
     """
-    single = len(found.pk_fields) == 1
-    fields = {"pk": found.pk} if single else {}
-    for field in (found.pk if single else None, found.isolate, found.key):
+    single = len(cached.pk_fields) == 1
+    fields = {"pk": cached.pk} if single else {}
+    for field in (cached.pk if single else None, cached.isolate, cached.key):
         if field is not None:
             fields |= {field.name: field, field.attname: field}
     values: dict[str, Any] = {}
     for name, text in keys.items():
-        # A name that is unknown is refused below.
-        values[name] = _typed(found, fields[name], text) if name in fields else text
-    model: Any = found.model
+        # invalidate() refuses an unknown name.
+        values[name] = _typed(cached, fields[name], text) if name in fields else text
+    model: Any = cached.model
     model.cache.invalidate(using=using, **values)
 
 
-def _typed(found: CachedModel, field: Any, text: str) -> Any:
-    options = found.options
-    alias = runtime.group(options.group).shard(0).alias if options else found.global_alias
+def _typed(cached: CachedModel, field: Any, text: str) -> Any:
+    options = cached.options
+    alias = runtime.group(options.group).shard(0).alias if options else cached.global_alias
     try:
         return typed_key(field, text, alias)
     except ValidationError as exc:
         raise ValueError(
-            f"{text!r} is no value of {found.model.__name__}.{field.name}: {' '.join(exc.messages)}"
+            f"{text!r} is no value of {cached.model.__name__}.{field.name}: {' '.join(exc.messages)}"
         ) from exc
 
 
-def the_cache() -> CacheClient:
-    """The cache.
+def require_cache() -> CacheClient:
+    """The cache of the project.
 
-    :raises InvalidConfiguration: there is none.
+    :raises InvalidConfiguration: the project has no cache.
     """
     cache = runtime.cache()
     if cache is None:
@@ -160,74 +161,81 @@ def the_cache() -> CacheClient:
 
 
 def status() -> CacheStatus:
-    """Ask all cache servers, one after the other; each has the ``TIMEOUT`` of the setting."""
-    cache = the_cache()
+    """The state of all cached models and cache servers.
+
+    Calls the servers one after the other; each has the ``TIMEOUT`` of the setting.
+    """
+    cache = require_cache()
     cache.statistics.flush()
     servers = []
     for server in cache.servers:
         holds = [
-            what
-            for what, several in (("objects", cache.object_servers), ("lists", cache.list_servers))
-            if server in several
+            kind
+            for kind, servers_of in (
+                ("objects", cache.object_servers),
+                ("lists", cache.list_servers),
+            )
+            if server in servers_of
         ]
-        servers.append(_ask(server, tuple(holds)))
+        servers.append(_server_status(server, tuple(holds)))
     return CacheStatus(
         tuple(
-            ModelStatistics(found.model._meta.label, _counts(cache, found))
-            for found in cached_models()
+            ModelStatistics(cached.model._meta.label, _counts(cache, cached))
+            for cached in cached_models()
         ),
         tuple(servers),
     )
 
 
 def forget_key(model: type[Any], key: Any) -> list[str]:
-    """Make void what is cached of a shard key, of all models that have it; returns their labels.
+    """Void the entries of a shard key, for all models of the group.
 
-    Where keys carry their shard, each model has keys of its own: then of ``model`` alone.
+    If keys carry their shard, each model has keys of its own, and only ``model`` counts.
 
     :param model: a sharded model.
-    :param key: a value of its shard key, as its field makes it.
-    :raises InvalidConfiguration: there is no cache.
+    :param key: a value of its shard key, as its field converts it.
+    :returns: the labels of the models.
+    :raises InvalidConfiguration: the project has no cache.
     :raises CacheUnavailable: a cache server is down; call it again.
     """
-    the_cache()
+    require_cache()
     options = shard_options(model)
     assert options is not None
-    own = runtime.strategy(options.group).embedded is not None
-    chosen = [
-        found
-        for found in cached_models()
-        if found.options is not None
-        and found.options.group == options.group
-        and (not own or found.model is model._meta.concrete_model)
+    has_own_keys = runtime.strategy(options.group).embedded is not None
+    models = [
+        cached
+        for cached in cached_models()
+        if cached.options is not None
+        and cached.options.group == options.group
+        and (not has_own_keys or cached.model is model._meta.concrete_model)
     ]
-    for found in chosen:
-        cached: Any = found.model
-        cached.cache.invalidate(**{found.key.attname: key})
-    return [found.model._meta.label for found in chosen]
+    for cached in models:
+        concrete: Any = cached.model
+        concrete.cache.invalidate(**{cached.key.attname: key})
+    return [cached.model._meta.label for cached in models]
 
 
 def reset_statistics() -> None:
-    """Let the counters of all models begin at 0 again.
+    """Set the counters of all models to 0.
 
     :raises ServerDown: a cache server is down; the counters of other models may have been reset.
     """
-    cache = the_cache()
+    cache = require_cache()
     cache.statistics.flush()
-    cache.statistics.reset(found.type.name for found in cached_models())
+    cache.statistics.reset(cached.type.name for cached in cached_models())
 
 
-def _counts(cache: CacheClient, found: CachedModel) -> dict[str, int] | None:
+def _counts(cache: CacheClient, cached: CachedModel) -> dict[str, int] | None:
     try:
-        return cache.statistics.overall(found.type.name)
+        return cache.statistics.overall(cached.type.name)
     except ServerDown:
         return None
 
 
-def _ask(server: CacheServer, holds: tuple[str, ...]) -> CacheServerStatus:
+def _server_status(server: CacheServer, holds: tuple[str, ...]) -> CacheServerStatus:
     try:
         info = server.info()
-        fastest = min(_timed(server) for _ in range(3))
+        fastest = min(_round_trip(server) for _ in range(3))
     except ServerDown as exc:
         return CacheServerStatus(server.name, holds, str(exc) or type(exc).__name__)
     return CacheServerStatus(
@@ -242,7 +250,8 @@ def _ask(server: CacheServer, holds: tuple[str, ...]) -> CacheServerStatus:
     )
 
 
-def _timed(server: CacheServer) -> float:
+def _round_trip(server: CacheServer) -> float:
+    """The seconds of one round trip."""
     started = time.perf_counter()
     server.counters(["@ping"])
     return time.perf_counter() - started
@@ -255,8 +264,8 @@ def _first(info: Mapping[str, Any], *names: str) -> str | None:
 def _items(info: Mapping[str, Any]) -> int | None:
     if "redis_version" in info:
         # db0:keys=3,expires=3,avg_ttl=0; an empty server has no such line.
-        found = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
-        return sum(int(match[1]) for match in found if match)
+        matches = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
+        return sum(int(match[1]) for match in matches if match)
     return _number(_first(info, "curr_items", "entries"))
 
 

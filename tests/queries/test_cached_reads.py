@@ -477,7 +477,7 @@ class TestKeys:
     def test_a_copy_of_all_is_no_query_to_build(self, photos, monkeypatch):
         pk = photos[0].pk
         CachedPhoto.objects.get(user_id=ONE, pk=pk)
-        monkeypatch.setattr(cached_read, "asked", None)
+        monkeypatch.setattr(cached_read, "fingerprint_of", None)
         assert CachedPhoto.objects.all().all().get(user_id=ONE, pk=pk) == photos[0]
 
     def test_querysets_that_are_set_up_by_hand(self, photos):

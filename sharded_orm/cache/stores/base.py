@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: What a store gives to whoever may fill an entry; void once the entry was deleted.
+#: A server's permission to fill an entry; void once the entry was deleted.
 Lease = Any
 
-#: Longer values (bytes) are not stored: what memcached takes, less name and header.
+#: Bytes of the longest value that is stored: the limit of memcached, less name and header.
 MAX_VALUE = 1_000_000
-#: Seconds for which a lease keeps others from filling. Who needs longer has lost it.
+#: Seconds for which a lease keeps others from filling; then it is lost.
 LEASE_SECONDS = 5
 
 
@@ -23,11 +23,12 @@ class ServerDown(Exception):
 
 
 class FoundEntry(NamedTuple):
-    """What stands under a name. ``value`` is None for nothing (a lease is nothing, too).
+    """An entry as it was read. ``value`` is None if it is missing, or leased to another reader.
 
-    A missing object is leased to one reader, who fills it; the others read the database and do
-    not. When that reader dies, nobody fills for :data:`LEASE_SECONDS` at most. An entry that is
-    there may be of no use to the reader (of another generation): its lease is to replace it.
+    A missing object is leased to one reader, which fills it; the other readers query the
+    database and fill nothing. If that reader dies, nobody fills for :data:`LEASE_SECONDS` at
+    most. A present entry may be useless to the reader (of another generation): with its lease
+    the reader may replace it.
     """
 
     value: bytes | None
@@ -35,10 +36,10 @@ class FoundEntry(NamedTuple):
 
 
 class CacheEntry(NamedTuple):
-    """What to store under a name. Without a lease it is stored in any case (lists).
+    """An entry to store. Without a lease (lists) it is stored unconditionally.
 
-    ``value`` is not empty, and no list or object begins with a NUL byte: so do the stores'
-    placeholders for what is leased.
+    ``value`` is not empty, and does not begin with a NUL byte, as the stores' placeholders for
+    leased entries do.
     """
 
     name: str
@@ -47,14 +48,15 @@ class CacheEntry(NamedTuple):
 
 
 class CacheServer(ABC):
-    """One cache server. Thread-safe; survives a fork; one round trip per call, more only when
-    hundreds of names are read at once, or where a method says so.
+    """One cache server. Thread-safe; survives a fork.
 
-    Every method raises :exc:`ServerDown`, and then its effect is unknown: it may be
-    none, all or a part, and may come late. It may also come twice: when a connection
-    that was kept from an earlier call turns out to be dead, a new one is asked again.
-    A round trip ends within the timeout the server was made with. After a failure the
-    server rests: calls fail at once, until after a while one of them tries again.
+    A call costs one round trip; more only if hundreds of names are read at once, or where a method
+    says so.
+
+    Every method raises :exc:`ServerDown`. Its effect is then unknown: none, all or a part of it,
+    possibly late. An effect may also come twice: if a kept connection turns out to be dead, the
+    call is repeated on a new one. A round trip ends within the timeout of the server. After a
+    failure the server rests: calls fail at once, until after a while one of them tries again.
 
     Names are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
@@ -68,52 +70,69 @@ class CacheServer(ABC):
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
-        """Read ``names``, then ``objects`` with a lease where the store leases on reading, then
-        ``again``, in this order."""
+        """Read ``names``, then ``objects``, then ``again``, in this order.
+
+        Stores that lease on reading return the ``objects`` with leases.
+        """
 
     @abstractmethod
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        """Leases to fill ``objects``, which :meth:`read` gave as ``found``; None where
-        somebody else has one. No round trip where :meth:`read` gave them already."""
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        """Leases to fill ``objects``, which :meth:`read` returned as ``entries``.
+
+        None for each that is leased to another reader. No round trip if :meth:`read` returned
+        the leases.
+        """
 
     @abstractmethod
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
-        """Store entries whose lease still holds (True), for ``ttl`` seconds; then read ``again``,
-        the guards, which live twice as long from now on (so they outlive the entries).
+        """Store entries for ``ttl`` seconds, then read the guards ``again``.
 
-        A value that is too large for the server is not stored (False)."""
+        The guards live twice as long from now on, so they outlive the entries.
+
+        :returns: for each entry whether it was stored: its lease is valid, and its value not too
+            large for the server. And the values of the guards.
+        """
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
         """Append each record to its guard, which is created from ``header`` if it is missing.
-        Returns the guards' sizes. A guard lives ``ttl`` seconds from its last use."""
+
+        A guard lives ``ttl`` seconds from its last use.
+
+        :returns: the sizes of the guards in bytes.
+        """
 
     @abstractmethod
     def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
-        """Delete ``objects`` (and so void their leases), then append each record to its guard if
-        that exists. The order counts."""
+        """Delete ``objects`` and void their leases; then append each record to its guard.
+
+        A missing guard stays missing.
+        """
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create the guards that are missing; what stands there afterwards."""
+        """Create the missing ones of ``guards``. Returns the values of all afterwards."""
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Put ``new`` in the place of ``seen`` if that still stands there. Two round trips at most."""
+        """Replace the value ``seen`` by ``new``; False if another value stands there.
+
+        Two round trips at most.
+        """
 
     @abstractmethod
     def count(self, deltas: Mapping[str, int]) -> None:
-        """Add to counters, which begin at 0."""
+        """Add to counters, which start at 0."""
 
     @abstractmethod
     def counters(self, names: Sequence[str]) -> list[int]:
-        """Read counters."""
+        """The values of counters; 0 for a missing one."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """What the server tells of itself: version, bytes, evictions, items … as it names them."""
+        """The statistics of the server (version, bytes, evictions, items …), under its own names."""
 
     @abstractmethod
     def close(self) -> None:

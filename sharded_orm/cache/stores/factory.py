@@ -1,4 +1,4 @@
-"""From an alias of ``CACHES`` to its servers."""
+"""The cache servers behind an alias of ``CACHES``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 REDIS = "django.core.cache.backends.redis.RedisCache"
 LOCAL = "django.core.cache.backends.locmem.LocMemCache"
 
-#: Backends (they or subclasses of them) whose servers can be used.
+#: Backends whose servers can be used, themselves or through a subclass.
 BACKENDS = (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
 #: The libraries that each needs, and the extra that brings them.
 _LIBRARIES = {
@@ -59,10 +59,10 @@ def open_servers(
 ) -> Sequence[CacheServer]:
     """The servers behind an alias of ``CACHES``, in the order of its ``LOCATION``.
 
-    Asks none of them. Local ones are the same for each call with the same ``LOCATION``.
+    Calls none of them. All calls with one ``LOCATION`` of the local backend share one server.
 
-    :param options: ``timeout`` and ``backoff`` are used.
-    :param clock: of the servers' rest after a failure.
+    :param options: ``timeout`` and ``backoff`` of the servers; the others do not count.
+    :param clock: of the backoff.
 
     :raises ImproperlyConfigured: see :func:`problem`.
     """
@@ -70,14 +70,14 @@ def open_servers(
         raise ImproperlyConfigured(f"The cache {alias!r} cannot be used: {wrong}.")
     entry = settings.CACHES[alias]
     kind, location = _kind(entry), entry.get("LOCATION", "")
-    given: Mapping[str, Any] = entry.get("OPTIONS") or {}
+    alias_options: Mapping[str, Any] = entry.get("OPTIONS") or {}
     if kind == LOCAL:
         with _local_lock:
             name = str(location)
             if name not in _local:
-                # Where and how Django's own backend looks for it.
-                most = entry.get("MAX_ENTRIES", given.get("MAX_ENTRIES", 300))
-                _local[name] = LocalServer(name, int(most))
+                # As Django's own backend reads it.
+                max_entries = entry.get("MAX_ENTRIES", alias_options.get("MAX_ENTRIES", 300))
+                _local[name] = LocalServer(name, int(max_entries))
             return [_local[name]]
     limits: dict[str, Any] = {
         "timeout": options.timeout,
@@ -88,19 +88,19 @@ def open_servers(
         from sharded_orm.cache.stores.memcached import MemcachedServer
 
         addresses = re.split("[;,]", location) if isinstance(location, str) else location
-        return [MemcachedServer(address.strip(), given, **limits) for address in addresses]
+        return [MemcachedServer(address.strip(), alias_options, **limits) for address in addresses]
     from sharded_orm.cache.stores.redis import pools
     from sharded_orm.cache.stores.redis.server import RedisServer
 
     pools_of = pools.pools_of_django_redis if kind == DJANGO_REDIS else pools.pools_of_django
-    return [RedisServer(pool, **limits) for pool in pools_of(location, given)]
+    return [RedisServer(pool, **limits) for pool in pools_of(location, alias_options)]
 
 
 def name_prefix(*aliases: str) -> str:
-    """What ``KEY_PREFIX`` and ``VERSION`` of some aliases add to the front of every name.
+    """The prefix of every name, from ``KEY_PREFIX`` and ``VERSION`` of aliases; empty by default.
 
-    It keeps apart the projects that share a server. The stores do not add it themselves: it
-    counts for the length of a name. Empty by default.
+    It keeps projects apart that share a server. The stores do not add it, as it counts for the
+    length of a name.
     """
     parts = []
     for alias in aliases:
@@ -114,7 +114,7 @@ def name_prefix(*aliases: str) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str | None:
-    """Which of :data:`BACKENDS` is used, itself or through a subclass."""
+    """The one of :data:`BACKENDS` that ``entry`` uses, itself or through a subclass."""
     path = str(entry.get("BACKEND", ""))
     if path in BACKENDS:
         return path
@@ -122,7 +122,7 @@ def _kind(entry: Mapping[str, Any]) -> str | None:
         backend = import_string(path)
     except ImportError:
         return None
-    # By name: their modules need client libraries that may not be installed.
+    # By name, as the modules need client libraries that may not be installed.
     for base in getattr(backend, "__mro__", ()):
         name = f"{base.__module__}.{base.__qualname__}"
         if name in BACKENDS:

@@ -1,4 +1,4 @@
-"""The memory of this process, for one process: the demo, tests."""
+"""A cache server in the memory of this process: for the demo and for tests."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Item:
 
 
 class LocalServer(CacheServer):
-    """Behaves like a server that only this process can reach. Thread-safe.
+    """A server that only this process can reach. Thread-safe.
 
-    A child made by fork begins with an empty one of its own.
+    A forked child starts with an empty one.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class LocalServer(CacheServer):
     ) -> None:
         """
         :param name: for messages.
-        :param max_entries: of more, those go that were not used for longest.
-        :param clock: seconds from any start, for the end of entries.
+        :param max_entries: beyond it, the least recently used entries are evicted.
+        :param clock: seconds from any start, for the expiry of entries.
         """
         self.name = f"memory {name}"
         self.max_entries = max_entries
@@ -57,7 +57,7 @@ class LocalServer(CacheServer):
 
     def _locked(self) -> threading.Lock:
         if forks.identity() != self._process:
-            # A thread of the parent may hold the lock for ever, and have half changed the items.
+            # A thread of the parent may hold the lock for ever, amid a change of the items.
             self._lock = threading.Lock()
             self._items = OrderedDict()
             self._process = forks.identity()
@@ -105,8 +105,8 @@ class LocalServer(CacheServer):
                 list(map(self._value, again)),
             )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        return [each.lease for each in found]
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        return [entry.lease for entry in entries]
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
@@ -179,4 +179,4 @@ class LocalServer(CacheServer):
             }
 
     def close(self) -> None:
-        """Nothing is open, and the entries stay."""
+        """Does nothing: nothing is open, and the entries stay."""

@@ -1,9 +1,9 @@
-"""A memcached server, by its meta commands (version 1.6 or newer).
+"""A memcached server (version 1.6 or newer), through its meta commands.
 
-All commands of a call go in one packet, and each has one answer, in their order. Leases are the
-server's own: ``mg … N`` on a missing name puts an empty stub there and tells one reader that it
-has *won*; the number of that version (``c``) is the lease, with which ``ms … C`` stores only while
-nothing else has happened to the entry.
+All commands of a call go in one packet, and each has one answer, in their order. The server has
+leases of its own: ``mg … N`` on a missing name puts an empty stub there, and says to one reader
+that it has *won*. The version number of the stub (``c``) is the lease: with it, ``ms … C`` stores
+only while nobody else has changed the entry.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from sharded_orm.cache.stores.base import (
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
-#: Longer times (seconds) would be taken for dates.
+#: Seconds; the server takes longer times for dates.
 _MAX_TTL = 30 * 24 * 3600
-#: Bytes of one packet of reads. Were it larger than the buffers on the way, the server would
-#: wait for us to read, and we for the server.
+#: Bytes of one packet of reads. If it were larger than the buffers on the way, the server would
+#: wait for us to receive, and we for the server.
 _MAX_READ = 64 * 1024
 #: Bytes of one packet under TLS, unless it is one command. A server that takes a part of a TLS
 #: record for the end of a long value forgets the commands in the rest of that record.
 _MAX_RECORD = 16_000
-#: What of an alias's OPTIONS matters for a connection; the rest is about pickles and hashing.
+#: The OPTIONS of an alias that matter for connecting; the others are about pickles and hashing.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: What follows a name that is read, and comes before the next one.
+#: The text between two names that are read, without and with a lease.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 #: The first line of an answer without its end, and the value if it has one.
 _Answer = tuple[bytes, bytes | None]
-#: What a read gives.
-_Reading = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
+#: The result of a read.
+_Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
 class MemcachedServer(RemoteServer):
@@ -65,51 +65,51 @@ class MemcachedServer(RemoteServer):
     ) -> None:
         """
         :param address: ``host:port``, ``[IPv6]:port``, ``unix:/path`` or ``/path``.
-        :param options: of pymemcache's ``Client``; those about connecting are used.
+        :param options: of pymemcache's ``Client``; only those about connecting count.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(f"memcached {address}", timeout=timeout, backoff=backoff, clock=clock)
         self._address = normalize_server_spec(address)
         self._options = {k: v for k, v in (options or {}).items() if k in _OPTIONS}
         is_secure = self._options.get("tls_context") is not None
-        self._most_written = _MAX_RECORD if is_secure else sys.maxsize
-        self._most_read = _MAX_RECORD if is_secure else _MAX_READ
+        self._max_write = _MAX_RECORD if is_secure else sys.maxsize
+        self._max_read = _MAX_RECORD if is_secure else _MAX_READ
 
     def _connect(self, timeout: float) -> Connection:
         options = {**self._options}
         options["connect_timeout"] = min(timeout, options.get("connect_timeout") or timeout)
         # Without no_delay the second part of a packet would wait for an acknowledgement.
         client = Client(self._address, no_delay=True, **options)
-        # Resolves, connects and speaks TLS. Private, but what all its commands call.
+        # Resolves, connects and starts TLS. Private, but all its commands call it.
         client._connect()
         opened: socket.socket = client.sock
         return Connection(opened, self.timeout)
 
-    def _run(self, commands: list[bytes], most: int = 0) -> list[_Answer]:
-        """Answers to ``commands``, in one round trip if they have ``most`` bytes or less."""
-        most = most or self._most_written
+    def _run(self, commands: list[bytes], max_size: int = 0) -> list[_Answer]:
+        """Answers to ``commands``; one round trip for each ``max_size`` bytes."""
+        max_size = max_size or self._max_write
         packet, count = b"".join(commands), len(commands)
-        if len(packet) <= most or count == 1:
+        if len(packet) <= max_size or count == 1:
             return self._exchange(packet, lambda answer: _parse(answer, count))
         answers: list[_Answer] = []
         group: list[bytes] = []
         size = 0
         for command in commands:
-            if group and size + len(command) > most:
-                answers += self._run(group, most)
+            if group and size + len(command) > max_size:
+                answers += self._run(group, max_size)
                 group, size = [], 0
             group.append(command)
             size += len(command)
-        return answers + self._run(group, most)
+        return answers + self._run(group, max_size)
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # It has no memory for the answer or a stub: as good as a miss.
+        # SERVER_ERROR: it has no memory for the answer or a stub, which is as good as a miss.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
 
-    def _found(self, answer: _Answer) -> FoundEntry:
+    def _entry(self, answer: _Answer) -> FoundEntry:
         line, value = answer
         if value is None:
             return FoundEntry(self._value(answer))
@@ -119,14 +119,17 @@ class MemcachedServer(RemoteServer):
         version = flags[0][1:]
         if value or b"Z" not in flags:
             return FoundEntry(value or None, version)
-        return FoundEntry(None)  # leased to somebody else
+        return FoundEntry(None)  # leased to another reader
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
-        """Whether it is the first of ``lines``."""
+        """Whether the answer is the first of ``lines``.
+
+        :raises ServerDown: it is none of ``lines``.
+        """
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # Out of memory, for this one: the server is well, the caller has failed.
+            # Out of memory for this command: the call has failed, but the server is well.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -140,28 +143,28 @@ class MemcachedServer(RemoteServer):
         if not count:
             return [], [], []
         packet = _reads(names, objects, again)
-        if len(packet) > self._most_read and count > 1:
+        if len(packet) > self._max_read and count > 1:
             commands = packet.splitlines(keepends=True)
-            return self._sorted(self._run(commands, self._most_read), middle, last)
+            return self._reply(self._run(commands, self._max_read), middle, last)
 
-        def parse(raw: bytes) -> _Reading | None:
-            # Nearly always everything is there.
-            found = _hits(raw, middle, last, count)
-            if found is None and (answers := _parse(raw, count)) is not None:
-                return self._sorted(answers, middle, last)
-            return found
+        def parse(raw: bytes) -> _Reply | None:
+            # Nearly always no entry is missing.
+            reply = _hits(raw, middle, last, count)
+            if reply is None and (answers := _parse(raw, count)) is not None:
+                return self._reply(answers, middle, last)
+            return reply
 
         return self._exchange(packet, parse)
 
-    def _sorted(self, answers: list[_Answer], middle: int, last: int) -> _Reading:
+    def _reply(self, answers: list[_Answer], middle: int, last: int) -> _Reply:
         return (
             list(map(self._value, answers[:middle])),
-            list(map(self._found, answers[middle:last])),
+            list(map(self._entry, answers[middle:last])),
             list(map(self._value, answers[last:])),
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
-        return [_version(lease) if lease else None for _, lease in found]
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
+        return [_version(lease) if lease else None for _, lease in entries]
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
@@ -199,8 +202,8 @@ class MemcachedServer(RemoteServer):
         parts: list[bytes] = []
         for name, record in records:
             key = name.encode("ascii")
-            # An append does not create what is missing. The last one tells the size, and
-            # prolongs the life of a guard that was there.
+            # An append does not create a missing guard. The last command reads the size, and
+            # prolongs the life of the guard.
             parts += (
                 b"ms %b %d ME T%d\r\n%b\r\n" % (key, len(header), seconds, header),
                 b"ms %b %d MA\r\n%b\r\n" % (key, len(record), record),
@@ -210,8 +213,8 @@ class MemcachedServer(RemoteServer):
             return []
         answers = self._run(parts)
         sizes = []
-        for made, appended, size in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
-            self._expect(made, b"HD", b"NS")
+        for created, appended, size in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
+            self._expect(created, b"HD", b"NS")
             if not self._expect(appended, b"HD", b"NS") or not size[0].startswith(b"HD s"):
                 raise ServerDown(f"{self.name}: a guard vanished while it was marked")
             sizes.append(int(size[0][4:]))
@@ -243,21 +246,21 @@ class MemcachedServer(RemoteServer):
         if not parts:
             return []
         answers = self._run(parts)
-        there = []
-        for made, answer in zip(answers[::2], answers[1::2], strict=True):
-            self._expect(made, b"HD", b"NS")
+        values = []
+        for created, answer in zip(answers[::2], answers[1::2], strict=True):
+            self._expect(created, b"HD", b"NS")
             value = self._value(answer)
             if value is None:
                 raise ServerDown(f"{self.name}: a guard vanished while it was made")
-            there.append(value)
-        return there
+            values.append(value)
+        return values
 
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
         key = name.encode("ascii")
-        (there,) = self._run([b"mg %b v c\r\n" % key])
-        if self._value(there) != seen:
+        (answer,) = self._run([b"mg %b v c\r\n" % key])
+        if self._value(answer) != seen:
             return False
-        lease: bytes = self._found(there).lease or b""
+        lease: bytes = self._entry(answer).lease or b""
         (answer,) = self._run(
             [b"ms %b %d C%b T%d\r\n%b\r\n" % (key, len(new), lease, _seconds(ttl), new)]
         )
@@ -265,7 +268,7 @@ class MemcachedServer(RemoteServer):
 
     def count(self, deltas: Mapping[str, int]) -> None:
         parts = [
-            # A missing counter is made with the first delta.
+            # N0 and J create a missing counter with the first delta.
             b"ma %b N0 J%d D%d\r\n" % (name.encode("ascii"), delta, delta)
             for name, delta in deltas.items()
         ]
@@ -282,12 +285,12 @@ class MemcachedServer(RemoteServer):
 
 
 def _seconds(ttl: float) -> int:
-    # 0 would be for ever.
+    # 0 means for ever.
     return min(max(math.ceil(ttl), 1), _MAX_TTL)
 
 
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
-    """Commands that read."""
+    """The packet of commands that read."""
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
         text += f"mg {_LEASED.join(objects)}{_LEASED[:-3]}"
@@ -296,20 +299,20 @@ def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -
     return text.encode("ascii")
 
 
-def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reading | None:
-    """What a read gives if there are ``count`` values and none is empty; else None.
+def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
+    """The reply of a read with ``count`` values that are not empty; else None. Fast.
 
-    Sizes are compared one after the other: a value with a line end in it is no such case. The
-    lease of an object is its whole first line, from which :func:`_version` takes what counts:
-    hardly one of them is asked for.
+    None, too, if a value has a line end in it: then the sizes do not match. The lease of an
+    object is its whole first line, as few leases are used; :func:`_version` takes the number
+    from it.
     """
     parts = raw.split(b"\r\n")
     if len(parts) != 2 * count + 1:
         return None
     names: list[bytes | None] = []
-    found: list[FoundEntry] = []
+    objects: list[FoundEntry] = []
     again: list[bytes | None] = []
-    # Of one length, but for the nothing that follows the last line end.
+    # There is an empty part after the last line end.
     pairs = zip(parts[::2], parts[1::2], strict=False)
     for position, (line, value) in enumerate(pairs):
         if not value:
@@ -317,22 +320,25 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reading | None:
         if middle <= position < last:
             if not line.startswith(b"VA %d c" % len(value)):
                 return None
-            # As Found(value, line), in half the time.
-            found.append(tuple.__new__(FoundEntry, (value, line)))
+            # FoundEntry(value, line), in half the time.
+            objects.append(tuple.__new__(FoundEntry, (value, line)))
         elif line != b"VA %d" % len(value):
             return None
         else:
             (names if position < middle else again).append(value)
-    return names, found, again
+    return names, objects, again
 
 
 def _version(lease: bytes) -> bytes:
-    """The number in a lease, which may be a whole line: ``VA 150 c1234``."""
+    """The version number in a lease, which may be a whole line: ``VA 150 c1234``."""
     return lease.rpartition(b" c")[2].split(None, 1)[0]
 
 
 def _parse(raw: bytes, count: int) -> list[_Answer] | None:
-    """``count`` answers; None if they go on."""
+    """The ``count`` answers in ``raw``; None while it is incomplete.
+
+    :raises ProtocolError: ``raw`` is anything else.
+    """
     answers: list[_Answer] = []
     position = 0
     find = raw.find
@@ -355,7 +361,7 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # Not repeated here: who knows what it is.
+                # Not quoted, as it may be anything.
                 raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2
@@ -367,7 +373,7 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
 def _parse_stats(raw: bytes) -> dict[str, Any] | None:
     if not raw.endswith(b"END\r\n"):
         return None
-    found = re.findall(rb"STAT (\S+) (.*)\r\n", raw)
-    if not found:
+    pairs = re.findall(rb"STAT (\S+) (.*)\r\n", raw)
+    if not pairs:
         raise ProtocolError("no statistics")
-    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found}
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}

@@ -14,34 +14,35 @@ from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
 from sharded_orm.circuit_breaker import CircuitBreaker
 
 _CHUNK = 1 << 16
-#: More idle connections than this are closed.
+#: The number of idle connections that a server keeps.
 _MAX_IDLE = 64
 _LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 Answer = TypeVar("Answer")
-#: Reads a whole answer; None when it goes on, :exc:`Nonsense` when it is none.
+#: Parses an answer; returns None while it is incomplete, raises :exc:`ProtocolError` if it is
+#: malformed.
 Parser = Callable[[bytes], Answer | None]
-#: What to send, or what makes it for the connection that was chosen.
+#: Bytes to send, or a function that makes them for a connection.
 Packet = bytes | Callable[["Connection"], bytes]
 
 
 class ProtocolError(Exception):
-    """A server has said something that it cannot say."""
+    """The answer of a server is malformed, or does not belong to the question."""
 
 
 class Outdated(ConnectionError):
-    """The other side holds other data than when the connection was opened."""
+    """The server holds other data than when the connection was opened."""
 
 
 class Connection:
-    """One connection. Of one thread at a time."""
+    """One connection to a server. Used by one thread at a time."""
 
     __slots__ = ("_socket", "_timeout", "incarnation")
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
         """
         :param timeout: seconds for one :meth:`ask`.
-        :param incarnation: what the other side holds, for who builds packets.
+        :param incarnation: identifies the data on the server, for functions that make packets.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -49,29 +50,29 @@ class Connection:
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
-        """Send ``packet`` and read until ``parse`` is content.
+        """Send ``packet`` and receive until ``parse`` returns an answer.
+
+        After an error the connection must be closed.
 
         :param end: the last bytes of every answer.
-        :param deadline: on the monotonic clock; never later than the link's timeout from now.
-
+        :param deadline: on the monotonic clock; at most the timeout of the connection from now.
         :raises OSError: the connection is lost, or the time is over.
-        :raises Nonsense: see :data:`Parser`. The link is of no use after either.
+        :raises ProtocolError: the answer is malformed, or too long for the packet.
         """
-        link = self._socket
-        # Nothing is on its way at this moment, so a short packet finds an empty buffer. These
-        # two calls are all that most exchanges need; their limit is that of the socket.
-        sent = link.send(packet)
+        # The send buffer is empty now, so a short packet fits. Most exchanges need these two
+        # calls only, within the timeout of the socket.
+        sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
             answer = b""
         else:
-            answer = link.recv(_CHUNK)
+            answer = self._socket.recv(_CHUNK)
             if not answer:
                 raise ConnectionResetError("closed by the server")
             if answer.endswith(end):
-                found = parse(answer)
-                if found is not None:
-                    return found
+                parsed = parse(answer)
+                if parsed is not None:
+                    return parsed
         return self._receive(answer, end, parse, deadline, len(packet))
 
     def _send(self, rest: memoryview, deadline: float) -> None:
@@ -80,11 +81,11 @@ class Connection:
             rest = rest[self._socket.send(rest) :]
 
     def _receive(
-        self, begun: bytes, end: bytes, parse: Parser[Answer], deadline: float, asked: int
+        self, start: bytes, end: bytes, parse: Parser[Answer], deadline: float, packet_size: int
     ) -> Answer:
-        answer = bytearray(begun)
-        # No name is shorter than this, and each may have one value.
-        limit = (asked // 8 + 1) * (MAX_VALUE + 1000)
+        answer = bytearray(start)
+        # Each name in the packet has at least 8 bytes, and one value in the answer.
+        limit = (packet_size // 8 + 1) * (MAX_VALUE + 1000)
         while True:
             self.limit(deadline)
             chunk = self._socket.recv(_CHUNK)
@@ -92,16 +93,15 @@ class Connection:
                 raise ConnectionResetError("closed by the server")
             answer += chunk
             if answer.endswith(end):
-                found = parse(bytes(answer))
-                if found is not None:
+                parsed = parse(bytes(answer))
+                if parsed is not None:
                     self.limit()
-                    return found
+                    return parsed
             if len(answer) > limit:
                 raise ProtocolError("endless answer")
 
     def limit(self, deadline: float | None = None) -> None:
-        """How long the socket waits from now on: until ``deadline``; by default the link's
-        timeout, each time."""
+        """Let the socket wait until ``deadline``; by default for the timeout at each call."""
         if deadline is None:
             self._socket.settimeout(self._timeout)
             return
@@ -111,12 +111,12 @@ class Connection:
         self._socket.settimeout(left)
 
     def close(self) -> None:
-        """Without a word to the server."""
+        """Close the socket, without a farewell to the server."""
         self._socket.close()
 
 
 class RemoteServer(CacheServer):
-    """A server behind a socket: keeps connections and knows when to leave it alone."""
+    """A server behind a socket, with its idle connections and a circuit breaker."""
 
     #: The last bytes of every answer.
     _end: bytes
@@ -131,26 +131,29 @@ class RemoteServer(CacheServer):
     ) -> None:
         """
         :param name: for messages, without credentials.
-        :param timeout: seconds for a whole call, connecting included (not the resolver).
-        :param backoff: seconds of rest after a failure.
-        :param clock: of the rest.
+        :param timeout: seconds for a whole call, connecting included, resolving of names excluded.
+        :param backoff: seconds without a call after a failure.
+        :param clock: of the backoff.
         """
         self.name = name
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
-        # Last in, first out: when load has gone the rest of them idles, and a server or a
-        # firewall that drops them disturbs nobody. pop() and append() need no lock.
+        # Last in, first out: after a peak the others stay idle, and nobody notices if a server or
+        # firewall drops them. pop() and append() need no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
     @abstractmethod
     def _connect(self, timeout: float) -> Connection:
-        """A new connection, ready for commands; OSError or Nonsense if that fails."""
+        """Open a connection that is ready for commands.
+
+        :raises OSError, ProtocolError: that failed.
+        """
 
     def _exchange(self, packet: Packet, parse: Parser[Answer]) -> Answer:
-        """One round trip.
+        """Send a packet and return its answer, in one round trip.
 
-        :raises ServerDown: it failed, or the server rests.
+        :raises ServerDown: that failed, or the server rests.
         """
         if forks.identity() != self._process:
             self._after_fork()
@@ -170,41 +173,40 @@ class RemoteServer(CacheServer):
     def _ask(self, packet: Packet, parse: Parser[Answer], deadline: float) -> Answer:
         while True:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
                 is_new = False
             except IndexError:
                 left = max(deadline - time.monotonic(), 0.001)
-                link = self._connect(left)
+                connection = self._connect(left)
                 is_new = True
             try:
                 if is_new:
-                    link.limit(deadline)
-                question = packet if isinstance(packet, bytes) else packet(link)
-                answer = link.ask(question, self._end, parse, deadline)
+                    connection.limit(deadline)
+                question = packet if isinstance(packet, bytes) else packet(connection)
+                answer = connection.ask(question, self._end, parse, deadline)
                 if is_new:
-                    link.limit()
+                    connection.limit()
             except _LOST:
-                link.close()
+                connection.close()
                 if is_new:
                     raise
-                # The server was started anew, or closes what idles, or holds other data: so it
-                # is with the other connections, too.
+                # The server was restarted, closes idle connections, or holds other data: that
+                # is true of the other idle connections, too.
                 self.close()
             except BaseException:
-                # Whatever the reason, the answer may still come, and must not meet the next
-                # question.
-                link.close()
+                # The answer may still come, and must not be taken for that to the next question.
+                connection.close()
                 raise
             else:
                 if len(self._idle) < _MAX_IDLE:
-                    self._idle.append(link)
+                    self._idle.append(connection)
                 else:
-                    link.close()
+                    connection.close()
                 return answer
 
     def _failed(self, reason: object) -> ServerDown:
-        """Let the server rest."""
-        # Not the exception's text alone: it may be empty, or an address without its meaning.
+        """Open the circuit breaker. Returns the error to raise."""
+        # The exception's text alone may be empty, or a mere address.
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
         text = f"{self.name}: {text}"
         self._breaker.trip(None, ServerDown(text))
@@ -212,7 +214,7 @@ class RemoteServer(CacheServer):
         return ServerDown(text)
 
     def _after_fork(self) -> None:
-        # The connections are the parent's. Closing our descriptors of them tells nobody.
+        # The connections are the parent's. Closing our descriptors does not end them.
         self.close()
         self._breaker.after_fork()
         self._process = forks.identity()
@@ -220,7 +222,7 @@ class RemoteServer(CacheServer):
     def close(self) -> None:
         while True:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return
-            link.close()
+            connection.close()

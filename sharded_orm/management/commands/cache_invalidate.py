@@ -9,7 +9,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 from django.db import Error
 
-from sharded_orm.operations.cache import cached_models, held_on, invalidate, the_cache
+from sharded_orm.operations.cache import cached_models, cached_models_on, invalidate, require_cache
 
 
 class Command(BaseCommand):
@@ -35,10 +35,10 @@ class Command(BaseCommand):
         if where and len(labels) != 1:
             raise CommandError("Keys belong to one model: name one.")
         try:
-            the_cache()
+            require_cache()
             using = options["using"]
             every = options["all"] and using is not None
-            for cached in held_on(using) if every else cached_models(labels):
+            for cached in cached_models_on(using) if every else cached_models(labels):
                 invalidate(cached, where, using)
                 if options["verbosity"]:
                     pairs_given = " ".join(part for part in options["what"] if "=" in part)

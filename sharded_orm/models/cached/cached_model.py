@@ -1,8 +1,7 @@
 """Which models are cached, and how their values become names in the cache (Yupoo, Y13-Y16).
 
-``ShardMeta.cache`` and ``ShardMeta.isolate_key`` read. What is read and stored is decided
-elsewhere; here values are turned into tokens, and only where equal tokens mean values that
-are equal for the database, and the other way round.
+Reads ``ShardMeta.cache`` and ``ShardMeta.isolate_key``. Values become *tokens*, the parts of
+names, but only if equal tokens mean that the values are equal for the database, and vice versa.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
-#: What :meth:`CachedModel.isolate_token` says of NULL. No value has this token.
+#: The token of NULL, for :meth:`CachedModel.isolate_token`. No value has it.
 NULL = "%N"
 
 _SCOPES = 2048
-# Plain values among the arguments of a field may change what its column holds.
+# Arguments of a field that have one of these types may change the values in its column ...
 _PLAIN = (str, int, float, bool, type(None))
+# ... unless they are among these.
 _NOT_OF_THE_VALUE = {*models.Field.non_db_attrs, "default", "primary_key", "unique", "db_index"}
 _NOT_OF_THE_VALUE |= {"auto_created", "sequence", "unique_for_date", "unique_for_month"}
 _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_constraint", "to"}
@@ -44,19 +44,22 @@ _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_cons
 class TokenField:
     """A field whose values stand in names: the shard key, the isolate key, a primary key.
 
-    :param pad: trailing spaces do not count in comparisons.
+    :param target: the field itself; for a foreign key the field that it finally refers to.
+    :param exact: whether values are equal for the database exactly if their tokens are equal.
+    :param pad: whether comparisons ignore trailing spaces.
     """
 
     field: Any
-    #: Of a foreign key, in the end what it refers to.
     target: Any
-    #: Whether values are equal for the database exactly when their tokens are equal.
     exact: bool
     pad: bool = False
 
     def token(self, value: Any) -> str | None:
-        """The token of ``value``; None if nothing exact can be said: of NULL, an expression,
-        what is no value of the field, and every value of an inexact field."""
+        """The token of ``value``; None if it has none that is exact.
+
+        That is NULL, an expression, a value that the field does not take, and every value of an
+        inexact field.
+        """
         if type(value) is not int or not self._takes_int:
             if not self.exact or value is None or hasattr(value, "resolve_expression"):
                 return None
@@ -76,7 +79,7 @@ class TokenField:
 
     @cached_property
     def _takes_int(self) -> bool:
-        # By far the most usual key; get_prep_value of these gives the very same number.
+        # Most keys are integers, which get_prep_value of these fields leaves as they are.
         return self.exact and type(self.target).get_prep_value in _PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
@@ -96,11 +99,11 @@ _PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoFiel
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model with ``cache = True``, as the cache needs it. Thread-safe.
+    """A model with ``cache = True``, and the fields that names in the cache depend on. Thread-safe.
 
     :param model: the concrete model.
-    :param type: the same for those who know no models.
-    :param options: of a sharded model.
+    :param type: the model, for modules that know no ORM.
+    :param options: the shard options; None for a global model.
     """
 
     model: type[models.Model]
@@ -129,7 +132,7 @@ class CachedModel:
         return None if self.key_field is None else self.key_field.token(value)
 
     def isolate_token(self, value: Any) -> str | None:
-        """The token of an isolate key's value, NULL among them; None if it is unknown."""
+        """The token of an isolate key's value, which may be NULL; None if it is unknown."""
         field = self.isolate_field
         if field is None:
             return None
@@ -151,7 +154,7 @@ class CachedModel:
 
     @cached_property
     def scope(self) -> Callable[..., Scope]:
-        """``scope(place, key, isolate=None)``: memoised, as a scope computes its names."""
+        """``scope(place, key, isolate=None)``: memoised, since a scope computes its names."""
 
         @lru_cache(maxsize=_SCOPES)
         def scope(place: str, key: str | None, isolate: str | None = None) -> Scope:
@@ -160,12 +163,15 @@ class CachedModel:
         return scope
 
     def place(self, alias: str) -> str:
-        """What decides the cache server of the rows that are on ``alias``."""
+        """The place of the rows on ``alias``, which decides their cache server."""
         return alias if self.type.sharded else self.type.name
 
-    def home_alias_ok(self, alias: str) -> bool:
-        """Whether rows on ``alias`` are those that the cache holds: of a shard of the group,
-        of the database where the router writes a global model."""
+    def caches_alias(self, alias: str) -> bool:
+        """Whether rows on ``alias`` are cached.
+
+        They are on shards of the group, and for a global model on the database where the router
+        writes it.
+        """
         if self.options is None:
             return alias == self.global_alias
         stem = self._alias_stem
@@ -179,7 +185,7 @@ class CachedModel:
 
     @cached_property
     def global_alias(self) -> str:
-        """Where a global model is written."""
+        """The alias where the router writes a global model."""
         return str(router.db_for_write(self.model))
 
     @cached_property
@@ -188,21 +194,21 @@ class CachedModel:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """All aliases with rows of the model, as the topology is now."""
+        """All aliases with rows of the model, in the present topology."""
         if self.options is None:
             return (self.global_alias,)
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# Replaced whole by forget(): whoever is still reading an old model fills the old one.
+# forget() puts a new dict here: a thread that is amid _learn() fills the old one.
 _known: dict[Any, CachedModel | None] = {}
 
 
 def cached_model(model: Any) -> CachedModel | None:
-    """What the cache needs to know of ``model``; None if it is not cached.
+    """The :class:`CachedModel` of ``model``; None if it is not cached.
 
-    A proxy is its concrete model, and a historical model of a migration the installed one
-    of its label. None for all models while ``SHARDED_ORM`` has no ``CACHE``.
+    A proxy counts as its concrete model, and a historical model of a migration as the installed
+    model with its label. None for all models while ``SHARDED_ORM`` has no ``CACHE``.
 
     :raises ImproperlyConfigured: ``isolate_key`` is no field with a column of the model.
     """
@@ -214,7 +220,7 @@ def cached_model(model: Any) -> CachedModel | None:
 
 
 def forget() -> None:
-    """The settings have changed: read all models anew."""
+    """Forget all models, after the settings have changed."""
     global _known
     _known = {}
 
@@ -232,16 +238,17 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
         return cached_model(installed)
     concrete = meta.concrete_model
     if concrete is not model:
-        found = cached_model(concrete)
+        cached = cached_model(concrete)
     else:
-        found = _read(model) if declares_cache(model) else None
-    return known.setdefault(model, found) if apps.models_ready else found
+        cached = _read(model) if declares_cache(model) else None
+    return known.setdefault(model, cached) if apps.models_ready else cached
 
 
 def declares_cache(model: Any) -> bool:
     """Whether ``ShardMeta`` of the concrete model says ``cache = True``.
 
-    The child of a table that is cached is not cached itself: its rows are in two tables.
+    The child of a cached model (multi-table inheritance) is not cached, as its rows are in two
+    tables.
     """
     concrete = model._meta.concrete_model
     if concrete is None or concrete._meta.parents or not hasattr(concrete, "_is_sharded"):
@@ -285,7 +292,7 @@ def _read(model: Any) -> CachedModel | None:
 
 
 def field_of(model: Any, name: str) -> Any:
-    """The field with a column that ``name`` names, by name or attname; else None."""
+    """The field of ``model`` with this name or attname, if it has a column; else None."""
     for field in model._meta.concrete_fields:
         if name in (field.name, field.attname) and field.column is not None:
             return field
@@ -297,7 +304,7 @@ def field_of(model: Any, name: str) -> Any:
 
 
 def fingerprint(model: Any) -> str:
-    """Eight characters that change with what a stored row of ``model`` looks like."""
+    """Eight characters that change with the form of stored rows of ``model``."""
     parts = [str(FORMAT), model._meta.label]
     for field in model._meta.concrete_fields:
         path, arguments = _declared(field)
@@ -311,18 +318,18 @@ def fingerprint(model: Any) -> str:
 
 def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
     _, _, positional, named = field.deconstruct()
-    given = [("", value) for value in positional] + sorted(
+    arguments = [("", value) for value in positional] + sorted(
         (name, value) for name, value in named.items() if name not in _NOT_OF_THE_VALUE
     )
     kind = type(field)
     return (
         f"{kind.__module__}.{kind.__qualname__}",
-        # Others, such as functions, are written differently in each process.
-        [(name, value) for name, value in given if isinstance(value, _PLAIN)],
+        # The repr() of other values, such as functions, differs in each process.
+        [(name, value) for name, value in arguments if isinstance(value, _PLAIN)],
     )
 
 
-# ##### What is equal for a database #####
+# ##### Values that are equal for a database #####
 
 
 def collations_of(model: Any) -> Collations:
@@ -337,15 +344,15 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """``field`` with what is known of the equality of its values."""
+    """``field``, with the rules of equality for its values."""
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):
         collation = getattr(target, "db_collation", None)
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # A decimal number, a moment in another zone or a float can be written in several ways
-    # and be the same for the database.
+    # Decimals, floats and datetimes with a zone can be written in several ways and be equal for
+    # the database.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

@@ -1,4 +1,4 @@
-"""One read of a queryset through the cache: whether it is one, under which names, what it gives."""
+"""One read of a queryset through the cache: whether it is cached, its request, its result."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, CacheRequest, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.hydration import InstanceFactory, connected_to
+from sharded_orm.models.cached.hydration import InstanceFactory, connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan
-from sharded_orm.models.cached.query_fingerprint import asked, compiled
+from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
-#: What is asked for.
+#: The kinds of results.
 ROWS, COUNT, EXISTS = "rows", "count", "exists"
 
 
 class CachedRead:
-    """A queryset that is to be read through the cache, now."""
+    """A queryset that is about to be read through the cache.
+
+    :param alias: the database where its rows are.
+    :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
+    :param fill: whether the cache may be filled on a miss.
+    """
 
     __slots__ = (
-        "alias", "entries", "fill", "key", "kind", "level", "maker", "plan", "queryset", "want",
+        "alias", "entries", "factory", "fill", "key", "kind", "level", "plan", "queryset", "request",
     )  # fmt: skip
 
     def __init__(
@@ -35,49 +40,52 @@ class CachedRead:
         queryset: Any,
         plan: LookupPlan,
         alias: str,
-        maker: InstanceFactory,
+        factory: InstanceFactory,
         kind: str,
-        want: CacheRequest,
+        request: CacheRequest,
         fill: bool,
     ) -> None:
         self.queryset = queryset
         self.plan = plan
         self.alias = alias
-        self.maker = maker
+        self.factory = factory
         self.kind = kind
-        self.want = want
+        self.request = request
         self.fill = fill
         self.level = request_cache.current()
         if self.level is not None:
-            scope = want.scope
+            scope = request.scope
             self.entries: dict[str, Any] = self.level.home(scope.guards[scope.home])
-            if isinstance(want, ObjectRequest):
-                self.key = want.name
-            elif isinstance(want, ListRequest):
-                self.key = f"{scope.guards[-1]} {want.query}"
+            if isinstance(request, ObjectRequest):
+                self.key = request.name
+            elif isinstance(request, ListRequest):
+                self.key = f"{scope.guards[-1]} {request.query}"
 
     def remembered(self) -> Any:
-        """The result as level 1 has it, or None."""
+        """The result that the first level has, or None."""
         if self.level is None or self.queryset._for_write:
-            # What is to be deleted, or created if it is missing, is told by now, not by then.
+            # delete() and get_or_create() need the rows of now.
             return None
-        found = self.entries.get(self.key)
-        return self._instances(found) if found is not None and self.kind is ROWS else found
+        entry = self.entries.get(self.key)
+        return self._instances(entry) if entry is not None and self.kind is ROWS else entry
 
     def result(self, rows: list[Row], *, keep: bool) -> list[Any]:
-        """Instances; ``rows`` are values if the maker has ``decoded``."""
+        """The instances of ``rows``, which are decoded if the factory has ``decoded``.
+
+        :param keep: whether the first level keeps them.
+        """
         if keep and self.level is not None:
-            want, entries = self.want, self.entries
+            request, entries = self.request, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))
-            if isinstance(want, ListRequest) and want.object_names is not None:
-                # Its objects, for whoever asks for one by its key.
-                entries.update(zip(want.object_names, ([row] for row in rows), strict=True))
+            if isinstance(request, ListRequest) and request.object_names is not None:
+                # For reads of single objects by their key.
+                entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
     def _instances(self, rows: list[Row]) -> list[Any]:
-        maker = self.maker
-        instances = maker.instances(rows if maker.decoded is not None else maker.values(rows))
+        factory = self.factory
+        instances = factory.instances(rows if factory.decoded is not None else factory.values(rows))
         known = self.queryset._known_related_objects
         if known:
             _set_known(self.queryset.model, known, instances)
@@ -91,7 +99,7 @@ class CachedRead:
 
 
 def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
-    # As ModelIterable does it.
+    # As in ModelIterable.
     for field, objects in known.items():
         names = [
             field.attname if name == "self" else model._meta.get_field(name).attname
@@ -109,10 +117,10 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
 
 
 def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
-    """How to read ``queryset`` through the cache; None: it is not cached."""
+    """The read of ``queryset`` through the cache; None if it is not cached. Calls no cache server."""
     query = queryset.query
     if query.select_for_update:
-        # Whoever locks rows wants to see them as they are, here and in what follows.
+        # A query that locks rows must see them as they are, and so must later reads.
         request_cache.forget()
         return None
     if queryset._uncached or request_cache.is_uncached():
@@ -121,14 +129,14 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
         queryset._iterable_class is not ModelIterable or queryset._fields is not None
     ):
         return None
-    found = asked(query, ordered=kind is ROWS)
-    if isinstance(found, str):
+    fingerprint = fingerprint_of(query, ordered=kind is ROWS)
+    if isinstance(fingerprint, str):
         return None
     cached = plan.cached
     alias = queryset.db
     key: str | None = None
     if plan.key_column is not None:
-        values = found.equal.get(plan.key_column, ())
+        values = fingerprint.equal.get(plan.key_column, ())
         if len(values) != 1:
             return None
         key = cached.key_token(values[0])
@@ -139,84 +147,82 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
             shard = runtime.locate(cached.options.group, values[0])
             if shard is None or shard.alias != alias:
                 return None
-    elif not cached.home_alias_ok(alias):
+    elif not cached.caches_alias(alias):
         return None
-    connected = connected_to(alias)
-    if connected is None:
+    state = connection_state(alias)
+    if state is None:
         return None
-    fill = connected.may_fill()
+    fill = state.may_fill()
     if fill is None:
         return None
     place = cached.place(alias)
-    maker = connected.maker(plan)
-    want: CacheRequest
-    if kind is ROWS and found.only_equal and found.equal.keys() == plan.object_columns:
-        equal = found.equal
+    factory = state.factory(plan)
+    request: CacheRequest
+    if kind is ROWS and fingerprint.only_equal and fingerprint.equal.keys() == plan.object_columns:
+        equal = fingerprint.equal
         pk = _one_pk(plan, equal)
         if pk is None:
             return None
-        want = ObjectRequest(cached.scope(place, key), maker, connected, pk)
+        request = ObjectRequest(cached.scope(place, key), factory, state, pk)
     else:
-        text = found.text
+        text = fingerprint.text
         if text is None:
-            text = compiled(query, alias)
+            text = compiled_text(query, alias)
             if text is None:
                 return None
         isolate = None
         if plan.isolate_column is not None:
-            values = found.equal.get(plan.isolate_column, ())
+            values = fingerprint.equal.get(plan.isolate_column, ())
             if len(values) == 1:
                 isolate = cached.isolate_token(values[0])
-        want = ListRequest(
+        request = ListRequest(
             cached.scope(place, key, isolate),
-            maker,
-            connected,
-            digest(text, maker.fingerprint, kind),
+            factory,
+            state,
+            digest(text, factory.fingerprint, kind),
             scalar=kind is not ROWS,
         )
-    return CachedRead(queryset, plan, alias, maker, kind, want, fill)
+    return CachedRead(queryset, plan, alias, factory, kind, request, fill)
 
 
 def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
     values = [equal[column] for column in plan.pk_columns]
-    if any(len(each) != 1 for each in values):
+    if any(len(column_values) != 1 for column_values in values):
         return None
-    first = values[0][0]
-    if len(values) == 1:
-        return plan.cached.pk_token(first)
-    return plan.cached.pk_token(tuple(each[0] for each in values))
+    parts = tuple(column_values[0] for column_values in values)
+    return plan.cached.pk_token(parts[0] if len(parts) == 1 else parts)
 
 
 def _rows_of(query: Any, alias: str) -> list[Row]:
-    """What the database says, as the driver gives it."""
+    """The rows of the database, as the driver returns them."""
     return list(chain.from_iterable(query.get_compiler(using=alias).execute_sql()))
 
 
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
-    """The instances of a read that was made: from the cache, or the database."""
-    want = read.want
-    if want.outcome == HIT:
-        assert want.rows is not None
-        return read.result(want.rows, keep=True)
-    maker = read.maker
+    """The instances of a read after :meth:`Reader.read`: from the cache, or the database."""
+    request = read.request
+    if request.outcome == HIT:
+        assert request.rows is not None
+        return read.result(request.rows, keep=True)
+    factory = read.factory
     rows = _rows_of(read.queryset.query, read.alias)
-    values = rows if maker.decoded is None else maker.values(rows)
-    may_fill = want.outcome == MISS and read.fill
-    if may_fill and want.state is not None:
-        _fill(read, reader, rows, values if maker.decoded is not None else maker.values(rows))
+    values = rows if factory.decoded is None else factory.values(rows)
+    may_fill = request.outcome == MISS and read.fill
+    if may_fill and request.state is not None:
+        _fill(read, reader, rows, values if factory.decoded is not None else factory.values(rows))
     return read.result(values, keep=may_fill)
 
 
 def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequence[Row]) -> None:
-    plan, want = read.plan, read.want
+    plan, request = read.plan, read.request
     cached, position = plan.cached, plan.key_position
     pks = []
     for row in values:
         pk = plan.pk_token(row)
         if pk is None:
             return
-        # What the database takes for equal, names in the cache may not.
-        if position is not None and cached.key_token(row[position]) != want.scope.key:
+        # A value that the database takes for equal may have another name in the cache.
+        if position is not None and cached.key_token(row[position]) != request.scope.key:
             return
         pks.append(pk)
-    reader.fill([(want, pks, rows)])
+    reader.fill([(request, pks, rows)])

@@ -1,8 +1,8 @@
-"""Rows of cached models to instances, exactly as Django makes them.
+"""Instances from cached rows, exactly as Django makes them.
 
-What is cached is what the driver gave, before Django's converters: it passes those of the
-connection, and ``from_db`` of the model. So what makes instances belongs to a connection, as
-does the answer whether what is read on it now may be stored.
+The cache holds rows as the driver returned them, before Django's converters. Later these rows pass
+the converters of a connection, and ``from_db`` of the model. So the factory of instances belongs to
+a connection.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from sharded_orm.models.cached.lookup_plan import LookupPlan
 
 
 class ConnectionState:
-    """What a connection object is for the rows of cached models. Of one thread, like it."""
+    """The factories of a connection, and whether it may use the cache now.
+
+    Used by one thread, as the connection is. It is also the
+    :class:`~sharded_orm.cache.repair.Sessions` of its database.
+    """
 
     def __init__(self, connection: ShardConnectionMixin) -> None:
         self._connection: Any = connection
-        self._makers: dict[Any, InstanceFactory] = {}
+        self._factories: dict[Any, InstanceFactory] = {}
         options = connection.settings_dict.get("OPTIONS") or {}
         level = None
         if features_of(connection).default_isolation_level is not None:
             level = options.get("isolation_level", "read committed")
-        #: Of MySQL, lower case; None: what the server says, or SQLite's, which is the strictest.
+        # In lower case; None for the server's default on MySQL, and for SQLite, which is strict.
         self._isolation = level.lower() if isinstance(level, str) else None
 
     def may_fill(self) -> bool | None:
-        """Whether what is read now may be stored; None: the cache must not be used at all."""
+        """Whether rows that are read now may be cached; None: the cache must not be used at all."""
         if self._isolation == "read uncommitted":
-            return None  # What it reads may never have been.
+            return None  # The rows may be rolled back.
         connection = self._connection
         group = connection.group_wrapper
         if connection.connection is None:
@@ -53,17 +57,15 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # It sees what it wrote, or what stood there when it began; or an error.
+            # The transaction sees its own writes, or rows of its start; or it is broken.
             return None
         return False
 
-    def maker(self, plan: LookupPlan) -> InstanceFactory:
-        found = self._makers.get(plan)
-        if found is None:
-            found = self._makers[plan] = InstanceFactory(plan, self._connection)
-        return found
-
-    # Of repair.Sessions:
+    def factory(self, plan: LookupPlan) -> InstanceFactory:
+        factory = self._factories.get(plan)
+        if factory is None:
+            factory = self._factories[plan] = InstanceFactory(plan, self._connection)
+        return factory
 
     def judges(self, writer: Any) -> bool:
         return bool(self._connection.judges(writer))
@@ -73,7 +75,7 @@ class ConnectionState:
 
 
 class InstanceFactory:
-    """Makes instances of a model from rows of a connection; a :class:`Format` for the cache."""
+    """Makes instances of a model from rows; the :class:`Format` of the model for the cache."""
 
     def __init__(self, plan: LookupPlan, connection: Any) -> None:
         model = plan.model
@@ -84,7 +86,7 @@ class InstanceFactory:
         self._names = [field.attname for field in fields]
         columns = [field.get_col(model._meta.db_table) for field in fields]
         compiler = connection.ops.compiler("SQLCompiler")(Query(model), connection, self._alias)
-        # As RawModelIterable does it.
+        # As in RawModelIterable.
         self._converters = [
             (position, tuple(converters), column)
             for position, (converters, column) in compiler.get_converters(columns).items()
@@ -92,8 +94,8 @@ class InstanceFactory:
         self._model = model
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(fields)
-        # What a field's own converter makes may be changed by whoever gets it, or depend on
-        # more than the row. Django's depend on the time zone of the connection.
+        # Values of a field's own converter may be mutable, or depend on more than the row, and
+        # are not shared. Django's converters depend on the time zone of the connection.
         self.decoded: Decoded | None = None
         if not any(column.get_db_converters(connection) for column in columns):
             self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
@@ -103,27 +105,27 @@ class InstanceFactory:
         if not self._converters:
             return list(rows)
         connection = self._connection
-        found: list[Row] = []
+        converted: list[Row] = []
         for row in map(list, rows):
             for position, converters, column in self._converters:
                 value = row[position]
                 for converter in converters:
                     value = converter(value, column, connection)
                 row[position] = value
-            found.append(row)
-        return found
+            converted.append(row)
+        return converted
 
     def instances(self, values: Sequence[Row]) -> list[Any]:
         """Instances as ``Model.from_db`` makes them."""
         model, alias, names = self._model, self._alias, self._names
-        # Hardly any project has receivers of these, and to ask for those of a model is slow.
+        # has_listeners() is slow, and few projects have receivers of these signals.
         if not self._is_plain or (
             (pre_init.receivers or post_init.receivers)
             and (pre_init.has_listeners(model) or post_init.has_listeners(model))
         ):
             return [model.from_db(alias, names, list(row)) for row in values]
-        # What from_db and Model.__init__ come to for such a model, in a fifth of the time.
-        found = []
+        # The effect of from_db and Model.__init__ for such a model, in a fifth of the time.
+        instances = []
         new = object.__new__
         for row in values:
             instance = new(model)
@@ -133,13 +135,13 @@ class InstanceFactory:
             attributes = instance.__dict__
             attributes["_state"] = state
             attributes.update(zip(names, row, strict=True))
-            found.append(instance)
-        return found
+            instances.append(instance)
+        return instances
 
 
 @lru_cache(maxsize=1024)
 def _is_plain(model: Any) -> bool:
-    """Whether setting the attributes of a new instance runs no code but Django's."""
+    """Whether only Django's code runs when an instance is made and its attributes are set."""
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
@@ -154,12 +156,11 @@ def _is_plain(model: Any) -> bool:
     )
 
 
-def connected_to(alias: str) -> ConnectionState | None:
-    """What is known of the connection; None if it has no moment before COMMIT."""
+def connection_state(alias: str) -> ConnectionState | None:
+    """The state of the connection; None if its backend has no hook before COMMIT."""
     connection = connections[alias]
-    found: ConnectionState | None = connection.__dict__.get("_for_cache")
-    if found is None and isinstance(connection, ShardConnectionMixin):
-        # With the connection, as the converters are bound to it.
-        found = ConnectionState(connection)
-        connection.__dict__["_for_cache"] = found
-    return found
+    state: ConnectionState | None = connection.__dict__.get("_for_cache")
+    if state is None and isinstance(connection, ShardConnectionMixin):
+        # Kept on the connection, as the converters are bound to it.
+        state = connection.__dict__["_for_cache"] = ConnectionState(connection)
+    return state

@@ -1,4 +1,4 @@
-"""``Photo.cache``: what a program says to the cache itself."""
+"""``Photo.cache``: the interface of a model's cache for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("sharded_orm.cache")
 
 
 class ModelCache:
-    """The cache of one model. Thread-safe."""
+    """The cache of one model, as ``Photo.cache``. Thread-safe."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -31,16 +31,16 @@ class ModelCache:
         name = self._model.__name__
         if self._model._meta.abstract or not declares_cache(self._model):
             return f"<cache of {name}: off>"
-        found = cached_model(self._model)
-        if found is None:
+        cached = cached_model(self._model)
+        if cached is None:
             return f"<cache of {name}: off, SHARDED_ORM has no CACHE>"
-        isolate = f", isolated by {found.isolate.name!r}" if found.isolate is not None else ""
-        counts = found_statistics(found)
+        isolate = f", isolated by {cached.isolate.name!r}" if cached.isolate is not None else ""
+        counts = statistics_of(cached)
         hits = counts["object_hits"] + counts["list_hits"] + counts["l1_hits"]
         return f"<cache of {name}{isolate}: {hits} hits in this process>"
 
     def invalidate(self, *, using: str | None = None, **where: Any) -> None:
-        """Make entries void, after SQL that the library did not see (Yupoo, Y15).
+        """Void entries after SQL that the library did not see (Yupoo, Y15).
 
         ::
 
@@ -49,44 +49,39 @@ class ModelCache:
             Photo.cache.invalidate(user_id=1, album_id=7, pk=10001)  # and those of one album
             Photo.cache.invalidate()                        # everything, on every shard
 
-        Call it after the SQL. Inside the transaction of that it takes part in it: entries are
-        void when it commits. Outside they are void at once.
+        Call it after the SQL. In the transaction of the SQL, entries become void when that
+        commits; outside of transactions at once. Does nothing while the model is not cached.
 
-        :param using: the alias of one shard; by default the one of the shard key, or all.
+        :param using: the alias of one shard; by default that of the shard key, or all shards.
         :param where: the shard key, the isolate key and ``pk``, by field name or attname, as
-            values or as instances that a foreign key refers to. If
-            the isolate key of a row changed, leave it out, or call once with each value.
-        :raises TypeError: another name, or a name without the shard key.
-        :raises ValueError: a value that is none of its field; an alias without such rows.
-        :raises CacheUnavailable: a cache server is down, whatever ``ON_CACHE_FAILURE`` says; what
-            it holds stays as it is. Repeat the call.
-
-        Does nothing while the model is not cached.
+            values or as instances that a foreign key refers to. If the isolate key of a row has
+            changed, leave it out, or call this with each value.
+        :raises TypeError: an unknown name, or names without the shard key.
+        :raises ValueError: a value that its field does not take; an alias without such rows.
+        :raises CacheUnavailable: a cache server is down, whatever ``ON_CACHE_FAILURE`` says. Its
+            entries stay as they are; repeat the call.
         """
-        found = cached_model(self._model)
-        if found is None:
+        cached = cached_model(self._model)
+        if cached is None:
             return
-        values = _values(found, where)
-        now: list[VoidRows] = []
-        for alias, rows in _rows(found, values, using):
-            connection = _in_transaction(found, alias, only=len(values) > 0)
-            writes = transaction_markers(connection) if connection is not None else None
-            if writes is None:
-                now.append(rows)
+        values = _values(cached, where)
+        immediate: list[VoidRows] = []
+        for alias, rows in _rows(cached, values, using):
+            connection = _in_transaction(cached, alias, only=len(values) > 0)
+            if connection is None:
+                immediate.append(rows)
             else:
-                # From now on it reads what it wrote, past the cache.
-                connection.wrote = True
-                writes.touch(rows.scope, rows.pks, wide=rows.wide)
-        _void(now)
+                transaction_markers(connection).touch(rows.scope, rows.pks, wide=rows.wide)
+        _void(immediate)
 
     def statistics(self) -> dict[str, int]:
-        """What this process has counted for the model since its start; see ``cache_stats``."""
-        found = cached_model(self._model)
-        return found_statistics(found) if found is not None else dict.fromkeys(FIELDS, 0)
+        """The counts of the model in this process since its start; see ``cache_stats``."""
+        cached = cached_model(self._model)
+        return statistics_of(cached) if cached is not None else dict.fromkeys(FIELDS, 0)
 
 
 class CacheAttribute:
-    """``Photo.cache``, on the class only, like a manager."""
+    """The descriptor of ``Photo.cache``, which like a manager is on the class only."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:
@@ -94,20 +89,20 @@ class CacheAttribute:
         return ModelCache(owner)
 
 
-def found_statistics(found: CachedModel) -> dict[str, int]:
+def statistics_of(cached: CachedModel) -> dict[str, int]:
     """The counts of a cached model in this process."""
     cache = runtime.cache()
     if cache is None:
         return dict.fromkeys(FIELDS, 0)
-    return cache.statistics.counted(found.type.name)
+    return cache.statistics.counted(cached.type.name)
 
 
 def void_tables(models: Iterable[CachedModel], alias: str) -> None:
-    """Make all entries of rows on ``alias`` void, now.
+    """Void all entries of the models' rows on ``alias`` at once. One round trip per cache server.
 
     :raises CacheUnavailable: a cache server is down.
     """
-    _void(_whole(found, alias) for found in models)
+    _void(_whole(cached, alias) for cached in models)
 
 
 def _void(rows: Iterable[VoidRows]) -> None:
@@ -124,24 +119,24 @@ def _void(rows: Iterable[VoidRows]) -> None:
 
 
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Receiver of ``post_migrate``: rows may have been changed by SQL of migrations.
+    """Receiver of ``post_migrate``: voids all entries of the alias after any migration.
 
-    After any migration everything that is cached of the alias is void. That a cache server
-    is down does not stop the migration: it is logged as an error, with what to run.
+    SQL of migrations may have changed rows. A cache server that is down does not stop the
+    migration: an error is logged, with the command to run later.
     """
     if not plan or runtime.config().cache is None:
         return
     models = [
-        found
+        cached
         for model in apps.get_models()
-        if (found := cached_model(model)) is not None
-        and found.model is model
-        and found.home_alias_ok(using)
+        if (cached := cached_model(model)) is not None
+        and cached.model is model
+        and cached.caches_alias(using)
     ]
     try:
         void_tables(models, using)
     except CacheUnavailable as exc:
-        names = " ".join(found.model._meta.label for found in models)
+        names = " ".join(cached.model._meta.label for cached in models)
         logger.error(
             "%s was migrated, and what the cache has of it may be stale. %s To be sure, run"
             " 'manage.py cache_invalidate %s' when the cache server is up.",
@@ -149,15 +144,15 @@ def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) 
         )  # fmt: skip
 
 
-def _values(found: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
+def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
     """``where`` by role: ``key``, ``isolate`` and ``pk``."""
     roles: dict[str, str] = {}
     fields: dict[str, Any] = {}
-    single = len(found.pk_fields) == 1
+    single = len(cached.pk_fields) == 1
     for role, field in (
-        ("pk", found.pk if single else None),
-        ("isolate", found.isolate),
-        ("key", found.key),
+        ("pk", cached.pk if single else None),
+        ("isolate", cached.isolate),
+        ("key", cached.key),
     ):
         if field is not None:
             roles |= {field.name: role, field.attname: role}
@@ -167,89 +162,92 @@ def _values(found: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
     for name, value in where.items():
         if name not in roles:
             raise TypeError(
-                f"{found.model.__name__}.cache.invalidate() got the unknown name {name!r}; valid"
+                f"{cached.model.__name__}.cache.invalidate() got the unknown name {name!r}; valid"
                 f" names are {sorted(roles)!r} and 'using'."
             )
         if isinstance(value, Model):
-            # What a foreign key refers to, as in filter().
+            # As in filter(): the value that a foreign key to it has.
             target = getattr(fields.get(name), "target_field", value._meta.pk)
             value = getattr(value, target.attname)
         values[roles[name]] = value
-    if found.key is not None and found.pk is found.key and "pk" in values:
+    if cached.key is not None and cached.pk is cached.key and "pk" in values:
         values.setdefault("key", values["pk"])
-    if values and found.key is not None and "key" not in values:
+    if values and cached.key is not None and "key" not in values:
         raise TypeError(
-            f"{found.model.__name__}.cache.invalidate() needs {found.key.name!r} beside"
+            f"{cached.model.__name__}.cache.invalidate() needs {cached.key.name!r} beside"
             f" {sorted(where)!r}: it is the shard key."
         )
     return values
 
 
 def _rows(
-    found: CachedModel, values: dict[str, Any], using: str | None
+    cached: CachedModel, values: dict[str, Any], using: str | None
 ) -> Iterator[tuple[str, VoidRows]]:
-    """What to make void, with the alias that holds it."""
-    if using is not None and not _has_rows(found, using):
+    """The rows to void, by the alias that holds them.
+
+    :param values: by role; see :func:`_values`.
+    """
+    if using is not None and not _has_rows(cached, using):
         why = ""
-        if found.options is not None:
-            group = runtime.group(found.options.group)
+        if cached.options is not None:
+            group = runtime.group(cached.options.group)
             why = (
                 f": it is no shard of group {group.name!r}, whose shards are 0 to {group.count - 1}"
             )
-        raise ValueError(f"{using!r} holds no cached rows of {found.model.__name__}{why}.")
-    if not values or (found.options is not None and "key" not in values):
-        for alias in found.aliases if using is None else (using,):
-            yield alias, _whole(found, alias)
+        raise ValueError(f"{using!r} holds no cached rows of {cached.model.__name__}{why}.")
+    if not values or (cached.options is not None and "key" not in values):
+        for alias in cached.aliases if using is None else (using,):
+            yield alias, _whole(cached, alias)
         return
     key = isolate = None
-    if found.key is not None and found.options is not None:
-        key = found.key_token(values["key"])
+    if cached.key is not None and cached.options is not None:
+        key = cached.key_token(values["key"])
         if key is None:
-            _refuse(found, found.key, found.key_field, values["key"])
+            _refuse(cached, cached.key, cached.key_field, values["key"])
         if using is None:
-            shard = runtime.locate(found.options.group, found.key.get_prep_value(values["key"]))
+            shard = runtime.locate(cached.options.group, cached.key.get_prep_value(values["key"]))
             if shard is None:
-                return  # It has no rows.
+                return  # The key has no rows.
             using = shard.alias
-    alias = found.aliases[0] if using is None else using
-    if key is None and found.key is not None:
-        yield alias, _whole(found, alias)  # An inexact key.
+    alias = cached.aliases[0] if using is None else using
+    if key is None and cached.key is not None:
+        yield alias, _whole(cached, alias)  # An inexact key.
         return
     if "isolate" in values:
-        isolate = found.isolate_token(values["isolate"])
+        isolate = cached.isolate_token(values["isolate"])
         if isolate is None:
-            _refuse(found, found.isolate, found.isolate_field, values["isolate"])
+            _refuse(cached, cached.isolate, cached.isolate_field, values["isolate"])
     pks = None
     if "pk" in values:
-        pk = found.pk_token(values["pk"])
+        pk = cached.pk_token(values["pk"])
         if pk is None:
-            _refuse(found, found.pk, found.pk_fields[0], values["pk"])
+            _refuse(cached, cached.pk, cached.pk_fields[0], values["pk"])
         else:
             pks = frozenset({pk})
-    wide = found.isolate is not None and isolate is None
-    yield alias, VoidRows(found.scope(found.place(alias), key, isolate), pks, wide)
+    wide = cached.isolate is not None and isolate is None
+    yield alias, VoidRows(cached.scope(cached.place(alias), key, isolate), pks, wide)
 
 
-def _has_rows(found: CachedModel, alias: str) -> bool:
-    known = found.options is None or runtime.topology().resolve(alias) is not None
-    return known and found.home_alias_ok(alias)
+def _has_rows(cached: CachedModel, alias: str) -> bool:
+    known = cached.options is None or runtime.topology().resolve(alias) is not None
+    return known and cached.caches_alias(alias)
 
 
-def _whole(found: CachedModel, alias: str) -> VoidRows:
-    return VoidRows(found.scope(found.place(alias), None), wide=True)
+def _whole(cached: CachedModel, alias: str) -> VoidRows:
+    return VoidRows(cached.scope(cached.place(alias), None), wide=True)
 
 
-def _in_transaction(found: CachedModel, alias: str, *, only: bool) -> Any:
+def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """The connection of ``alias`` if it is inside a transaction, else None.
 
-    :param only: it is the only one that is asked; else a shard without a connection, which
-        nothing was written on, gets none.
+    :param only: whether the call is about this alias alone. If not, a shard without a
+        connection, on which nothing was written, gets none.
     """
     connection: Any
-    if found.options is None or only:
+    if cached.options is None or only:
         connection = connections[alias]
     else:
-        group: Any = connections[found.options.group]
+        group: Any = connections[cached.options.group]
         connection = group.shards.wrappers.get(alias)
         if connection is None or connection.connection is None:
             return None
@@ -260,7 +258,7 @@ def _in_transaction(found: CachedModel, alias: str, *, only: bool) -> Any:
     return connection if in_transaction else None
 
 
-def _refuse(found: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise, unless the field is one of which nothing exact can be said."""
+def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
+    """Raise, unless the values of the field have no exact tokens."""
     if tokens is not None and tokens.exact:
-        raise ValueError(f"{value!r} is no value of {found.model.__name__}.{field.name}.")
+        raise ValueError(f"{value!r} is no value of {cached.model.__name__}.{field.name}.")

@@ -1,4 +1,4 @@
-"""How the rows of each cached model are looked up: its fields, as positions and columns."""
+"""How the rows of each cached model are looked up: its keys, as positions and columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
 class LookupPlan:
-    """How a model is looked up in the cache. Immutable, shared by all threads."""
+    """The keys of a model, prepared for reads through the cache. Immutable and thread-safe."""
 
     def __init__(self, model: Any, cached: CachedModel) -> None:
         self.cached = cached
@@ -24,9 +24,9 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: Equality of these is one object.
+        #: Equality of all these columns selects one object.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: The names in get(): True of the primary key, False of the shard key alone.
+        #: Names of arguments of get(); True for the primary key, False for the shard key alone.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -37,7 +37,7 @@ class LookupPlan:
         self._decoded: dict[tuple[str, str], Decoded] = {}
 
     def fingerprint(self, vendor: str) -> str:
-        """Drivers of two kinds of databases give different values for one row."""
+        """The fingerprint of rows on databases of ``vendor``, as their drivers return them."""
         return digest(self.cached.type.fingerprint, vendor)[:8]
 
     def decoded(self, vendor: str, timezone: str) -> Decoded:
@@ -54,13 +54,13 @@ _plans: dict[Any, LookupPlan | None] = {}
 
 
 def plan_of(model: Any) -> LookupPlan | None:
-    """The plan of ``model``; None: it is not cached."""
+    """The plan of ``model``; None if the model is not cached."""
     cached = cached_model(model)
     if cached is None:
         return None
-    found = _plans.get(model)
-    if found is None or found.cached is not cached:
+    plan = _plans.get(model)
+    if plan is None or plan.cached is not cached:
         if model._meta.apps is not cached.model._meta.apps:
-            return None  # A historical model reads what a migration has made of its table.
-        found = _plans[model] = LookupPlan(model, cached)
-    return found
+            return None  # A historical model: migrations read the database.
+        plan = _plans[model] = LookupPlan(model, cached)
+    return plan

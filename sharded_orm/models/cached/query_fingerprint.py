@@ -1,10 +1,10 @@
-"""What a query asks, as text: two queries with equal text have equal results (Yupoo, Y14).
+"""The text of a query: two queries with equal text have equal results (Yupoo, Y14).
 
-Yupoo takes the md5 of the SQL. Compiling SQL is half of the time of a query, so the text is
-read from the query itself where every part of it is known exactly: comparisons of the
-model's own columns with plain values, ordering by own columns, limits. Conditions that are
-only known to Django are compiled; what is not sure to give the same result twice, or reads
-other tables, has no text and is not cached.
+Yupoo takes the md5 of the SQL. Compiling SQL takes half of the time of a query, so the text is
+made from the query itself if each of its parts is known here: comparisons of the model's own
+columns with plain values, ordering by own columns, limits. Queries with other conditions are
+compiled. A query that may return another result the second time, or reads other tables, has no
+text and is not cached.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where import OnShard
 
-# repr() of these says all that they are, and tells one type from another. The type is exact:
-# a subclass may look like something else.
+# repr() of these values is complete, and differs between types. The type is exact, as a subclass
+# may have another repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -37,11 +37,11 @@ IMMUTABLE = frozenset(
     }
 )  # fmt: skip
 
-#: The classes of queries that are read here.
+#: The classes of queries that have a fingerprint.
 QUERIES = frozenset({Query, ShardedQuery})
 
-# What sets up a query, or is read below. Whatever else stands in a query's __dict__ has been
-# changed by somebody, and counts unless it is as it was.
+# Attributes that are set for each query, or are read below. Any other attribute in a query's
+# __dict__ must have its default.
 _READ_HERE = frozenset(
     {
         "model", "alias_refcount", "alias_map", "alias_cols", "external_aliases", "table_map",
@@ -54,11 +54,11 @@ _READ_HERE = frozenset(
 
 @dataclass(slots=True)
 class QueryFingerprint:
-    """What a query asks.
+    """The text of a query, and the equalities among its conditions.
 
-    :param text: see the module; None if the conditions have to be compiled.
-    :param equal: by column: the values that conditions in conjunction with all others demand.
-    :param only_equal: there is nothing else but these conditions, and no limit matters.
+    :param text: see the module; None if the query must be compiled.
+    :param equal: by column: the values that every row of the result must have there.
+    :param only_equal: whether the query has no other conditions, and no limit that matters.
     """
 
     text: str | None
@@ -66,8 +66,8 @@ class QueryFingerprint:
     only_equal: bool
 
 
-def asked(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
-    """What ``query`` asks of its own table; a reason if that cannot be cached.
+def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
+    """The fingerprint of ``query``; if it cannot be cached, the reason as a text.
 
     :param ordered: whether the order of the rows is a part of the result.
     """
@@ -121,15 +121,22 @@ def _joins(query: Any) -> bool:
 
 
 class _Conditions:
-    """Reads a where tree. ``None`` means that something in it is not known here."""
+    """Reads a where tree. None means that a part of it is unknown here.
+
+    :param base: the alias of the query's own table.
+    :param equal: gets the equalities; see :class:`QueryFingerprint`.
+    """
 
     def __init__(self, base: str | None, equal: dict[str, list[Any]]) -> None:
         self._base = base
         self._equal = equal
 
-    def read(self, node: WhereNode, required_conditions: bool) -> tuple[Any, ...] | None:
-        """:param demanded: every row of the result meets the conditions in ``node``."""
-        required_conditions = required_conditions and not node.negated and node.connector == AND
+    def read(self, node: WhereNode, required: bool) -> tuple[Any, ...] | None:
+        """The tree as tuples.
+
+        :param required: whether every row of the result meets the conditions in ``node``.
+        """
+        required = required and not node.negated and node.connector == AND
         parts: list[Any] = []
         unknown = False
         child: Any
@@ -137,39 +144,39 @@ class _Conditions:
             kind = type(child)
             part: Any
             if kind is WhereNode:
-                part = self.read(child, required_conditions)
+                part = self.read(child, required)
             elif kind in _KNOWN or _is_known(kind):
-                part = self._lookup(kind, child, required_conditions)
+                part = self._lookup(kind, child, required)
             else:
                 part = None
             if part is None:
-                # Goes on: what is demanded beside it tells the scope all the same.
+                # The loop goes on, as the equalities beside this part name the scope.
                 unknown = True
             else:
                 parts.append(part)
         return None if unknown else (node.connector, node.negated, parts)
 
-    def _lookup(self, kind: Any, lookup: Any, required_conditions: bool) -> Any:
+    def _lookup(self, kind: Any, lookup: Any, required: bool) -> Any:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if type(column) is OnShard and value is True:
-                return ("shard", column.alias)  # No condition in SQL.
+                return ("shard", column.alias)  # It is no condition in SQL.
             return None
         if column.alias != self._base or lookup.bilateral_transforms:
             return None
         if type(value) in (list, tuple):
-            value = list(map(_chosen, value))
+            value = list(map(_plain_value, value))
             if not IMMUTABLE.issuperset(map(type, value)):
                 return None
-        elif type(value := _chosen(value)) not in IMMUTABLE:
+        elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
-        elif required_conditions and value is not None and issubclass(kind, Exact):
+        elif required and value is not None and issubclass(kind, Exact):
             self._equal.setdefault(column.target.column, []).append(value)
         return (kind.__name__, column.target.column, value)
 
 
-def _chosen(value: Any) -> Any:
-    """The value that a member of ``TextChoices`` or the like stands for."""
+def _plain_value(value: Any) -> Any:
+    """The value behind a member of ``TextChoices`` or the like; any other value as it is."""
     return value.value if isinstance(value, Choices) else value
 
 
@@ -189,22 +196,22 @@ def _is_known(kind: type) -> bool:
 
 def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
     names = own_names(query.model)
-    found = []
+    columns = []
     for name in ordering:
         if type(name) is not str:
             return None
         column = names.get(name[1:] if name[:1] in "-+" else name)
         if column is None:
             return None
-        found.append(f"-{column}" if name[0] == "-" else column)
-    return tuple(found)
+        columns.append(f"-{column}" if name[0] == "-" else column)
+    return tuple(columns)
 
 
 # -- By SQL ------------------------------------------------------------------------
 
 
-def compiled(query: Any, using: str) -> str | None:
-    """The text of a query whose conditions have to be compiled; None if it must not be cached."""
+def compiled_text(query: Any, using: str) -> str | None:
+    """The text of a query that must be compiled; None if it must not be cached."""
     if not _is_steady(query.where):
         return None
     for expression in (
@@ -220,9 +227,9 @@ def compiled(query: Any, using: str) -> str | None:
         sql, params = query.clone().get_compiler(using).as_sql()
     except EmptyResultSet:
         return None
-    params = tuple(map(_chosen, params))
+    params = tuple(map(_plain_value, params))
     if " JOIN " in sql or not IMMUTABLE.issuperset(map(type, params)):
-        # The order may join, too.
+        # A join may also come from the order.
         return None
     return repr((sql, params))
 
@@ -232,8 +239,10 @@ _UNSTEADY = (Now, Random, RawSQL, Subquery)
 
 
 def _is_steady(node: Any) -> bool:
-    """Whether ``node`` gives the same for the same rows, and reads no others: made of parts of
-    Django of which that is known."""
+    """Whether ``node`` has the same value each time for the same row, and reads no other rows.
+
+    That is known of some classes of Django only.
+    """
     if isinstance(node, WhereNode):
         return all(map(_is_steady, node.children))
     if not hasattr(node, "get_source_expressions"):
@@ -242,7 +251,7 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # Some function of the database that the project names.
+        return False  # A function of the database, named by the project.
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

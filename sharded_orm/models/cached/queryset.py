@@ -1,7 +1,7 @@
-"""Querysets that read through the cache (Yupoo, Y13-Y16): one mix-in for sharded and global.
+"""Querysets that read through the cache (Yupoo, Y13-Y16), of sharded and global models.
 
-Which methods ask the cache, and through which reader, is decided here; whether a query is
-cached, and how it is looked up, in :mod:`sharded_orm.models.cached.cached_read`.
+:mod:`sharded_orm.models.cached.cached_read` decides whether a query is cached, and how it is
+looked up.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
-from sharded_orm.models.cached.hydration import connected_to
+from sharded_orm.models.cached.hydration import connection_state
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 
-# Values that can be looked up as they are, without asking their field.
+# Values of these types need no conversion by their field.
 _KEYS = frozenset({int, str, UUID})
-# What a fresh query has, also as a copy of one.
+# The attributes of a query without conditions, and of its copies.
 _FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
 
 _reader: Reader | None = None
@@ -36,14 +36,14 @@ def _current_reader() -> Reader | None:
     """The reader of this process's cache; None without one."""
     global _reader
     cache = runtime.cache()
-    found = _reader
-    if found is None or found.cache is not cache:
-        found = _reader = Reader(cache) if cache is not None and cache.options.read else None
-    return found
+    reader = _reader
+    if reader is None or reader.cache is not cache:
+        reader = _reader = Reader(cache) if cache is not None and cache.options.read else None
+    return reader
 
 
 def _forget_reader() -> None:
-    # In a child: another thread of its parent may have held one of the reader's locks.
+    # In a forked child, as another thread of its parent may have held a lock of the reader.
     global _reader
     _reader = None
 
@@ -69,7 +69,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         def _chain(self) -> Self: ...
 
     def uncached(self) -> Self:
-        """The same query, answered by the database, whatever the cache holds."""
+        """The same query, answered by the database alone. It does not fill the cache either."""
         clone = self._chain()
         clone._uncached = True
         return clone
@@ -95,31 +95,31 @@ class CachedQuerySet(QuerySet[Any, Any]):
         reader = _current_reader()
         if reader is None:
             return None
-        found: list[Any] | None = read.remembered()
-        if found is not None:
-            reader.cache.statistics.add(read.want.scope.type.name, l1_hits=1)
-            return found
-        reader.read([read.want], to_fill=read.fill)
+        instances: list[Any] | None = read.remembered()
+        if instances is not None:
+            reader.cache.statistics.add(read.request.scope.type.name, l1_hits=1)
+            return instances
+        reader.read([read.request], to_fill=read.fill)
         return answer(read, reader)
 
-    def _scalar(self, kind: str, ask: Callable[[], int]) -> int:
+    def _scalar(self, kind: str, query_database: Callable[[], int]) -> int:
         plan = plan_of(self.model)
         read = None if plan is None else prepare(self, plan, kind)
         reader = None if read is None else _current_reader()
         if read is None or reader is None:
-            return ask()
-        found = read.remembered()
-        want = read.want
-        if found is not None:
-            reader.cache.statistics.add(want.scope.type.name, l1_hits=1)
-            return int(found)
-        reader.read([want], to_fill=read.fill)
-        if want.outcome == HIT and want.value is not None:
-            return read.keep_scalar(want.value)
-        value = int(ask())
-        if want.outcome == MISS and read.fill:
-            want.value = value
-            reader.fill([(want, (), ())])
+            return query_database()
+        remembered = read.remembered()
+        request = read.request
+        if remembered is not None:
+            reader.cache.statistics.add(request.scope.type.name, l1_hits=1)
+            return int(remembered)
+        reader.read([request], to_fill=read.fill)
+        if request.outcome == HIT and request.value is not None:
+            return read.keep_scalar(request.value)
+        value = int(query_database())
+        if request.outcome == MISS and read.fill:
+            request.value = value
+            reader.fill([(request, (), ())])
             read.keep_scalar(value)
         return value
 
@@ -134,19 +134,21 @@ class CachedQuerySet(QuerySet[Any, Any]):
         return bool(self._scalar(EXISTS, super().exists))
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        if not args and (found := self._get_by_key(kwargs)) is not None:
-            return found
+        if not args and (instance := self._get_by_key(kwargs)) is not None:
+            return instance
         return super().get(*args, **kwargs)
 
     def _prepared(self) -> CachedRead | None:
-        """How to read the rows through the cache; None: they are not cached."""
+        """The read of the rows through the cache; None if they are not cached."""
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
 
     def _get_by_key(self, named: dict[str, Any]) -> Any:
-        """``get(user_id=…, pk=…)`` of a fresh queryset, without building a query.
+        """``get(user_id=…, pk=…)`` of a queryset without conditions: no query is built for it.
 
-        None if it is anything else; raises DoesNotExist.
+        None for any other ``get()``.
+
+        :raises DoesNotExist: there is no such row.
         """
         plan = plan_of(self.model)
         if plan is None:
@@ -198,43 +200,43 @@ class CachedQuerySet(QuerySet[Any, Any]):
             alias = shard.alias
         else:
             alias = self.db
-            if pk is None or not cached.home_alias_ok(alias):
+            if pk is None or not cached.caches_alias(alias):
                 return None
-        connected = connected_to(alias)
+        state = connection_state(alias)
         reader = _current_reader()
-        if connected is None or reader is None:
+        if state is None or reader is None:
             return None
-        fill = connected.may_fill()
+        fill = state.may_fill()
         if fill is None:
             return None
-        maker = connected.maker(plan)
-        want = ObjectRequest(
+        factory = state.factory(plan)
+        request = ObjectRequest(
             cached.scope(cached.place(alias), key),
-            maker,
-            connected,
+            factory,
+            state,
             pk,
         )
-        read = CachedRead(self, plan, alias, maker, ROWS, want, fill)
-        found = read.remembered()
-        if found is not None:
+        read = CachedRead(self, plan, alias, factory, ROWS, request, fill)
+        instances = read.remembered()
+        if instances is not None:
             reader.cache.statistics.add(cached.type.name, l1_hits=1)
         else:
-            reader.read([want], to_fill=fill)
-            if want.outcome != HIT:
-                # What Django's get() asks.
-                asking = self.filter(**named)
-                asking.query.clear_ordering(force=True)
-                asking.query.set_limits(high=MAX_GET_RESULTS)
-                read.queryset = asking
-            found = answer(read, reader)
-        if not found:
+            reader.read([request], to_fill=fill)
+            if request.outcome != HIT:
+                # The query of Django's get().
+                queryset = self.filter(**named)
+                queryset.query.clear_ordering(force=True)
+                queryset.query.set_limits(high=MAX_GET_RESULTS)
+                read.queryset = queryset
+            instances = answer(read, reader)
+        if not instances:
             raise self.model.DoesNotExist(
                 f"{self.model._meta.object_name} matching query does not exist."
             )
-        return found[0]
+        return instances[0]
 
 
-_OF_GET = (
+_CALLED_BY_GET = (
     "filter", "_filter_or_exclude", "_filter_or_exclude_inplace", "_chain", "_clone",
     "_fetch_all", "__iter__",
 )  # fmt: skip
@@ -242,14 +244,14 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether nothing that ``get()`` passes on its way is overridden by the project."""
-    found = _ROUTINE.get(kind)
-    if found is None:
-        found = _ROUTINE[kind] = all(
+    """Whether the project overrides no method of the queryset class that ``get()`` calls."""
+    is_routine = _ROUTINE.get(kind)
+    if is_routine is None:
+        is_routine = _ROUTINE[kind] = all(
             getattr(kind, name).__module__.startswith(("django.db.models.", "sharded_orm.models."))
-            for name in _OF_GET
+            for name in _CALLED_BY_GET
         )
-    return found
+    return is_routine
 
 
 # -- Several at once -------------------------------------------------------------------
@@ -263,8 +265,8 @@ def fetch_together(*querysets: Any) -> None:
         photos, tags = Photo.objects.filter(user_id=1), Tag.objects.filter(user_id=1)
         fetch_together(photos, tags)
 
-    Afterwards each has its rows, as after ``list()``. Those that are not cached, or whose
-    results are missing, ask the database one after the other.
+    Afterwards each has its rows, as after ``list()``. Querysets that are not cached, or whose
+    results are missing, query the database one after the other.
     """
     reader = _current_reader()
     reads: list[CachedRead] = []
@@ -274,18 +276,18 @@ def fetch_together(*querysets: Any) -> None:
         read = queryset._prepared() if isinstance(queryset, CachedQuerySet) else None
         if read is None:
             continue
-        found = read.remembered()
-        if found is not None:
+        instances = read.remembered()
+        if instances is not None:
             reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
-            queryset._result_cache = found
+            queryset._result_cache = instances
         else:
             reads.append(read)
     if reader is not None and reads:
         for fill in (True, False):
-            some = [read for read in reads if read.fill is fill]
-            if some:
-                reader.read([read.want for read in some], to_fill=fill)
+            requests = [read.request for read in reads if read.fill is fill]
+            if requests:
+                reader.read(requests, to_fill=fill)
         for read in reads:
             read.queryset._result_cache = answer(read, reader)
     for queryset in querysets:
-        queryset._fetch_all()  # The others, and what is prefetched.
+        queryset._fetch_all()  # Also reads the others, and related rows to prefetch.

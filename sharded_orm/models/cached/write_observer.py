@@ -47,7 +47,7 @@ class CacheObserver:
     ) -> Any:
         """Run the statement of ``compiler`` and mark the rows that it affects."""
         connection = compiler.connection
-        if not cached.home_alias_ok(connection.alias):
+        if not cached.caches_alias(connection.alias):
             return execute()
         statement = TrackedWrite(cached, compiler, transaction_markers(connection), counted)
         query = compiler.query
@@ -62,7 +62,7 @@ class CacheObserver:
     def table_flush(self, connection: Any) -> Iterator[None]:
         """Mark all rows of cached models on ``connection`` while a flush deletes them."""
         cache = runtime.cache() if runtime.config().cache is not None else None
-        models = [m for m in _cached_models() if m.home_alias_ok(connection.alias)] if cache else []
+        models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []
         if not models or cache is None:
             yield
             return

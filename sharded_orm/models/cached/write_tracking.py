@@ -10,7 +10,7 @@ of the instance are added to the conditions, and only if no row matches, the row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
 from django.db import NotSupportedError
-from django.db.models import AutoField, CompositePrimaryKey, DateField, Field, UniqueConstraint
+from django.db.models import DateField, Field
 from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 from django.db.models.sql.constants import MULTI
@@ -27,6 +27,7 @@ from sharded_orm.cache.guards import MAX_LISTED
 from sharded_orm.cache.markers import TransactionMarkers
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 from sharded_orm.models.cached.conditions import all_pinned
+from sharded_orm.models.cached.insert_keys import conflicts_within, returned_keys
 
 _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 
@@ -171,7 +172,7 @@ class TrackedWrite:
             self.touch_all()
             return execute()
         upsert = query.on_conflict is OnConflict.UPDATE
-        if upsert and key is not None and not _conflicts_within(query, key.name):
+        if upsert and key is not None and not conflicts_within(query, key.name):
             # The row that is replaced may have another key.
             self.touch_all()
             return execute()
@@ -181,7 +182,7 @@ class TrackedWrite:
             # Some rows may be stored, though mostly all is rolled back.
             self._touch_new(key, isolate, None, upsert)
             raise
-        keys = None if key is None else _returned_keys(self._compiler, query.objs, key, result)
+        keys = None if key is None else returned_keys(self._compiler, query.objs, key, result)
         self._touch_new(key, isolate, keys, upsert)
         return result
 
@@ -420,39 +421,3 @@ class TrackedWrite:
 
 # After these methods the instance has the value that is stored; other fields may not set it.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})
-
-
-def _returned_keys(compiler: Any, objs: Sequence[Any], key: Any, result: Any) -> list[Any] | None:
-    """Values of ``key`` that the INSERT returned, in the order of ``objs``."""
-    returned = list(compiler.returning_fields or ())
-    names = [field.attname for field in returned]
-    if key.attname not in names or len(result) != len(objs):
-        return None
-    position = names.index(key.attname)
-    return [row[position] for row in result]
-
-
-def _conflicts_within(query: Any, key: str) -> bool:
-    """Whether a stored row that conflicts with a new one must have the same ``key``."""
-    meta = query.get_meta()
-    # A primary key that the database generates conflicts with no stored one.
-    generates_pk = isinstance(meta.pk, AutoField) and meta.pk not in query.fields
-    return all(
-        key in names
-        for names in _unique_sets(query.model)
-        if not (generates_pk and meta.pk.name in names)
-    )
-
-
-@lru_cache(maxsize=1024)
-def _unique_sets(model: Any) -> tuple[frozenset[str], ...]:
-    """The names of fields that are unique together; empty for a constraint of expressions."""
-    meta = model._meta
-    unique_sets = [frozenset(names) for names in meta.unique_together]
-    if isinstance(meta.pk, CompositePrimaryKey):
-        unique_sets.append(frozenset(part.name for part in meta.pk.fields))
-    unique_sets += [frozenset({field.name}) for field in meta.local_concrete_fields if field.unique]
-    for constraint in meta.constraints:
-        if isinstance(constraint, UniqueConstraint):
-            unique_sets.append(frozenset(constraint.fields))
-    return tuple(unique_sets)

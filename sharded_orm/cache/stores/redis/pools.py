@@ -13,32 +13,32 @@ from redis.sentinel import SentinelConnectionPool
 def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
     """One pool per server of an alias of django-redis.
 
-    The first URL is the server and the others are its replicas, which are not used, as they
-    lag behind. With ``ShardClient`` each URL is a server.
+    The first URL is the server. The others are its replicas, which are not used, as they lag
+    behind. With ``ShardClient`` each URL is a server.
     """
     from django_redis.client import ShardClient
     from django_redis.pool import get_connection_factory
 
     urls = location.split(",") if isinstance(location, str) else list(location)
-    kind = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
+    client_class = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
     factory: Any = get_connection_factory(options=dict(options))
-    # Not connect(): it shares pools among all aliases that name the same server.
+    # connect() would share pools among all aliases that name the same server.
     return [
         factory.get_connection_pool(factory.make_connection_params(url.strip()))
-        for url in (urls if issubclass(kind, ShardClient) else urls[:1])
+        for url in (urls if issubclass(client_class, ShardClient) else urls[:1])
     ]
 
 
 def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """The same for Django's own backend, where the first URL is the server, too."""
+    """The pool of an alias of Django's own backend, whose first URL is the server, too."""
     urls = location.replace(";", ",").split(",") if isinstance(location, str) else list(location)
-    rest = {k: v for k, v in options.items() if k not in ("serializer", "pool_class")}
-    kind = options.get("pool_class") or ConnectionPool
-    if isinstance(kind, str):
-        kind = import_string(kind)
-    if isinstance(parser := rest.get("parser_class"), str):
-        rest["parser_class"] = import_string(parser)
-    return [kind.from_url(urls[0].strip(), **rest)]
+    pool_options = {k: v for k, v in options.items() if k not in ("serializer", "pool_class")}
+    pool_class = options.get("pool_class") or ConnectionPool
+    if isinstance(pool_class, str):
+        pool_class = import_string(pool_class)
+    if isinstance(parser := pool_options.get("parser_class"), str):
+        pool_options["parser_class"] = import_string(parser)
+    return [pool_class.from_url(urls[0].strip(), **pool_options)]
 
 
 def place_of(pool: ConnectionPool) -> str:

@@ -1,20 +1,19 @@
 """A Redis server (4.0 or newer), through the connections of django-redis or Django.
 
-The client libraries connect (TLS, sockets, Sentinel); what is said is said here, in the words of
-:mod:`sharded_orm.cache.stores.redis.protocol`: their parsers and pools take longer than the server, and know
-no limit on the time of a whole call.
+The client libraries connect (TLS, sockets, Sentinel). Commands are sent and replies received
+here, since the pools and parsers of those libraries take longer than the server, and do not limit
+the time of a whole call.
 
-Leases: a placeholder with a random token stands under a leased name for a few seconds, and a
-script stores a value only while it is still there.
+Leases: a placeholder with a random token stands under a leased name for a few seconds. A script
+stores a value only while the placeholder is still there.
 
-A server can come back with data of an earlier time: it was started anew from its dump, or a
-replica took over, or it was such a replica itself for a while. Guards of that time miss what was
-written since and look clean. So the names of all entries begin with the server's *incarnation*: a
-random word, which the data belong to and which stands among them, beside the ``run_id`` of the
-server that they were written on. Who opens a connection and finds the ``run_id`` of another
-server there, or nothing, puts a new word in its place: nothing of before is found again, and
-goes when its time is over. Each packet reads the word, too: when it has changed under a connection
-that stayed open, the packet is sent again on a new one. The caller sees plain names.
+A server can come back with data of an earlier time: after a restart from its dump, after a
+failover to a replica, or after it was a replica itself. Guards of that time miss the writes since,
+and look clean. So the names of all entries begin with the *incarnation* of the data, a random
+word. The word is stored on the server with the ``run_id`` of the server that wrote the data. A new
+connection to a server with another ``run_id``, or without the word, stores a new word: then no
+older entry is found any more, and all of them expire in time. Each packet also reads the word: if
+the word has changed, the packet is sent again on a new connection. Callers use plain names.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from sharded_orm.cache.stores.redis.protocol import (
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: Under this name stands which server has written the data, and their incarnation.
+#: The entry that says which server has written the data, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: Characters of an incarnation.
@@ -62,13 +61,13 @@ _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-# What stands there afterwards.
+# Returns the owner afterwards.
 _REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
-# APPEND alone would create it.
+# APPEND alone would create a missing guard.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -78,12 +77,13 @@ _APPEND = RedisScript(
 class RedisServer(RemoteServer):
     """One Redis server. Thread-safe.
 
-    It must not be a node of a Redis Cluster, nor may a proxy send what comes on one connection to
-    several servers. The user must be allowed to call INFO, which must tell a ``run_id`` (managed
-    servers do), and scripts; its names cannot be limited to a prefix. A replica is not used.
+    It must not be a node of a Redis Cluster, and no proxy may spread one connection over several
+    servers. The user must be allowed to call INFO, which must contain a ``run_id`` (as on managed
+    servers), and scripts; the user's names cannot be limited to a prefix. A replica is not used.
 
-    After a failover or a start from a dump nothing of before is found. While a partition of the
-    network leaves two primaries, who still reaches the old one reads what was valid before it.
+    After a failover or a start from a dump no older entry is found. While a partition of the
+    network leaves two primaries, clients that still reach the old one read entries that were
+    valid before the partition.
     """
 
     _end = LINE_END
@@ -97,7 +97,7 @@ class RedisServer(RemoteServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param pool: tells how to connect; no connection is taken from it.
+        :param pool: provides the options of connections; no connection is taken from it.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(
@@ -111,19 +111,19 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # Raised here: reports of an error show the variables where it came from, and there the
-        # password is among them.
+        # Raised here, as reports of an error show local variables, and those of _open() include
+        # the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
         return opened
 
     def _open(self, timeout: float) -> Connection | str:
-        """A connection, or why there is none."""
+        """A connection, or the reason why there is none."""
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
-            # They need version 3 of the protocol, and come unasked.
+            # These notifications need version 3 of the protocol.
             if not option.startswith("maint_notifications")
         }
         limit = options.get("socket_connect_timeout")
@@ -135,7 +135,7 @@ class RedisServer(RemoteServer):
             "retry": None,
             "retry_on_timeout": False,
             "retry_on_error": [],
-            # Instead of its own greeting, which has no limit of time, and may agree on version 3.
+            # The library's own greeting has no time limit, and may agree on version 3.
             "redis_connect_func": lambda connection: owners.append(
                 self._greet(connection, deadline)
             ),
@@ -146,13 +146,16 @@ class RedisServer(RemoteServer):
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
             return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
-        # Private, as in every release; the connection has done its work and is dropped.
+        # A private attribute in every release. The connection itself is dropped.
         opened: socket.socket = connection._sock
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in; what stands under :data:`_OWNER`."""
+        """Log in. Returns the value of :data:`_OWNER`, which is replaced if it is out of date.
+
+        :raises ProtocolError: the server cannot be used.
+        """
         commands: list[tuple[bytes, ...]] = []
         provider = connection.credential_provider
         if provider is not None:
@@ -160,7 +163,7 @@ class RedisServer(RemoteServer):
         elif connection.password:
             credentials = (connection.username or "default", connection.password)
             if not connection.username:
-                credentials = credentials[1:]  # as servers before 6.0 know it
+                credentials = credentials[1:]  # for servers before 6.0
         else:
             credentials = ()
         if credentials:
@@ -186,10 +189,9 @@ class RedisServer(RemoteServer):
     def _ask_plainly(
         self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
     ) -> list[Any]:
-        """Replies to commands that must have success and give texts."""
+        """Replies to commands of the greeting, which must succeed with texts."""
         left = max(deadline - time.monotonic(), 0.001)
-        link = Connection(connection._sock, left)
-        replies = link.ask(
+        replies = Connection(connection._sock, left).ask(
             pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
         )
         for command, reply in zip(commands, replies, strict=True):
@@ -206,14 +208,15 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Replies to ``commands``.
 
-        :param owner_of: takes the owner of the data out of the replies. To read it must be the
-            last thing that the commands do: data that have changed do not change back.
+        :param owner_of: takes the owner of the data out of the replies. The last command must
+            read it: data that have changed do not change back.
+        :raises ServerDown: see :meth:`_exchange`.
         """
         owner = b""
 
-        def packet(link: Connection) -> bytes:
+        def packet(connection: Connection) -> bytes:
             nonlocal owner
-            owner = link.incarnation
+            owner = connection.incarnation
             return pack(commands, f"{owner[-_LENGTH:].decode()}:")
 
         def parse(answer: bytes) -> list[Any] | None:
@@ -227,10 +230,11 @@ class RedisServer(RemoteServer):
         return self._exchange(packet, parse)
 
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Replies to commands in one round trip; scripts that the server does not know yet cost
-        one more. They run in order, but other clients' may come in between.
+        """Replies to commands in one round trip; unknown scripts cost one more.
 
-        A text is the name of an entry."""
+        They run in order, but those of other clients may run in between. A part of a command that
+        is a str is the name of an entry.
+        """
         if not commands:
             return []
         replies = self._run([*map(by_digest, commands), _READ_OWNER], list.pop)
@@ -252,7 +256,7 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # For this command; the server is well.
+                # The command has failed, but the server is well.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -281,7 +285,7 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # As Found(value, None), in half the time.
+                # FoundEntry(value, None), in half the time.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
@@ -290,13 +294,13 @@ class RedisServer(RemoteServer):
             values[last:],
         )
 
-    def lease(self, objects: Sequence[str], found: Sequence[FoundEntry]) -> list[Lease | None]:
+    def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         token = _PLACEHOLDER + secrets.token_hex(8).encode()
         seconds = b"%d" % LEASE_SECONDS
         commands: list[tuple[Any, ...]] = []
-        for name, (value, _) in zip(objects, found, strict=True):
+        for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # Nothing was there, or somebody else's placeholder, which this leaves alone.
+                # NX leaves the placeholder of another reader alone.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -338,11 +342,13 @@ class RedisServer(RemoteServer):
             commands.append((b"EXPIRE", name, seconds))
         replies = self._pipeline(commands)
         sizes = []
-        for made, size, prolonged in zip(replies[::3], replies[1::3], replies[2::3], strict=True):
-            if made is not None:  # None: it was there
-                self._checked(made, bytes)
+        for created, size, prolonged in zip(
+            replies[::3], replies[1::3], replies[2::3], strict=True
+        ):
+            if created is not None:  # None: it was there
+                self._checked(created, bytes)
             self._checked(prolonged, int)
-            # What APPEND has made itself is no guard: readers see that and put one in its place.
+            # An entry that APPEND has created is no guard: readers replace it.
             sizes.append(self._checked(size, int))
         return sizes
 
@@ -363,14 +369,14 @@ class RedisServer(RemoteServer):
             (b"SET", name, record, b"NX", b"EX", seconds) for name, record in guards
         ]
         commands += [(b"EXPIRE", key, seconds) for key in keys]
-        *made, there = self._pipeline([*commands, (b"MGET", *keys)])
-        for reply in made:
+        *replies, values = self._pipeline([*commands, (b"MGET", *keys)])
+        for reply in replies:
             if isinstance(reply, Refusal):
                 self._checked(reply, bytes)
-        if not all(self._checked(there, list)):
+        guard_values: list[bytes] = self._checked(values, list)
+        if not all(guard_values):
             raise ServerDown(f"{self.name}: a guard vanished while it was made")
-        found: list[bytes] = there
-        return found
+        return guard_values
 
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
         command = (_COMPARE_AND_SET, name, seen, new, _seconds(ttl))
@@ -387,7 +393,7 @@ class RedisServer(RemoteServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         if not names:
             return []
-        # As texts they would be of this incarnation only.
+        # Names that are bytes get no incarnation: counters survive it.
         keys = [name.encode("ascii") for name in names]
         (reply,) = self._pipeline([(b"MGET", *keys)])
         values = self._checked(reply, list)

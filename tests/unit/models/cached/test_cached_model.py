@@ -204,14 +204,14 @@ def test_scopes_are_remembered() -> None:
     ],
 )
 def test_aliases_with_cached_rows(alias: str, expected: bool) -> None:
-    assert cached(CachedPhoto).home_alias_ok(alias) is expected
+    assert cached(CachedPhoto).caches_alias(alias) is expected
 
 
 def test_the_alias_of_a_global_model_is_where_it_is_written() -> None:
     found = cached(CachedCountry)
-    assert found.home_alias_ok("default")
-    assert not found.home_alias_ok("directory")
-    assert not found.home_alias_ok("photos_00003")
+    assert found.caches_alias("default")
+    assert not found.caches_alias("directory")
+    assert not found.caches_alias("photos_00003")
 
 
 def test_an_isolate_key_that_is_no_field_is_named() -> None:
