@@ -140,7 +140,7 @@ class ReplicationServer:
 
     # ##### Its state #####
 
-    def standing(self) -> ReplicationStatus:
+    def status(self) -> ReplicationStatus:
         """Return the state of the server. Two round trips.
 
         One round trip if the server is not MariaDB; then only the version is set.

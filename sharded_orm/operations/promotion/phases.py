@@ -83,7 +83,7 @@ class ForwardPhases:
 
     def _come_near(self, old: ReplicationServer) -> None:
         """Wait for the replica while writers go on, so that they are refused only for a moment."""
-        if self._wait_for(old.standing().logged):
+        if self._wait_for(old.status().logged):
             raise PromotionRefused(
                 [
                     f"{self._plan.new!r} did not get within reach of {self._plan.node!r} in"
@@ -119,7 +119,7 @@ class ForwardPhases:
                 "waiting", f"waits until {self._plan.new} has {position}", position=position
             )
             self._require_position(position)
-            later = old.standing()
+            later = old.status()
             if not later.read_only:
                 raise PromotionFailed(f"somebody has made {old.name!r} writable again.")
             if not missing(later.logged, position):
@@ -135,7 +135,7 @@ class ForwardPhases:
         """When writes were first refused: an earlier process may have fenced already."""
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
-            if old.standing().read_only:
+            if old.status().read_only:
                 return since
             if self._record.phase != "fencing":  # The journal is ahead: it may never have fenced.
                 self._record.warn(
@@ -154,7 +154,7 @@ class ForwardPhases:
                 f"{old.name!r} could not be made read only within {FENCE_PATIENCE:g} s ({exc}):"
                 " statements are under way there, a migration or LOCK TABLES perhaps."
             ) from exc
-        status = old.standing()
+        status = old.status()
         if not status.read_only:
             raise PromotionFailed(f"{old.name!r} does not become read only.")
         return status
@@ -176,7 +176,7 @@ class ForwardPhases:
     def _wait_for(self, position: str) -> str:
         """Wait until the new primary has ``position``; returns the part that it still lacks."""
         deadline = time.monotonic() + self._timeout
-        while lacking := missing(position, self._new.standing().current):
+        while lacking := missing(position, self._new.status().current):
             self._run.check()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -188,7 +188,7 @@ class ForwardPhases:
 
     def _verify(self, position: str) -> None:
         """Check both servers once more before the map is switched."""
-        if self._new.standing().read_only:
+        if self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} stays read only.")
         if self._old is None:
             if preflight.answers(self._plan):
@@ -197,7 +197,7 @@ class ForwardPhases:
                     " nothing."
                 )
             return
-        status = self._old.standing()
+        status = self._old.status()
         if not status.read_only or missing(status.logged, position):
             raise PromotionFailed(
                 f"{self._old.name!r} was written after the fence: it was made writable again, or a"
@@ -233,7 +233,7 @@ class ForwardPhases:
 
     def _warn_of_late_writes(self, old: ReplicationServer, position: str) -> None:
         try:
-            status = old.standing()
+            status = old.status()
         except Error as exc:
             self._record.warn(f"{old.name!r} could not be asked at the end: {exc}")
             return

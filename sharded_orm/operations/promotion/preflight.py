@@ -148,7 +148,7 @@ def _session(
 
 
 def _check_new(new: ReplicationServer, findings: Findings) -> None:
-    status = new.standing()
+    status = new.status()
     if not status.is_mariadb:
         findings.problems.append(f"{new.name!r} is no MariaDB ({status.version})")
         return
@@ -162,7 +162,7 @@ def _check_new(new: ReplicationServer, findings: Findings) -> None:
 
 
 def _check_old(old: ReplicationServer, findings: Findings) -> None:
-    status = old.standing()
+    status = old.status()
     if not status.is_mariadb:
         findings.problems.append(f"{old.name!r} is no MariaDB ({status.version})")
         return
@@ -342,7 +342,7 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
             continue
         try:
             with ReplicationServer(name, node) as application:
-                is_same = application.standing().identity == findings.old.identity
+                is_same = application.status().identity == findings.old.identity
                 if is_same and not is_listed:
                     findings.problems.append(
                         f"nodes {name!r} and {plan.node!r} are the same server by different"
@@ -379,7 +379,7 @@ def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
             continue
         try:
             with ReplicationServer(alias, entry) as server:
-                if server.standing().identity != old.identity:
+                if server.status().identity != old.identity:
                     continue
         except Error as exc:
             if not has_no_answer(exc):

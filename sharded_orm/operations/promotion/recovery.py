@@ -77,7 +77,7 @@ def _check_servers(
         try:
             with preflight.operator(name) as server:
                 if name == plan.node:
-                    is_fenced = server.standing().read_only
+                    is_fenced = server.status().read_only
         except PromotionRefused as exc:
             errors.append(exc)
         else:

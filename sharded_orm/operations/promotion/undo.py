@@ -68,7 +68,7 @@ class PromotionUndo:
         try:
             with preflight.operator(record.plan.node) as old:
                 record.run.check()  # The login may have taken long.
-                was_fenced = old.standing().read_only
+                was_fenced = old.status().read_only
                 old.unfence()
         except PromotionRefused as exc:
             if not lenient:
