@@ -85,10 +85,10 @@ def test_a_shard_that_fails_keeps_nobody_back(admin_client: Client, rows: Rows) 
     assert response.status_code == 302
     # Changes before the error are rolled back.
     assert stars() == {ONE: 5, TWO: None, NEAR: None}
-    done, failed = message_texts(response)
-    assert done == f"warning: Fail on 12: 1 row on {SHARD[ONE]} (1)."
-    assert failed.startswith(f"error: Not done on {SHARD[TWO]} on ")
-    assert failed.endswith(": ValueError: not here")
+    success, failure = message_texts(response)
+    assert success == f"warning: Fail on 12: 1 row on {SHARD[ONE]} (1)."
+    assert failure.startswith(f"error: Not done on {SHARD[TWO]} on ")
+    assert failure.endswith(": ValueError: not here")
 
 
 def test_all_rows_of_a_shard(admin_client: Client, rows: Rows) -> None:
@@ -252,12 +252,12 @@ def test_the_same_id_on_two_shards(admin_client: Client, db: None) -> None:
         "post": "yes",
     }
     admin_client.post(url(Event, "changelist"), data)
-    left = {event.account for event in Event.objects.scatter()}
-    assert left == {event.account for event in events} - {same[0].account}
+    remaining = {event.account for event in Event.objects.scatter()}
+    assert remaining == {event.account for event in events} - {same[0].account}
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"action": "star", "index": 0}, "warning: Items must be selected"),
         ({"action": "", "index": 0, "_selected_action": "1~1"}, "warning: No action selected."),
@@ -267,10 +267,12 @@ def test_the_same_id_on_two_shards(admin_client: Client, db: None) -> None:
         ({"action": "star", "index": "9", "_selected_action": "0~1"}, "warning: 1 of 1"),
     ],
 )
-def test_nothing_to_do(admin_client: Client, rows: Rows, data: dict[str, Any], said: str) -> None:
+def test_nothing_to_do(
+    admin_client: Client, rows: Rows, data: dict[str, Any], message: str
+) -> None:
     response = admin_client.post(url(Photo, "changelist"), data)
     assert response.status_code == 302
-    assert message_texts(response)[0].startswith(said)
+    assert message_texts(response)[0].startswith(message)
     assert stars() == {ONE: None, TWO: None, NEAR: None}
 
 
@@ -312,12 +314,12 @@ def test_what_all_rows_of_a_shard_cost(
         admin_client.get(here)  # Queries that read the keys of the page.
         with Statements(SHARD[ONE], "directory") as statements:
             admin_client.post(here, action_data("star", "x", select_across=1))
-        told = [
+        queries = [
             sql
             for sql in statements[SHARD[ONE]]
             if re.search(r"DISTINCT [^,]*user_id[^,]* FROM", sql)
         ]
-        return len(told), len(statements["directory"])
+        return len(queries), len(statements["directory"])
 
     assert sent() == (1, 0)
     # Two keys, in a batch each, and an empty batch at the end.

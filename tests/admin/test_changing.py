@@ -237,8 +237,10 @@ def test_a_get_changes_nothing(admin_client: Client, rows: Rows) -> None:
             ),
         ):
             assert admin_client.get(address, data, follow=address.endswith("note/add/")).status_code
-    for one in captured:
-        written += [q["sql"] for q in one if not q["sql"].lstrip("(").startswith(("SELECT", "--"))]
+    for context in captured:
+        written += [
+            q["sql"] for q in context if not q["sql"].lstrip("(").startswith(("SELECT", "--"))
+        ]
     assert not [sql for sql in written if "SAVEPOINT" not in sql]
     assert runtime.locate("photos", UNPLACED) is None
 

@@ -219,9 +219,9 @@ def test_a_shard_that_fails(
     response = admin_client.post(url(Album, "changelist"), confirmation(page))
     assert remaining(Album) == ["album of 2", "album of 3"]
     assert remaining(Photo) == ["photo of 2", "photo of 3"]
-    done, failed = message_texts(response)
-    assert done.startswith("warning: Deleted") and f"4 rows on {SHARD[ONE]} (4)" in done
-    assert failed.startswith(f"error: Not done on {SHARD[TWO]}")
+    success, failure = message_texts(response)
+    assert success.startswith("warning: Deleted") and f"4 rows on {SHARD[ONE]} (4)" in success
+    assert failure.startswith(f"error: Not done on {SHARD[TWO]}")
     # The log has no entry either.
     assert [entry.object_id for entry in LogEntry.objects.all()] == [object_id_by_hand(rows.album)]
 

@@ -133,10 +133,12 @@ def test_two_conditions_on_global_rows_are_both_kept(
     both["owner__username__endswith"] = "1"
     assert titles(admin_client.get(url(Album, "changelist", **both, **scope))) == ["album of 1"]
     # With a condition on the keys themselves.
-    one = {"owner__username__startswith": "person", "owner__in": str(ONE)}
-    assert titles(admin_client.get(url(Album, "changelist", **one, **scope))) == ["album of 1"]
-    one["owner__username__startswith"] = "person2"
-    assert titles(admin_client.get(url(Album, "changelist", **one, **scope))) == []
+    conditions = {"owner__username__startswith": "person", "owner__in": str(ONE)}
+    assert titles(admin_client.get(url(Album, "changelist", **conditions, **scope))) == [
+        "album of 1"
+    ]
+    conditions["owner__username__startswith"] = "person2"
+    assert titles(admin_client.get(url(Album, "changelist", **conditions, **scope))) == []
 
 
 @pytest.mark.parametrize(

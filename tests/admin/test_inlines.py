@@ -48,12 +48,12 @@ def test_new_children_get_the_key_of_the_parent(admin_client: Client, rows: Rows
     )
     response = admin_client.post(url(Album, "change", object_id_by_hand(rows.other_album)), data)
     assert response.status_code == 302, response.context["errors"]
-    found = Photo.objects.using(SHARD[TWO]).order_by("-title")
-    assert [(p.title, p.user_id, p.album_id) for p in found] == [
+    stored = Photo.objects.using(SHARD[TWO]).order_by("-title")
+    assert [(p.title, p.user_id, p.album_id) for p in stored] == [
         ("old", TWO, rows.other_album.pk),
         ("new", TWO, rows.other_album.pk),
     ]
-    assert [tag.name for tag in found[0].tags.all()] == ["tag of 2"]
+    assert [tag.name for tag in stored[0].tags.all()] == ["tag of 2"]
     assert "Added photo" in LogEntry.objects.get().get_change_message()
 
 

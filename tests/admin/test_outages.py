@@ -113,8 +113,8 @@ def test_a_refused_login_is_told_without_the_account() -> None:
 
 @pytest.mark.parametrize("code", [1142, 1143, 1227, 1370])
 def test_a_refused_statement_is_told_without_the_account(code: int) -> None:
-    said = "SELECT command denied to user 'app'@'10.0.0.3' for table 'photo'"
-    assert cause_of(DatabaseError(code, said)) == (
+    error_message = "SELECT command denied to user 'app'@'10.0.0.3' for table 'photo'"
+    assert cause_of(DatabaseError(code, error_message)) == (
         "DatabaseError: SELECT command denied to this account for table 'photo'"
     )
 
@@ -129,9 +129,9 @@ def test_an_action_while_a_node_is_down(admin_client: Client, node_down: str) ->
         for photo in (Photo(user_id=TWO, pk=1), Photo.objects.get(user_id=ONE))
     ]
     response = admin_client.post(url(Photo, "changelist"), action_data("star", *names))
-    done, failed = message_texts(response)
-    assert done == f"warning: Give five stars: 1 row on {SHARD[ONE]} (1)."
-    assert failed.startswith(
+    success, failure = message_texts(response)
+    assert success == f"warning: Give five stars: 1 row on {SHARD[ONE]} (1)."
+    assert failure.startswith(
         f"error: Not done on {SHARD[TWO]} on {node_down}: the node does not answer"
     )
     assert Photo.objects.get(user_id=ONE).stars == 5
@@ -214,12 +214,12 @@ def test_misplaced_rows_are_not_among_all(
 ) -> None:
     here = url(Photo, "changelist", **scope)
     response = admin_client.post(here, action_data("star", "x", select_across=1))
-    warning, done = message_texts(response)
+    warning, success = message_texts(response)
     assert warning == (
         f"warning: 1 misplaced row on {SHARD[ONE]} (1) is left alone: its key leads to another"
         " shard."
     )
-    assert f"{SHARD[ONE]} (2)" in done
+    assert f"{SHARD[ONE]} (2)" in success
     assert Photo.objects.using(SHARD[ONE]).get(pk=misplaced.pk).stars is None
     assert set(Photo.objects.using(SHARD[ONE]).exclude(pk=misplaced.pk).values_list("stars")) == {
         (5,)
@@ -245,10 +245,12 @@ def test_more_misplaced_rows_than_an_action_can_leave_alone(
 ) -> None:
     monkeypatch.setattr("sharded_orm.admin.misplaced_rows.MAX_MISPLACED_KEYS", 0)
     here = url(Photo, "changelist")
-    done, failed = message_texts(admin_client.post(here, action_data("star", "x", select_across=1)))
-    assert done == f"warning: Give five stars: 1 row on {SHARD[TWO]} (1)."
-    assert failed.startswith(f"error: Not done on {SHARD[ONE]} on {node(SHARD[ONE])}: ")
-    assert "more than 0 shard keys have rows" in failed
+    success, failure = message_texts(
+        admin_client.post(here, action_data("star", "x", select_across=1))
+    )
+    assert success == f"warning: Give five stars: 1 row on {SHARD[TWO]} (1)."
+    assert failure.startswith(f"error: Not done on {SHARD[ONE]} on {node(SHARD[ONE])}: ")
+    assert "more than 0 shard keys have rows" in failure
     assert Photo.objects.get(user_id=ONE).stars is None
 
 

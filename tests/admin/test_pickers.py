@@ -51,7 +51,7 @@ def suggested(client: Client, model: Any, name: str, **query: Any) -> Any:
     )
     if response.status_code != 200:
         return response.status_code
-    return [found["text"] for found in json.loads(response.content)["results"]]
+    return [result["text"] for result in json.loads(response.content)["results"]]
 
 
 class Selecting(ShardedModelAdmin):
@@ -115,8 +115,8 @@ def test_many_to_many_rows_are_stored_beside_it(admin_client: Client, rows: Rows
     data |= {"price": "", "tags": [rows.other_tag.pk], **inline("comments")}
     response = admin_client.post(url(Photo, "change", object_id_by_hand(rows.other_photo)), data)
     assert response.status_code == 302, response.context["errors"]
-    found = Photo.objects.get(user_id=TWO)
-    assert [tag.name for tag in found.tags.all()] == ["tag of 2"]
+    photo = Photo.objects.get(user_id=TWO)
+    assert [tag.name for tag in photo.tags.all()] == ["tag of 2"]
     assert Photo.objects.get(user_id=ONE).tags.count() == 1
     page = admin_client.get(
         url(Photo, "change", object_id_by_hand(rows.other_photo))
@@ -132,10 +132,10 @@ def test_a_raw_id_looks_on_the_shard(admin_client: Client, rows: Rows) -> None:
     assert lookup is not None
     address = lookup[1].replace("&amp;", "&")
     assert f"_shard={SHARD[ONE]}" in address
-    shown = admin_client.get(address + "&_popup=1").content.decode()
-    assert "photo of 1" in shown
-    assert "photo of 3" in shown
-    assert "photo of 2" not in shown
+    popup = admin_client.get(address + "&_popup=1").content.decode()
+    assert "photo of 1" in popup
+    assert "photo of 3" in popup
+    assert "photo of 2" not in popup
     # The text of the row beside the field, with a link to its page.
     label = re.search(r'<strong><a href="([^"]*)">photo of 1</a></strong>', page)
     assert label is not None
@@ -162,8 +162,8 @@ def test_autocomplete_asks_the_shard(admin_client: Client, rows: Rows) -> None:
     page = admin_client.get(url(Photo, "change", object_id_by_hand(rows.photo))).content.decode()
     assert f'data-ajax--url="/admin/autocomplete/?_shard={SHARD[ONE]}"' in page
     with CaptureQueriesContext(connections[SHARD[TWO]]) as captured:
-        found = suggested(admin_client, Photo, "album", term="album", _shard=SHARD[ONE])
-    assert sorted(found) == ["album of 1", "album of 3"]
+        results = suggested(admin_client, Photo, "album", term="album", _shard=SHARD[ONE])
+    assert sorted(results) == ["album of 1", "album of 3"]
     assert not captured.captured_queries
     assert suggested(admin_client, Photo, "album", term="album", _shard=SHARD[TWO]) == [
         "album of 2"
@@ -186,8 +186,8 @@ def test_autocomplete_where_there_is_no_shard(admin_client: Client, rows: Rows) 
 
 def test_autocomplete_over_all_shards(admin_client: Client, rows: Rows) -> None:
     """A request without a scope, which no page sends."""
-    found = suggested(admin_client, Photo, "album", term="album")
-    assert sorted(found) == ["album of 1", "album of 2", "album of 3"]
+    results = suggested(admin_client, Photo, "album", term="album")
+    assert sorted(results) == ["album of 1", "album of 2", "album of 3"]
 
 
 @pytest.mark.parametrize("page", ["3", "99999999999999999999", "0", "-1", "x"])

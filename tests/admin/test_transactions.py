@@ -130,31 +130,31 @@ def test_a_child_that_cannot_be_saved_takes_the_parent_back(
 def test_the_view_runs_in_a_transaction_of_the_shard_and_of_the_log(
     admin_client: Client, rows: Rows, register: Any
 ) -> None:
-    seen = []
+    checks = []
 
     class Looking(ShardedModelAdmin):
         def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
             super().save_model(request, obj, form, change)
             aliases = ("default", SHARD[ONE], SHARD[TWO])
-            seen.append([connections[alias].in_atomic_block for alias in aliases])
+            checks.append([connections[alias].in_atomic_block for alias in aliases])
             assert transaction.get_connection(obj._state.db).in_atomic_block
 
     register(Tag, Looking)
     admin_client.post(url(Tag, "change", object_id_by_hand(rows.tag)), {"name": "a"})
     admin_client.post(url(Tag, "add", _key=ONE), {"name": "b"})
-    assert seen == [[True, True, False], [True, True, False]]
+    assert checks == [[True, True, False], [True, True, False]]
     register(Event, Looking)
     admin_client.post(url(Event, "add"), {"account": "a", "number": 1})
-    assert len(seen) == 3
+    assert len(checks) == 3
 
 
 def test_reading_opens_no_transaction(admin_client: Client, rows: Rows, register: Any) -> None:
-    seen = []
+    checks = []
 
     class Looking(ShardedModelAdmin):
         def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
             aliases = ("default", SHARD[ONE], "photos")
-            seen.append([connections[alias].in_atomic_block for alias in aliases])
+            checks.append([connections[alias].in_atomic_block for alias in aliases])
             return super().render_change_form(request, context, *args, **kwargs)
 
     register(Album, Looking)
@@ -163,7 +163,7 @@ def test_reading_opens_no_transaction(admin_client: Client, rows: Rows, register
         url(Album, "add", _key=ONE),
     ):
         assert admin_client.get(address).status_code == 200
-    assert seen == [[False] * 3] * 2
+    assert checks == [[False] * 3] * 2
     # A form with an error is shown again.
     assert (
         admin_client.post(
@@ -171,7 +171,7 @@ def test_reading_opens_no_transaction(admin_client: Client, rows: Rows, register
         ).status_code
         == 200
     )
-    assert seen[2] == [True, True, False]
+    assert checks[2] == [True, True, False]
 
 
 class FullLog(admin.ModelAdmin):  # type: ignore[type-arg]

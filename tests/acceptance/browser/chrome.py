@@ -203,8 +203,8 @@ class Browser:
                 lambda driver: {*driver.window_handles} == windows, "waited for a window to close"
             )
         finally:
-            for left in {*self.driver.window_handles} - windows:
-                self.driver.switch_to.window(left)
+            for handle in {*self.driver.window_handles} - windows:
+                self.driver.switch_to.window(handle)
                 self.driver.close()
             self.driver.switch_to.window(here)
 

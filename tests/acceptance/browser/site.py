@@ -114,12 +114,12 @@ def _serving(project: Project, log: TextIO) -> Iterator[tuple[str, str, str]]:
     with process:
         try:
             user, password = _wait_until_it_listens(output, log)
-            rest = threading.Thread(target=log.writelines, args=[output])
-            rest.start()
+            copier = threading.Thread(target=log.writelines, args=[output])
+            copier.start()
             yield f"http://{HOST}:{port}", user, password
         finally:
             process.kill()
-    rest.join()
+    copier.join()
 
 
 def _wait_until_it_listens(output: TextIO, log: TextIO) -> tuple[str, str]:

@@ -32,8 +32,8 @@ def test_node_killed_while_browsing(browser: Browser, site: Site) -> None:
 
 def list_of_the_others(browser: Browser) -> None:
     browser.open(PHOTOS)
-    (failed,) = browser.texts(".sharded-failed li")
-    assert FRAGILE in failed
+    (failure,) = browser.texts(".sharded-failed li")
+    assert FRAGILE in failure
     assert all(alias < LOST for alias in browser.texts(SHARD))
     browser.picture("everywhere")
 
@@ -80,9 +80,9 @@ def test_node_killed_before_an_action(browser: Browser, site: Site) -> None:
     browser.choose("action", "Show as new: posted now")
     with site.node_down():
         browser.follow(".actions button")
-        done, failed = browser.texts(MESSAGE)
-    assert f"1 row on {shards[alive]} (1)" in done
-    assert f"Not done on {shards[lost]} on {FRAGILE}" in failed
+        success, failure = browser.texts(MESSAGE)
+    assert f"1 row on {shards[alive]} (1)" in success
+    assert f"Not done on {shards[lost]} on {FRAGILE}" in failure
     browser.picture("half")
     browser.open(PHOTOS)
     assert browser.texts(SHARD)[0] == shards[alive]

@@ -62,7 +62,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         else:
             response = client.post(request["path"], request["data"])
         seconds, busy = time.perf_counter() - began, time.process_time() - busy
-    messages = [str(one) for one in response.wsgi_request._messages._queued_messages]
+    messages = [str(message) for message in response.wsgi_request._messages._queued_messages]
     return {
         "status": response.status_code,
         "body": response.content.decode(),

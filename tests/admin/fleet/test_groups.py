@@ -99,8 +99,8 @@ def test_nobody_goes_back_in_a_group_that_is_not_permitted(restricted: Site) -> 
     # Allowed, if all groups that differ are permitted.
     version = change(restricted, 4, "photos")
     confirmation["expected"] = str(version)
-    done = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **confirmation)
-    assert f"version {version + 1}" in done.messages[0]
+    response = restricted.post(f"{TOPOLOGY}{version - 1}/rollback/", user, **confirmation)
+    assert f"version {version + 1}" in response.messages[0]
 
 
 def test_a_group_that_this_process_refuses_is_told_to_superusers(restricted: Site) -> None:

@@ -40,9 +40,9 @@ def test_a_range_is_opened_after_a_question(writable: Site) -> None:
     assert question.status == 200
     assert "Open range photos 4-7 (4 shards on two) for new keys?" in question.text
     assert "closed" in writable.get(RANGE).text  # Nothing is changed before the confirmation.
-    done = writable.post(SET, do="open", **YES)
-    assert (done.status, done.location) == (302, RANGE)
-    assert done.messages == ["photos 4-7: opened for new keys (topology version 2)"]
+    response = writable.post(SET, do="open", **YES)
+    assert (response.status, response.location) == (302, RANGE)
+    assert response.messages == ["photos 4-7: opened for new keys (topology version 2)"]
     assert "open: 50 % of new keys" in writable.get(RANGE).text
     assert logged(writable)[-1] == (
         "boss photos 4-7: opened for new keys (topology version 2)"
@@ -103,8 +103,8 @@ def test_the_topology_tells_its_history_and_goes_back(writable: Site) -> None:
     earlier = f"{TOPOLOGY}{version - 1}/rollback/"
     question = writable.post(earlier)
     assert "range [0, 3]: weight 2 becomes 1 (the default)" in question.text
-    done = writable.post(earlier, expected=str(version), **YES)
-    assert done.messages == [
+    response = writable.post(earlier, expected=str(version), **YES)
+    assert response.messages == [
         f"version {version + 1}: content of version {version - 1} published once more"
     ]
     assert f"back to version {version - 1}, by boss in the admin" in writable.get(TOPOLOGY).text
@@ -131,8 +131,8 @@ def test_going_back_does_not_undo_what_came_in_between(writable: Site) -> None:
     assert "It has changed since you were asked." in again.text
     assert "weight 6 becomes" in again.text
     assert writable.run(weights)[0] == 6
-    done = writable.post(earlier, expected=str(version + 1), **YES)
-    assert f"version {version + 2}: content of" in done.messages[0]
+    response = writable.post(earlier, expected=str(version + 1), **YES)
+    assert f"version {version + 2}: content of" in response.messages[0]
     # After the last check, the source refuses the version.
     refused = writable.run(
         "from sharded_orm.exceptions import TopologyConflict\n"
@@ -242,7 +242,7 @@ def test_a_source_that_cannot_be_written_tells_the_change(site: Site) -> None:
     assert "Nothing was changed" in page.text
     assert "Make this change there" in page.text
     assert "range [4, 7]: open False becomes True" in page.text
-    assert not [one for one in logged(site) if "photos 4-7" in one]
+    assert not [entry for entry in logged(site) if "photos 4-7" in entry]
 
 
 # ##### Permissions #####
@@ -283,7 +283,7 @@ PAGES = [
 @pytest.mark.parametrize(("path", "permission"), PAGES)
 def test_each_page_needs_its_permission(writable: Site, path: str, permission: str) -> None:
     assert writable.get(path, None).location.startswith("/admin/login/")
-    others = {one for _, one in PAGES} - {permission}
+    others = {name for _, name in PAGES} - {permission}
     assert writable.get(path, writable.user("stranger", *others)).status == 403
     assert writable.get(path, writable.user("friend", permission)).status in (200, 302)
 

@@ -101,10 +101,10 @@ def test_the_map_costs_a_few_statements_of_each_node(
     # The schemas, the migrations of four shards, and those that one of them lacks: the node that
     # answers first is queried for these.
     assert 2 <= len(states) <= 8, states
-    assert not [one for one in states if "SUM(data_length" in one]
+    assert not [sql for sql in states if "SUM(data_length" in sql]
     with mysql_fleet.packets("two") as with_sizes:
         on_servers.get(f"{MAP}?group=photos&size=bytes")
-    assert sum("SUM(data_length" in one for one in with_sizes) == 1
+    assert sum("SUM(data_length" in sql for sql in with_sizes) == 1
     assert len(with_sizes) <= 9, with_sizes
 
 
