@@ -16,6 +16,7 @@ from tests.integration.cache.faults.process_setup import ALBUMS
 from tests.integration.cache.faults.servers import guards_of, objects_of, table_guards
 from tests.integration.cache.faults.staleness import Question
 from tests.integration.cache.faults.stepped_client import SteppedClient
+from tests.patience import PATIENCE
 
 Trouble = Callable[[FaultHarness], None]
 _ATTEMPTS = 20
@@ -312,7 +313,8 @@ def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
         harness.warm(owner)
-        for _ in range(_ATTEMPTS):
+        give_up = time.monotonic() + PATIENCE
+        while True:
             writer = stopped(harness, owner, lane, "committing", "closing")
             began = time.monotonic()
             how(harness, owner)
@@ -322,6 +324,7 @@ def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
                 break
             # On a busy machine this took longer than the protocol promises to survive.
             harness.kill(writer)
+            assert time.monotonic() < give_up, "the readers were never fast enough"
         writer.go_on()
         harness.workload.wait_for_rounds(owner)
         harness.kill(writer)
