@@ -116,7 +116,7 @@ def _listen_below(events: Events) -> None:
         from sharded_orm.backends.mysql.session import NodeSession
     except ImportError:
         return
-    rows_in, make, drop = NodeSession.rows_in, snapshot.make, snapshot.drop
+    rows_in, create, drop = NodeSession.rows_in, snapshot.create_schema, snapshot.drop_schema
 
     def one_by_one(self: Any, schema: str, *statements: str) -> Any:
         if not any("IF NOT EXISTS" in statement for statement in statements):
@@ -130,16 +130,16 @@ def _listen_below(events: Events) -> None:
             rows += rows_in(self, schema, statement)
         return rows
 
-    def recorded_make(*arguments: Any) -> None:
+    def recorded_create(*arguments: Any) -> None:
         events("copy", "MAKE")
-        make(*arguments)
+        create(*arguments)
 
     def recorded_drop(*arguments: Any) -> None:
         events("copy", "DROP")
         drop(*arguments)
 
     NodeSession.rows_in = one_by_one  # type: ignore[method-assign]
-    snapshot.make, snapshot.drop = recorded_make, recorded_drop
+    snapshot.create_schema, snapshot.drop_schema = recorded_create, recorded_drop
 
 
 # ##### Weaker engines, which the tests must detect #####
