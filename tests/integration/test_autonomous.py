@@ -7,7 +7,7 @@ import os
 import pytest
 from django.db import transaction
 
-from sharded_orm.autonomous import AutonomousConnections
+from sharded_orm.autonomous_connections import AutonomousConnections
 
 pytestmark = [
     pytest.mark.every_backend,

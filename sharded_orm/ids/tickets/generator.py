@@ -19,9 +19,9 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.base import IdGenerator
 from sharded_orm.ids.tickets.blocks import Blocks
 from sharded_orm.ids.tickets.pool import FAILURES
+from sharded_orm.ids.tickets.round_robin import Turns
 from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer
 from sharded_orm.ids.tickets.session import SequenceSlot
-from sharded_orm.ids.tickets.turns import Turns
 
 
 class TicketGenerator(IdGenerator):

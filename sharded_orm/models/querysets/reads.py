@@ -12,8 +12,8 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
-from sharded_orm.models.querysets.routed import RoutedQuerySet
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.routing.where import OnShard

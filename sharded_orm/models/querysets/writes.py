@@ -17,8 +17,8 @@ from sharded_orm.models.fields.generated_id import (
     forget_shard_choice,
     generated_id_fields,
 )
+from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on
-from sharded_orm.models.querysets.routed import RoutedQuerySet
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
-from sharded_orm.autonomous import AutonomousConnections
+from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.models.fields.text import ExactCharField
 
 BATCH = 500

@@ -23,7 +23,7 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, conn
 from django.db.models import Count, F, Q, QuerySet
 from django.utils import timezone
 
-from sharded_orm.autonomous import AutonomousConnections
+from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases

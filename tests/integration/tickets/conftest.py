@@ -9,7 +9,7 @@ import pytest
 
 from sharded_orm.conf import TicketOptions
 from sharded_orm.ids.tickets.generator import TicketGenerator
-from sharded_orm.ids.tickets.turns import Turns
+from sharded_orm.ids.tickets.round_robin import Turns
 from sharded_orm.operations.tickets import begin
 
 PAIR = ("tickets_1", "tickets_2")

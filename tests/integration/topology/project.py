@@ -249,9 +249,9 @@ def serve() -> None:
     from django.db import connections, transaction
 
     from sharded_orm import runtime
-    from sharded_orm.autonomous import AutonomousConnections
+    from sharded_orm.autonomous_connections import AutonomousConnections
     from sharded_orm.backends.group import relocation
-    from sharded_orm.backends.pool import pools
+    from sharded_orm.backends.session_pool import pools
     from tests.integration.topology.places.models import Place
 
     names = {
