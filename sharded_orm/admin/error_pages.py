@@ -1,4 +1,4 @@
-"""Pages for rows that cannot be shown: they tell the reason, and offer other shards."""
+"""Pages that are shown if rows cannot be shown: they tell the reason, and offer other shards."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Pages(_Paginator):
     """
 
     def page(self, number: Any) -> Any:
-        """Read page ``number``, which costs one query per node. The page is empty after the last row.
+        """Read page ``number``, with one query per node. It is empty if there are too few rows.
 
         :raises InvalidPage: ``number`` is no positive integer, or the page begins after row
             :data:`LAST_ROW`.
