@@ -42,8 +42,8 @@ class ActionSelection:
     :param outages: the shards that failed when the selected rows were counted.
     :param queryset: all selected rows in one queryset.
     :param unknown: the number of selected object ids (see :mod:`identity`) that led to no row.
-    :param misplaced: the number of rows of each shard that are left out because their keys lead
-        to another shard, keyed by the alias of the shard.
+    :param misplaced: a dict from the alias of a shard to the number of rows that were left out
+        there, because their shard keys lead to another shard.
     """
 
     parts: tuple[Part, ...]
@@ -62,9 +62,10 @@ def select(
 ) -> ActionSelection:
     """Return the rows of ``queryset`` that ``object_ids`` name.
 
-    An object id leads to no row, and counts as unknown, if it is forged or outdated, or if its row
-    is misplaced (on another shard than its key leads to). Costs one count per shard. If object ids
-    of a shard are primary keys without the shard key, one more query reads the keys of their rows.
+    An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
+    is misplaced, which means on another shard than its key leads to. Costs one ``COUNT`` query per
+    shard. If object ids are primary keys without the shard key, one more query per shard reads the
+    keys of their rows.
 
     :param within: the shard that the page shows; None if the page shows several shards. With a
         shard, rows of other shards count as unknown, and an object id may be a primary key alone,
@@ -78,7 +79,8 @@ def select(
         except InvalidObjectID:
             unknown += 1
             continue
-        # Leave out misplaced rows, which no action may write, and rows of other shards.
+        # Refuse misplaced rows (on another shard than their key leads to), which no action may
+        # write, and rows on another shard than the page shows.
         if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
@@ -113,8 +115,8 @@ def select(
 def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
     """Return all rows of ``queryset`` on ``shards``, without misplaced rows.
 
-    For each shard it costs one count, or two if rows are misplaced, and what :func:`misplaced`
-    costs.
+    Misplaced rows are on another shard than their key leads to. Costs for each shard one ``COUNT``
+    query, or two if it has misplaced rows, and what :func:`misplaced` costs.
     """
     outages = Outages()
     rows_by_shard: dict[Shard, Any] = {}

@@ -35,7 +35,8 @@ class ActionsMixin(ShardedBase):
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # A misplaced row gets no checkbox: no action may write it. select() refuses it too.
+        # A row on another shard than its key leads to gets no checkbox, because no action may write
+        # it. select() refuses it too.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
@@ -54,8 +55,8 @@ class ActionsMixin(ShardedBase):
             self.message_user(request, message, messages.WARNING)
             return None
         if select_across and (notes := lookup_notes(request)):
-            # A lookup in the global database matched too much and was cut off, as the notes say.
-            # So "all rows" would not select every row that matches: do nothing.
+            # A lookup in the global database matched too many rows and was cut off, as the notes
+            # say. So "all rows" would not select every row that matches: do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )

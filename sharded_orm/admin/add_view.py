@@ -108,7 +108,9 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
-        """Return the alias for the page's transaction: the shard's, or the group's if it is unknown.
+        """Return the alias for the page's transaction: that of the shard, or of the whole group.
+
+        The alias of the group is returned while the shard of a new row is not known.
 
         :param known: whether the page is about a stored row, whose shard is always known.
         """

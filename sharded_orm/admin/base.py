@@ -70,7 +70,7 @@ class ShardedBase(_ModelAdmin):
         return scope
 
     def error_text(self, request: HttpRequest, error: Exception) -> str:
-        """Return the text of ``error`` for the user, without shards that the user may not look at.
+        """Return a text about ``error`` that names no shard at which the user may not look.
 
         Every message about something refused must use this method, because the texts of routing
         errors name shards.

@@ -118,8 +118,8 @@ class ShardedChangeList(ChangeList):
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
                     # The lookup has values already, from another filter or from the URL. Django
-                    # would accept a row that is in any of several lists, but the row must be in
-                    # all of them: keep the values that are in both.
+                    # would show a row that matches any of several lists, but a row must match all
+                    # of them: keep the values that are in all lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]

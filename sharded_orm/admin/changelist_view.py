@@ -95,8 +95,8 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Return the response of Django's view, adapted to the scope.
 
-        The redirect after a wrong lookup gets the URL parameters of the scope, which it would
-        lose. A list without a count does not say how many rows "select all" selects.
+        The redirect after a wrong lookup gets the URL parameters of the scope, which Django leaves
+        out. If the rows are not counted, the text for "all rows selected" gives no number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":

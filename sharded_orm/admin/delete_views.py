@@ -47,8 +47,8 @@ class Deletion:
 
     part: Part
     counts: dict[str, int]
-    #: The first rows, as nested lists for Django's template filter ``unordered_list``. ``unlisted``
-    #: is the number of the other selected rows.
+    #: The first selected rows and their related rows, as nested lists for Django's template filter
+    #: ``unordered_list``. ``unlisted`` is the number of the other selected rows.
     listed: list[Any]
     unlisted: int
 
@@ -77,7 +77,7 @@ def delete_selected(
 
 
 # Tells ActionsMixin to call this action once with the whole selection, not once for each shard.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # on a function, as Django marks actions
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
 
 
 class DeleteViewsMixin(ObjectViewsMixin):

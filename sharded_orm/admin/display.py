@@ -30,7 +30,7 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        if "row" not in self.__dict__:  # A copy in the making has no attributes yet.
+        if "row" not in self.__dict__:  # The new object of copy.copy() has no attributes yet.
             raise AttributeError(name)
         return getattr(self.row, name)
 
@@ -68,7 +68,8 @@ def site_url(admin: Any, row: Any) -> str | None:
 
     Django's link leads to a view of content types, which does not know the shard. This link leads
     to ``site_view`` of the row's model admin, so that ``get_absolute_url()``, which may cost
-    queries, is called only if somebody follows it. Without such a view it is that URL.
+    queries, is called only if somebody follows the link. If the model admin has no such view, the
+    link is ``get_absolute_url()`` itself.
 
     :param admin: the model admin or the inline whose page shows the link.
     """
@@ -100,7 +101,7 @@ class ReadonlyField(helpers.AdminReadonlyField):
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
         # Overrides AdminReadonlyField's, which links to a related row by its primary key.
-        model_admin: Any = self.model_admin  # None only by the stubs; a page always has one.
+        model_admin: Any = self.model_admin  # The stubs allow None, but a page always has one.
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 
@@ -140,7 +141,10 @@ class _InlineFieldset(_Lines, helpers.InlineFieldset):
 class _Like:
     @classmethod
     def like(cls, original: Any) -> Any:
-        """Return a copy of ``original``, an object of Django's base class, as one of this class."""
+        """Return an instance of this class with the attributes of ``original``.
+
+        :param original: an instance of the base class, which is Django's.
+        """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
         return copy

@@ -1,4 +1,4 @@
-"""Pages that are shown if rows cannot be shown: they tell the reason, and offer other shards."""
+"""Pages for requests whose rows cannot be read: they tell the reason, and offer other shards."""
 
 from __future__ import annotations
 

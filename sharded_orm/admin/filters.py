@@ -38,7 +38,10 @@ def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any]
 
 
 def routed_filters(model: type[Model], filters: Sequence[Any]) -> list[Any]:
-    """Return ``filters``, with a subclass for each filter whose queries would join two databases."""
+    """Replace each filter whose queries would join two databases by a subclass that does not join.
+
+    :return: a list of all filters, in their order.
+    """
     return [_routed(model, item) for item in filters]
 
 

@@ -89,7 +89,7 @@ class KeepsKey(_ModelForm):
         if name in self.fields:
             # The form has a field for the key: the project's own model admin asked for it.
             value = self.cleaned_data.get(name, key)
-            # The value may be the row that the key refers to, or that a hidden id names.
+            # The fields of foreign keys, and of hidden ids, yield rows: take the key from the row.
             if isinstance(value, Model):
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)

@@ -66,7 +66,8 @@ class GlobalLookup:
     def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
         """Return the values of :meth:`find` for the global rows that match ``lookups``.
 
-        :param lookups: for each lookup of the global model, lists of values as in ``ChangeList``.
+        :param lookups: a dict from lookups of the global model to lists of values. It has the form
+            of the dict of lookups in ``ChangeList``.
         :raises IncorrectLookupParameters: a lookup or a value is wrong.
         """
         term = ", ".join(str(value) for values in lookups.values() for value in values)

@@ -43,7 +43,10 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """Narrow the queryset ``rows`` to this row, on its shard; it is empty if the row is gone."""
+        """Narrow the queryset ``rows`` to this row, on its shard.
+
+        The result is empty if the row does not exist.
+        """
         conditions = {"pk": self.pk}
         if self.key is not None and self.options.key is not None:
             conditions[self.options.key.attname] = self.key
@@ -104,7 +107,7 @@ def is_misplaced(row: Model) -> bool:
 
 
 def identify(rows: Iterable[Model]) -> list[Model]:
-    """Compute :func:`object_id` and :func:`is_misplaced` for all ``rows``, and store them there.
+    """Store the results of :func:`object_id` and :func:`is_misplaced` on each of ``rows``.
 
     Costs at most one query of the directory for all rows of a model.
 
@@ -154,7 +157,10 @@ def _kept_identity(row: Model) -> RowIdentity | None:
 
 
 def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """Return the object id with ``alias``, with ``key`` if that is None, or else of the primary key."""
+    """Return an object id with ``alias``, or with ``key``, or with the primary key alone.
+
+    ``key`` is used if ``alias`` is None; the primary key alone, if both are None.
+    """
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
     if alias is not None:
         return f"{MISPLACED}{alias}{SEPARATOR}{pk}"

@@ -16,8 +16,8 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: An action can leave out the misplaced rows of this number of shard keys on a shard. If there are
-#: more such keys, the action fails.
+#: The most shard keys of which an action can leave out the misplaced rows on one shard. If there
+#: are more, the action fails.
 MAX_MISPLACED_KEYS = 1000
 #: The number of shard keys that are read in one query, and then located together.
 _BATCH = 1000
@@ -26,8 +26,9 @@ _BATCH = 1000
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
     """Return a condition for the misplaced rows among ``rows``; None if there are none.
 
-    Costs a query for each 1000 different shard keys of ``rows``, and a query of the directory,
-    which records the shards of keys, for those of the 1000 that this process does not remember.
+    Each 1000 different shard keys of ``rows`` cost one query of ``shard``. If this process does not
+    remember the shards of all these keys, they also cost one query of the directory, the table that
+    records the shard of each key.
 
     :param rows: a queryset on ``shard``.
     :raises TooManyMisplaced: the misplaced rows have more than :data:`MAX_MISPLACED_KEYS` keys.

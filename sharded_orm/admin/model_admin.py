@@ -22,8 +22,9 @@ class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectV
     shard key, or all shards. The URL of a row holds its shard key. The shard key of a stored row is
     read-only.
 
-    There is one hook that Django does not have: :meth:`has_shard_permission`. The queryset of
-    :meth:`get_queryset` is restricted to the scope of the request: a shard, a key or all shards.
+    A hook in addition to Django's is :meth:`has_shard_permission`. The queryset that
+    :meth:`get_queryset` returns is restricted to the scope of the request: one shard, one key or
+    all shards.
 
     Thread-safe: one instance serves all requests of its site, in any number of threads. Data of a
     request is kept on the request object.

@@ -48,8 +48,8 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> Any:
         """Return the row that the object id in a URL names; None if there is no such row.
 
-        Object ids are described in :mod:`sharded_orm.admin.identity`. From now on, the scope of the
-        request (:class:`ShardScope`) is the row's shard.
+        Object ids are described in :mod:`sharded_orm.admin.identity`. The row's shard becomes the
+        scope of the request (:class:`ShardScope`).
         """
         options = self.shard_options
         try:
@@ -87,7 +87,7 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # A widget has made the link, with a value of the field that its foreign key refers to.
+        # The link is one of a widget. It names the row by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         home = locate(options, value) if options.names_shard(field) else within
@@ -271,7 +271,7 @@ class ObjectViewsMixin(AddViewMixin):
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
                 # The URL names the row in another way, as links of widgets do. The log knows the
-                # row only by its object id: redirect to the URL with that.
+                # row only by its object id: redirect to the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -312,7 +312,7 @@ class ObjectViewsMixin(AddViewMixin):
         return HttpResponseRedirect(row.get_absolute_url())
 
     def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """Return the page for a shard that does not answer; raise ``error`` if it means anything else."""
+        """Return the page for a shard that does not answer; raise any other ``error``."""
         scope = self.focus(request)
         if scope.home is None or not is_failure(error):
             raise error

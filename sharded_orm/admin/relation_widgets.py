@@ -113,7 +113,7 @@ class Wrapper(widgets.RelatedFieldWidgetWrapper):
 
 
 class PickersMixin(_Admin):
-    """Mixin of model admins and inlines that builds the form fields for relations in the group."""
+    """Mixin of model admins and inlines: builds form fields for relations inside the shard group."""
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)

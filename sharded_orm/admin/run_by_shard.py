@@ -72,7 +72,8 @@ def run_by_shard(
 
 
 def _run(part: Part, run: Callable[[Part], Any], *, alone: bool) -> HttpResponseBase | None:
-    # The shard commits first: if its commit fails, the admin's log has no entry either.
+    # The transaction of the admin's log is around that of the shard, so the shard commits first. If
+    # its commit fails, the log has no entry either.
     log = transaction.atomic(using=router.db_for_write(LogEntry))
     with log, standing_on(part.alias), transaction.atomic(using=part.alias):
         response = run(part)

@@ -64,7 +64,7 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """Whether the chosen shard takes new keys: ``"open"``, or ``"closed"``; empty without one."""
+        """Whether the chosen shard takes new keys: ``"open"`` or ``"closed"``; empty for no shard."""
         shard = self.shard
         if shard is None:
             return ""

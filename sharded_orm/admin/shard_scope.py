@@ -58,8 +58,8 @@ class ShardScope:
     def restrict(self, rows: Any) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For the whole group, it leaves out the rows of shards that do not answer. For one shard, it
-        is bound to the alias of the shard, so that a template can read it after the view.
+        For the whole group, rows of shards that do not answer are left out. For one shard, the
+        queryset is bound to the shard's alias, so that a template can read it after the view.
         """
         if self.everywhere:
             return rows.scatter(partial=True)
@@ -116,7 +116,7 @@ def set_scope(request: HttpRequest, scope: ShardScope) -> None:
 
 
 def _scopes(request: Any) -> dict[Any, ShardScope]:
-    """Return the scopes that are stored on a request, keyed by model and by name of a group."""
+    """Return the scopes that are stored on a request, keyed by model and by name of a shard group."""
     scopes: dict[Any, ShardScope] = request.__dict__.setdefault("_sharded_orm_scopes", {})
     return scopes
 

@@ -33,7 +33,7 @@ from sharded_orm.operations.shards.where import (
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import Shard
 
-#: Up to this number, the keys of a shard are counted in the directory, which records where keys are.
+#: The most keys of a shard that a page counts in the directory, which records the shard of each key.
 _MAX_COUNTED = 10_000
 
 
@@ -41,7 +41,8 @@ _MAX_COUNTED = 10_000
 class KeyReport:
     """What the page shows of a key: where the key leads, and its entry in the directory.
 
-    ``entry`` is None if the directory has no entry for the key, or if the group uses no directory.
+    The directory is the table that records the shard of each key. ``entry`` is None if the
+    directory has no entry for the key, or if the group of the key uses no directory.
     """
 
     location: KeyLocation
@@ -161,7 +162,8 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
     try:
         options = sharded_model(model)
     except UnknownModel as exc:
-        # The message lists the models of all groups.
+        # The text of the error lists the models of all groups: show it only to users who may look
+        # into all groups.
         return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
@@ -212,7 +214,7 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 def _has_cached(location: KeyLocation) -> bool:
     """Whether the cache may hold data of the key of ``location``.
 
-    That is so if a model of its group is cached, and if it was found by the shard key.
+    That is so if a model of the key's group is cached, and if the user searched by the shard key.
     """
     options = sharded_model(location.model)
     if options.key is None or options.key.attname != location.field:
@@ -224,7 +226,9 @@ def _has_cached(location: KeyLocation) -> bool:
 
 
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
-    """Return the number of keys on ``shard`` by the directory; None if the group uses no directory.
+    """Return the number of keys that the directory records for ``shard``.
+
+    Return None if the group of the shard uses no directory.
 
     :param within: seconds to wait for the directory.
     """

@@ -1,6 +1,6 @@
 """The base class of all fleet pages, and helpers for them.
 
-They take care of permissions, URLs, and texts that must not show database accounts.
+Here are the permissions and URLs of the pages, and functions that hide database accounts in texts.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FleetAdmin(_ModelAdmin):
 
     The model has a URL and permissions in the admin, but its rows are not edited: the pages replace
     all URLs of ``ModelAdmin``. To look at the pages, a user needs the model's ``view`` or
-    ``change`` permission; to operate, ``change``.
+    ``change`` permission. To change something by them, a user needs ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:

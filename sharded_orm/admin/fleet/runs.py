@@ -25,7 +25,7 @@ from sharded_orm.operations.runs.redaction import without_accounts
 _RUNS, _STEPS = 50, 100
 #: The most shards that a page names as being worked on.
 _MAX_BUSY = 20
-#: The states of a step, in the order in which a shard goes through them.
+#: The states of a step (the work of a run on one shard or node), in the order of its progress.
 STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
@@ -132,7 +132,8 @@ def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
     """Return the runs that the user may see.
 
     Users who may look into every shard group see all runs. Other users see only runs on a single
-    group into which they may look. A promotion, for example, may have shards of any group.
+    group into which they may look. Promotions, for example, are hidden from them, because a
+    promotion may have shards of any group.
     """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))

@@ -173,7 +173,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
         """Show what is known about one shard. Costs what :func:`shard_detail` costs.
 
-        A query of the directory, and those of the admin's own pages, are added.
+        In addition it queries the journal, and the directory, which records the shard of each key.
         """
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:

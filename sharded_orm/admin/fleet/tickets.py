@@ -26,7 +26,8 @@ from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
 #: The number of sequences on one page.
 _PER_PAGE = 100
-# The smallest part of a sequence's ids that is shown as a number. A smaller part is "less than".
+# The smallest used part of a sequence's ids that is shown exactly. A smaller part is shown as "less
+# than 0.1 %".
 _SMALL = 0.001
 
 

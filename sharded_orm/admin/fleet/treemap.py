@@ -42,7 +42,7 @@ def grid(count: int) -> tuple[list[Box], float]:
 
 
 def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
-    """Return a rectangle for each weight, with an area in proportion, and their total height.
+    """Return rectangles with areas in proportion to ``weights``, and their total height.
 
     The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). The rectangles keep
     the order of ``weights``, so neighbours stay neighbours, and a small change of a weight does not
