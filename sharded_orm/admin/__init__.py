@@ -1,6 +1,7 @@
 """Django's admin for sharded models, and pages about the shards themselves.
 
-``autodiscover`` imports this package, as it does the ``admin`` of every installed app.
+Django's ``autodiscover()`` imports this package, as it imports the ``admin`` module of every
+installed app.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows that were selected for an action, by shard."""
+"""The rows that a user selected for an admin action, split by shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Part:
-    """The selected rows of one shard: a queryset that names its alias, and their number."""
+    """The selected rows of one shard.
+
+    ``rows`` is a queryset bound to the shard's alias, ``count`` the number of its rows.
+    """
 
     shard: Shard
     rows: Any
@@ -33,12 +36,14 @@ class Part:
 
 @dataclass(frozen=True)
 class ActionSelection:
-    """The selected rows of all shards.
+    """The rows selected for an action, on all shards together.
 
-    :param outages: the shards that could not count their rows.
+    :param parts: one part for each shard with selected rows.
+    :param outages: the shards that failed when the selected rows were counted.
     :param queryset: all selected rows in one queryset.
-    :param unknown: the number of object ids that led to no row.
-    :param misplaced: alias -> the number of rows left out because their keys lead elsewhere.
+    :param unknown: the number of selected object ids (see :mod:`identity`) that led to no row.
+    :param misplaced: a dict from the alias of a shard to the number of rows that were left out
+        there, because their shard keys lead to another shard.
     """
 
     parts: tuple[Part, ...]
@@ -55,13 +60,16 @@ class ActionSelection:
 def select(
     options: ShardOptions, queryset: Any, object_ids: Iterable[str], within: Shard | None
 ) -> ActionSelection:
-    """The rows of ``queryset`` with these object ids.
+    """Return the rows of ``queryset`` that ``object_ids`` name.
 
-    Object ids that are forged, outdated or of misplaced rows lead to no row. Costs a count per
-    shard. Object ids that are primary keys alone cost one query more, for the keys of their rows.
+    An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
+    is misplaced, which means on another shard than its key leads to. Costs one ``COUNT`` query per
+    shard. If object ids are primary keys without the shard key, one more query per shard reads the
+    keys of their rows.
 
-    :param within: the shard of the page, if its scope is one: no other rows are selected then,
-        and a primary key alone is enough, as on pages of actions written for Django's admin.
+    :param within: the shard that the page shows; None if the page shows several shards. With a
+        shard, rows of other shards count as unknown, and an object id may be a primary key alone,
+        as sent by pages of actions that were written for Django's admin.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0
@@ -71,14 +79,15 @@ def select(
         except InvalidObjectID:
             unknown += 1
             continue
-        # A misplaced row must not be written.
+        # Refuse misplaced rows (on another shard than their key leads to), which no action may
+        # write, and rows on another shard than the page shows.
         if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    pk_tells_shard = options.names_shard(
-        options.model._meta.pk
-    )  # It leads to where the row belongs.
+    # If the primary key names the shard, parse() has used it to find the shard where the row
+    # belongs. So none of the rows found there is misplaced.
+    pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()
     rows_by_shard: dict[Shard, Any] = {}
@@ -92,7 +101,8 @@ def select(
                 continue
             if elsewhere is not None:
                 condition &= ~elsewhere
-        # Another shard may have a copy of these rows, left behind by a move.
+        # Bind the condition to this shard: another shard may have copies of these rows, left
+        # behind when their key was moved.
         all_selected |= condition & Q(OnShard(shard.alias))
         rows_by_shard[shard] = queryset.using(shard.alias).filter(condition)
     parts = _parts(rows_by_shard.items(), outages)
@@ -103,9 +113,10 @@ def select(
 
 
 def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
-    """All rows of ``queryset`` on ``shards``, except misplaced ones.
+    """Return all rows of ``queryset`` on ``shards``, without misplaced rows.
 
-    Costs a count per shard, and what :func:`misplaced` costs.
+    Misplaced rows are on another shard than their key leads to. Costs for each shard one ``COUNT``
+    query, or two if it has misplaced rows, and what :func:`misplaced` costs.
     """
     outages = Outages()
     rows_by_shard: dict[Shard, Any] = {}
@@ -132,14 +143,14 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
 
 
 def _any_of(identities: list[Identity]) -> Q:
-    """The condition for the rows with these primary keys, and shard keys where there are any."""
+    """Return a condition for the rows of ``identities``, by primary key and, if known, shard key."""
     pks: dict[Any, list[Any]] = {}
     for identity in identities:
         pks.setdefault(identity.key, []).append(identity.pk)
     condition = Q()
     for key, values in pks.items():
-        # Not pk__in: SQLite fails with a number that no column can hold, which a forged object id
-        # may have. With equality Django finds nothing.
+        # Compare each primary key by equality, not by pk__in. A forged object id may hold a number
+        # that is too large for the column: equality finds no row, but pk__in fails on SQLite.
         rows_of_key = Q(*(("pk", value) for value in values), _connector=Q.OR)
         field = identities[0].options.key
         if key is not None and field is not None:
@@ -149,7 +160,10 @@ def _any_of(identities: list[Identity]) -> Q:
 
 
 def _parts(rows_by_shard: Iterable[tuple[Shard, Any]], outages: Outages) -> tuple[Part, ...]:
-    """Count the rows of each shard; shards without any have no part."""
+    """Count the rows of each shard, and return a part for each shard that has rows.
+
+    A shard that fails is added to ``outages``, and has no part.
+    """
     parts: list[Part] = []
     for shard, rows in rows_by_shard:
         if outages.is_lost(shard):

@@ -1,4 +1,4 @@
-"""Actions on rows of several shards: a call per shard, in a transaction there, and one report."""
+"""Admin actions on rows of several shards: one call and transaction per shard, and one report."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from sharded_orm.routers import standing_on
 
 
 class ActionsMixin(ShardedBase):
-    """The actions of a :class:`ShardedModelAdmin`.
+    """Mixin of :class:`ShardedModelAdmin` that runs actions on rows of several shards.
 
-    An action is called once for each shard with selected rows, with a queryset on that shard, in
-    a transaction there. Its log entries are committed after that transaction. If the action fails
-    on a shard, the others go on; messages say what was done on which shards.
+    An action is called once for each shard with selected rows. It gets a queryset of the rows on
+    that shard, and runs in a transaction of that shard. Its entries in the admin's log are
+    committed after that transaction. If the action fails on one shard, it is still called for the
+    other shards. Messages tell the user what was done on which shards.
 
-    An action with ``across_shards = True`` is called once, with all rows, and without a
-    transaction.
+    An action with ``across_shards = True`` is called only once, with the rows of all shards, and
+    without a transaction.
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # No action may write a misplaced row; see select().
+        # A row on another shard than its key leads to gets no checkbox, because no action may write
+        # it. select() refuses it too.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
-        # Overrides ModelAdmin.response_action, which filters by primary keys.
+        # Overrides ModelAdmin.response_action, which finds the selected rows by primary key alone.
         action = self._chosen_action(request)
         if action is None:
             self.message_user(request, _("No action selected."), messages.WARNING)
@@ -53,7 +55,8 @@ class ActionsMixin(ShardedBase):
             self.message_user(request, message, messages.WARNING)
             return None
         if select_across and (notes := lookup_notes(request)):
-            # The list shows the notes as well. But not all rows that match would be selected.
+            # A lookup in the global database matched too many rows and was cut off, as the notes
+            # say. So "all rows" would not select every row that matches: do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )
@@ -96,7 +99,10 @@ class ActionsMixin(ShardedBase):
         )
 
     def _chosen_action(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
-        """The chosen action, its description, and whether it is about all rows of the list."""
+        """Return the chosen action, its description, and whether it is for all rows of the list.
+
+        Return None if no valid action was chosen.
+        """
         try:
             index = int(request.POST.get("index", 0))
         except ValueError:
@@ -125,7 +131,8 @@ class ActionsMixin(ShardedBase):
     ) -> ActionSelection:
         scope = self.focus(request)
         if scope.everywhere:
-            # Not partial: an action must not take the rows of the shards that answer for all.
+            # Without partial=True, so that the query fails if a shard does not answer. The action
+            # must not mistake the rows of the other shards for all rows.
             queryset = queryset.scatter()
         if object_ids is not None:
             return select(self.shard_options, queryset, object_ids, scope.home)

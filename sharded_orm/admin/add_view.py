@@ -1,4 +1,4 @@
-"""The add page: the shard of a new row must be known before its form can be built."""
+"""The add page. It has to know the shard of the new row before it can build the row's form."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 class AddViewMixin(PickersMixin, ShardedBase):
-    """The part of :class:`ShardedModelAdmin` that finds the shard for the form of a new row."""
+    """Mixin of :class:`ShardedModelAdmin` that finds the shard for the form of a new row."""
 
     def prepare_add(self, request: HttpRequest) -> Any:
-        """Set the scope for a new row; or return a page that asks for it first.
+        """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        A form with relations inside the group needs a known shard, because its widgets offer the
-        rows of that shard. In a form without such relations, the key is a field like any other.
+        A form with relations inside the shard group needs a known shard, because its widgets offer
+        the rows of that shard. In a form without such relations, the shard key is an ordinary
+        field.
+
+        :return: None if the form can be built; else the response to send first, such as a page
+            that asks for the shard key.
         """
         if not self.has_add_permission(request):
             raise PermissionDenied
@@ -48,12 +52,12 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # There is no key to ask for.
+                # Show the error alone: the user cannot be asked for a generated key.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
             return self._choose_shard(request, scope)
-        # A read-only key cannot be typed into the form.
+        # If the key is read-only, the form has no input for it: ask for the key first.
         readonly = options.key is not None and options.key.name in self.get_readonly_fields(request)
         if scope.key is None and (readonly or self.relates_inside_group(request)):
             return self._ask_for_key(request)
@@ -69,13 +73,21 @@ class AddViewMixin(PickersMixin, ShardedBase):
         scope = new_row_scope(request, options)
         name = options.key.name if options.key is not None else ""
         if scope.key is None and not options.key_is_generated and request.GET.get(name):
-            # ?owner=414, as Django reads initial values.
+            # Read the key from a URL such as ?owner=414, which Django uses for initial values.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
         return scope
 
     def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
-        """Set the scope for a row whose key is generated: the shard of the page, or a random one."""
+        """Set the scope for a row whose key is generated, so that any shard may take it.
+
+        The scope is the shard of the page, if that takes new rows. Else it is a random shard if
+        the form needs one, or if the user may not look at all shards. Else it is the whole group.
+
+        :return: None; or a redirect to this page with a random shard in the URL, if the form needs
+            one.
+        :raises PermissionDenied: no open shard was found at which the user may look.
+        """
         options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):
             if request.method == "GET":
@@ -96,9 +108,11 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
-        """The alias for the page's transaction: the shard, or the group while the shard is not known.
+        """Return the alias for the page's transaction: that of the shard, or of the whole group.
 
-        :param known: whether the page is about a stored row.
+        The alias of the group is returned while the shard of a new row is not known.
+
+        :param known: whether the page is about a stored row, whose shard is always known.
         """
         scope = self.focus(request)
         shard_known = known or scope.key is not None or self.shard_options.key_is_generated
@@ -107,7 +121,10 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return self.shard_options.group
 
     def relates_inside_group(self, request: HttpRequest) -> bool:
-        """Whether the form of a new row has relations inside the group, or inlines of its models."""
+        """Whether the form of a new row has relations to models of the same shard group.
+
+        Inlines of such models count too.
+        """
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
         relations = [
@@ -120,7 +137,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Without values from the URL that no related row can have: widgets would query for them.
+        # Drop values of the URL that no related row can have: the widgets would query for them.
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
             value = initial.get(field.name)
@@ -135,12 +152,17 @@ class AddViewMixin(PickersMixin, ShardedBase):
     # -- Ask for the key -------------------------------------------------------
 
     def key_formfield(self, request: HttpRequest) -> Any:
-        """The form field that asks for the shard key: by default that of the model's form."""
+        """Return the form field that asks for the shard key.
+
+        It is the field of the model's form, unless the key is a foreign key to a sharded model.
+        Then it is a field for the value that the foreign key stores.
+        """
         key: Any = self.shard_options.key
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # The related row may be on any shard: ask for its id, with a link to the list of all shards.
+        # The row that the key refers to may be on any shard: ask for its id, with a link to the
+        # list of all shards.
         target = key.target_field
         field = target.formfield() or forms.CharField()
         field.widget = RawId(key.remote_field, self.admin_site)
@@ -167,7 +189,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # The other parameters of the URL, for the form that comes next.
+            # Pass the other parameters of the URL on to the add form, which comes next.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()
@@ -183,7 +205,10 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return TemplateResponse(request, "admin/sharded_orm/add_key.html", context)
 
     def message_added(self, request: HttpRequest, obj: Any) -> None:
-        """Show the message of ``response_add()``, with a link by the object id."""
+        """Show the message that ``obj`` was added, as Django's ``response_add()`` does.
+
+        The message links to the change page by the object id (see :mod:`identity`).
+        """
         url = change_url(obj, self.admin_site.name)
         link = (
             format_html('<a href="{}">{}</a>', url, obj)

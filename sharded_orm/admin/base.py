@@ -1,4 +1,4 @@
-"""The base of all parts of :class:`ShardedModelAdmin`: scope, rows and permissions."""
+"""The base class of the mixins of :class:`ShardedModelAdmin`: scope, rows and permissions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Django's decorator for views of a model admin. The stubs have no type for it.
+#: Django's ``csrf_protect_m``, which adds CSRF protection to a view of a model admin. This name has
+#: a type, which Django's stubs lack.
 csrf_protected: Callable[[View], View] = csrf_protect_m
 
 
 def options_of(model: type[Any]) -> ShardOptions:
-    """The options of a sharded model.
+    """Return the shard options of a model.
 
     :raises ImproperlyConfigured: the model is not sharded.
     """
@@ -46,9 +47,11 @@ def options_of(model: type[Any]) -> ShardOptions:
 
 
 class ShardedBase(_ModelAdmin):
-    """The scope of a request (:class:`ShardScope`), its rows, and the user's permissions.
+    """Base class of the mixins of ``ShardedModelAdmin``.
 
-    The mixins of ``ShardedModelAdmin`` derive from this class, so each can be read and typed alone.
+    Gives access to the scope of a request (:class:`ShardScope`), to the rows of that scope, and to
+    the user's permissions. Each mixin derives from this class, so that it can be read and
+    type-checked alone.
     """
 
     def __init__(self, model: type[Any], admin_site: Any) -> None:
@@ -56,10 +59,10 @@ class ShardedBase(_ModelAdmin):
         super().__init__(model, admin_site)
 
     def focus(self, request: HttpRequest) -> ShardScope:
-        """The scope of the request: a shard, a key, or the whole group.
+        """Return the scope of the request: one shard, one shard key, or the whole shard group.
 
-        :raises InvalidFocus: there is no such shard or key.
-        :raises PermissionDenied: the user may not look at the shard.
+        :raises InvalidFocus: the URL names a shard or a key that does not exist.
+        :raises PermissionDenied: the user may not look at the shard of the scope.
         """
         scope = scope_of(request, self.shard_options)
         if scope.home is not None and not self.has_shard_permission(request, scope.home):
@@ -67,9 +70,10 @@ class ShardedBase(_ModelAdmin):
         return scope
 
     def error_text(self, request: HttpRequest, error: Exception) -> str:
-        """The text of ``error`` for the user: it names no shard at which the user may not look.
+        """Return a text about ``error`` that names no shard at which the user may not look.
 
-        Every message of a refusal goes through here, because errors of routing name shards.
+        Every message about something refused must use this method, because the texts of routing
+        errors name shards.
         """
         if isinstance(error, InvalidFocus):
             home = error.home and runtime.topology().resolve(error.home)
@@ -85,14 +89,16 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # Not for the changelist: it reads the scope first, and shows a page of its own.
+            # The changelist never gets here: it has read the scope before, and answers a wrong one
+            # with a page that explains the error.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
         return scope.restrict(rows)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # For the autocomplete view. The changelist has pages of its own, and the log is global.
+        # Order the rows for the autocomplete view. Django also calls this method for the history,
+        # whose rows are of the global log, and for the changelist, whose rows are ordered.
         if getattr(queryset, "model", None) is self.model and not queryset.ordered:
             queryset = queryset.order_by("pk")
         paginator = super().get_paginator(request, queryset, *args, **kwargs)
@@ -102,13 +108,16 @@ class ShardedBase(_ModelAdmin):
         return paginator
 
     def _count_or_404(self, request: HttpRequest, paginator: Any) -> None:
-        """Raise ``Http404`` if the shard does not answer: the autocomplete view has no other way."""
+        """Count the rows, and raise ``Http404`` if the shard does not answer.
+
+        The autocomplete view has no other way to tell the user about it.
+        """
         home = self.focus(request).home
         if home is None:
-            return  # Over all shards, those that do not answer are left out.
+            return  # A query over all shards leaves out the shards that do not answer.
         try:
-            # The view's first query, run here, where its failure can be answered. The paginator
-            # caches the count.
+            # Run the first query of the view here, where its failure can be handled. The paginator
+            # caches the count for the view.
             _ = paginator.count
         except DatabaseError as exc:
             if not is_failure(exc):
@@ -118,10 +127,10 @@ class ShardedBase(_ModelAdmin):
     # -- Permissions -----------------------------------------------------------
 
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
-        """A hook: whether the user may look at ``shard`` and change its rows.
+        """Whether the user may look at ``shard`` and change its rows; True unless overridden.
 
-        Called in addition to the permissions of Django and of the group. If it refuses any shard,
-        the user gets no list over all shards.
+        This hook is asked in addition to Django's permissions and to the permission of the shard
+        group. If it refuses any shard of the group, the user gets no list of all shards.
         """
         return True
 
@@ -144,7 +153,8 @@ class ShardedBase(_ModelAdmin):
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # save() and delete() refuse a misplaced row.
+        # A misplaced row (on another shard than its key leads to) can be seen, but not written:
+        # save() and delete() refuse it.
         return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -1,4 +1,4 @@
-"""The ``ChangeList`` of a sharded model: of one shard, one key, or a page of all shards."""
+"""The ``ChangeList`` of a sharded model: it lists one shard, the rows of one key, or all shards."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ COUNT_VAR = "_count"
 
 
 class ShardedChangeList(ChangeList):
-    """Django's ``ChangeList``, for the scope of the request.
+    """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or key it costs what Django's does. Over all shards nothing is counted; see
-    :func:`pagination.read`.
+    For one shard or one key it makes the same queries as Django's. Over all shards it does not
+    count rows unless the user asks for the number; see :func:`pagination.read` for the cost.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ShardedChangeList(ChangeList):
         model_admin: Any = args[0]
         permits = partial(model_admin.has_shard_permission, request)
         self.picker = ShardPicker(options, request.GET, self.scope, permits)
-        #: Sentences for the user, such as what the page cannot offer over all shards.
+        #: Sentences that the page shows, for example which filters do not work over all shards.
         self.notes: list[str] = []
         self.page_of_rows: pagination.PageOfRows | None = None
         self.date_choices: dict[str, Any] | None = None
@@ -93,18 +93,19 @@ class ShardedChangeList(ChangeList):
     # -- Queries ---------------------------------------------------------------
 
     def get_filters_params(self, params: Any = None) -> Any:
-        # The scope is no filter. It stays in every link; see get_query_string().
+        # Remove our own parameters: they are not filters. The shard and the key stay in the links
+        # of the page all the same; see get_query_string().
         filter_params = super().get_filters_params(params)
         for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
             filter_params.pop(name, None)
         return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # A count is for this page, not for those to which its links lead.
+        # Leave out the request for a count: it is for this page, not for the pages it links to.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
-        # The choices of filters are related rows of this shard.
+        # Filters read their choices from related rows: query those of this shard.
         with scoped(self.scope.alias) if self.scope.alias is not None else nullcontext():
             return self._filters(request)
 
@@ -116,8 +117,9 @@ class ShardedChangeList(ChangeList):
             if lookup is not None:
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
-                    # Set by another condition, or text of the URL. Django takes several lists for
-                    # alternatives, but all conditions must hold.
+                    # The lookup has values already, from another filter or from the URL. Django
+                    # would show a row that matches any of several lists, but a row must match all
+                    # of them: keep the values that are in all lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]
@@ -128,12 +130,13 @@ class ShardedChangeList(ChangeList):
                 self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
-                # Evaluated now: when the page is rendered, queries have no default shard any more.
+                # Read the choices now: when the template is rendered, queries no longer have a
+                # default shard.
                 len(choices)
         return specs, has_filters, lookups, duplicates, active
 
     def apply_select_related(self, qs: Any) -> Any:
-        """Join relations inside the group, and prefetch those to global rows."""
+        """Join related rows of the same shard group, and prefetch all other related rows."""
         select_related = self.list_select_related
         paths: list[str] = []
         if select_related is True or (
@@ -154,7 +157,7 @@ class ShardedChangeList(ChangeList):
         return qs.prefetch_related(*outside) if outside else qs
 
     def _leaves_group(self, path: str) -> bool:
-        """Whether the relations of ``path`` lead to another group or the global database."""
+        """Whether a relation in ``path`` leads to another shard group or to the global database."""
         group = self.shard_options.group
         fields: list[Any] = get_fields_from_path(self.model, path)
         models = [field.path_infos[-1].to_opts.model for field in fields]
@@ -169,10 +172,12 @@ class ShardedChangeList(ChangeList):
         try:
             field: Any = self.lookup_opts.get_field(path)
         except FieldDoesNotExist:
-            # No shard can order by a column of the global database.
+            # Drop an ordering by a column of the global database: no shard can join it.
             return None if global_lookup(self.model, path) is not None else ordering
         if isinstance(field, ForeignKey) and self._leaves_group(path):
-            return field.attname  # Django would use the ordering of the related model.
+            # Order by the foreign key itself. Django would order by a column of the related model,
+            # which is in another database.
+            return field.attname
         return ordering
 
     # -- Results ---------------------------------------------------------------
@@ -208,7 +213,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The known rows, unless all are counted.
+        # The number of rows that are known to exist: those up to the end of this page, and one
+        # more if there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -218,15 +224,16 @@ class ShardedChangeList(ChangeList):
         self.result_count = self.queryset.count() if self.counted else known
         if not self.page_of_rows.rows and self.page_num > 1:
             self.notes.append(f"There is no page {self.page_num}.")
-        # Not if a shard has failed: the page would wait for it again.
+        # Offer no dates if a shard has failed: their query would wait for that shard once more.
         if self.date_hierarchy and not self.page_of_rows.errors:
             self.date_choices = self._date_choices()
 
     def _date_choices(self) -> dict[str, Any] | None:
-        """The context of Django's template tag ``date_hierarchy``.
+        """Return the context of Django's template tag ``date_hierarchy``.
 
-        A search through a relation finds rows twice. Dates are distinct anyway, and aggregates of
-        distinct rows cannot be merged over shards; so the query is not distinct.
+        The query for it is made without ``distinct()``, which Django adds because a search through
+        a relation may find rows twice. The dates are distinct anyway, and aggregates of distinct
+        rows cannot be merged over shards.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -235,7 +242,12 @@ class ShardedChangeList(ChangeList):
         return context
 
     def _mark_misplaced(self, count: int) -> None:
-        """Show the shards of the rows if ``count`` of them are misplaced."""
+        """Add a column with each row's shard, and a note, if the page has misplaced rows.
+
+        Such a row is on another shard than its key leads to. The list of one key stays as it is.
+
+        :param count: the number of misplaced rows on the page.
+        """
         if count and self.scope.key is None:
             self.list_display = [*self.list_display, self._shard_column()]
             rows = "row is" if count == 1 else "rows are"
@@ -245,7 +257,7 @@ class ShardedChangeList(ChangeList):
             )
 
     def _shard_column(self) -> Callable[[Any], str]:
-        """The column with the shard of each row, and a link to its list."""
+        """Return a column that names the shard of each row, and links to the list of that shard."""
         picker = self.picker
 
         @admin.display(description="shard")
@@ -267,7 +279,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` is the number of all rows."""
+        """Whether :attr:`result_count` is the number of all matching rows, not of those known so far."""
         return not self.all_shards or self.counted
 
     @property
@@ -276,14 +288,17 @@ class ShardedChangeList(ChangeList):
 
     @property
     def all_link(self) -> str:
-        """The link to this scope without a search or filters."""
+        """The link to the list of the same scope without a search or filters."""
         scope_and_flags = {SHARD_VAR, KEY_VAR, "_popup", "_to_field", "_facets"}
         filters = [name for name in self.filter_params if name not in scope_and_flags]
         return str(self.get_query_string(remove=filters))
 
     @property
     def previous_link(self) -> str | None:
-        """The link to the page before this one; beyond the last page, to the last one."""
+        """The link to the previous page; None on the first page.
+
+        On a page beyond :data:`pagination.LAST_ROW` it leads to the last page before that row.
+        """
         if self.page_num <= 1:
             return None
         page = min(self.page_num - 1, pagination.last_page(self.list_per_page))
@@ -297,7 +312,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def search_parameters(self) -> list[tuple[str, str]]:
-        """The parameters that a search keeps, for hidden inputs."""
+        """Names and values of the URL parameters that a search keeps, for hidden inputs."""
         return [
             (name, value)
             for name, value in self.params.items()
@@ -306,7 +321,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def first_number(self) -> int:
-        """The number of the first row of this page, from 1."""
+        """The number of the first row of this page, counted from 1."""
         return pagination.first_row(self.page_num, self.list_per_page) + 1
 
     @property
@@ -315,7 +330,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def scope_query(self) -> str:
-        """The scope of this list, as the query of another page's URL; may be empty."""
+        """A query string that gives another page the scope of this list; empty for the whole group."""
         return self.scope.query_string
 
     def _link(self, **new: Any) -> str:

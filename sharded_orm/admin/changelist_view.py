@@ -1,4 +1,4 @@
-"""The changelist page: of one shard, one key, or all shards together."""
+"""The changelist page: the rows of one shard, of one shard key, or of all shards together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sharded_orm.scatter.failures import is_failure
 
 
 class ChangeListMixin(ShardedBase):
-    """The changelist of a :class:`ShardedModelAdmin`."""
+    """Mixin of :class:`ShardedModelAdmin` with the changelist page."""
 
     change_list_template = "admin/sharded_orm/change_list.html"
 
@@ -45,10 +45,10 @@ class ChangeListMixin(ShardedBase):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Django's view, for the scope of the request.
+        """Run Django's changelist view for the scope of the request (:class:`ShardScope`).
 
-        If the scope does not exist, or its shard does not answer, a page says so and offers
-        other shards.
+        If the URL names a shard or key that does not exist, or if its shard does not answer, the
+        response is a page with the reason and a picker for other shards.
         """
         try:
             scope = self.focus(request)
@@ -64,7 +64,7 @@ class ChangeListMixin(ShardedBase):
         except (ShardKeyChanged, CrossShardRelation) as exc:
             if request.method != "POST":
                 raise
-            # A row was moved since the page was shown, or relates to one that was.
+            # A row has moved to another shard since the page was shown, or refers to such a row.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -79,10 +79,10 @@ class ChangeListMixin(ShardedBase):
 
     @contextmanager
     def _transaction(self, request: HttpRequest, scope: ShardScope) -> Iterator[None]:
-        """Make the shard the default of Django's view, whose transaction is there then.
+        """Within the block, let Django's view open its transaction on the shard of the scope.
 
-        Around it is one of the admin's log, if rows are saved. The shard commits first: if its
-        commit fails, the log has no entry either.
+        If the request saves rows, a transaction of the admin's log is opened around the block. So
+        the shard commits first: if its commit fails, the log gets no entry either.
         """
         with ExitStack() as stack:
             stack.enter_context(standing_on(scope.alias))
@@ -93,7 +93,11 @@ class ChangeListMixin(ShardedBase):
     def _with_scope(
         self, request: HttpRequest, response: HttpResponse, scope: ShardScope
     ) -> HttpResponse:
-        """The response of Django's view, with the scope in the redirect that would lose it."""
+        """Return the response of Django's view, adapted to the scope.
+
+        The redirect after a wrong lookup gets the URL parameters of the scope, which Django leaves
+        out. If the rows are not counted, the text for "all rows selected" gives no number.
+        """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
                 return HttpResponseRedirect(self._url(request, scope, {ERROR_FLAG: "1"}))
@@ -116,27 +120,28 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Django's search. Fields of global models are looked up in the global database first."""
+        """Search as Django does, but look up fields of global models in the global database first."""
         fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
         if not (search_term and leads_to_global(queryset.model, fields)):
             return super().get_search_results(request, queryset, search_term)
         return search(queryset, fields, search_term, request)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # For the autocomplete view; the changelist of all shards has pages of its own.
+        # Over all shards, the autocomplete view gets a paginator that counts no rows. The
+        # changelist of all shards does not use a paginator.
         paginator = super().get_paginator(request, queryset, *args, **kwargs)
         if getattr(queryset, "model", None) is self.model and self.focus(request).everywhere:
             return pagination.Pages(paginator.object_list, paginator.per_page)
         return paginator
 
     def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
-        # Overrides ModelAdmin's, for list_editable: without values that no column can hold, which
-        # make SQLite fail in pk__in. Their forms are refused like those of deleted rows.
+        # Overrides ModelAdmin's, which list_editable uses. Leave out primary keys that no column
+        # can hold: SQLite would fail on them in pk__in. Their forms are refused as for deleted rows.
         pks = super()._get_edited_object_pks(request, prefix)
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        # The key of a row does not change; list_editable only shows it.
+        # Leave the shard key out of the form: it never changes, so list_editable only shows it.
         key = self.shard_options.key
         if key is not None:
             kwargs.setdefault("exclude", [key.name])
@@ -145,7 +150,7 @@ class ChangeListMixin(ShardedBase):
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
         kwargs["formset"] = with_base(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
         formset = super().get_changelist_formset(request, **kwargs)
-        # Here, because the project may have a form of its own. Constraints over the key are
-        # checked too, although it is no field of the form.
+        # Wrap the form here and not earlier, because the project may have replaced it. The wrapper
+        # also checks constraints over the shard key, although the key is no field of the form.
         formset.form = with_fixed_key(formset.form, self.shard_options)
         return formset

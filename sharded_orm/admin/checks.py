@@ -1,4 +1,4 @@
-"""System checks of model admins. That of inlines is in :mod:`sharded_orm.admin.inlines`."""
+"""System checks of model admins. The check of inlines is in :mod:`sharded_orm.admin.inlines`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sharded_orm.models.sharding.options import shard_options
 
 @checks.register(checks.Tags.admin)
 def check_sites(sites: Iterable[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check that sharded models are registered with the admin classes of this package.
+    """Check that sharded models, and their inlines, use the admin classes of this package.
 
-    :param sites: the admin sites to check; by default all of the process.
+    :param sites: the admin sites to check; None for all sites of the process.
     """
     errors: list[checks.CheckMessage] = []
     for site in all_sites if sites is None else sites:
@@ -41,7 +41,7 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            continue  # Django's own check reports it.
+            continue  # Django's own check reports a wrong inline.
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
             continue
@@ -56,7 +56,7 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
 if TYPE_CHECKING:
 
     class _Checks(ModelAdminChecks):
-        """With the checks of single options, which the stubs leave out."""
+        """``ModelAdminChecks`` with methods that check single options, which the stubs leave out."""
 
         def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...
         def _check_date_hierarchy(self, obj: Any) -> list[Any]: ...
@@ -65,7 +65,7 @@ else:
 
 
 class ShardedModelAdminChecks(_Checks):
-    """Django's checks, and those of options that no shard can serve."""
+    """Django's checks of a model admin, and checks for options that no shard can serve."""
 
     def check(self, admin_obj: Any, **kwargs: Any) -> list[Any]:
         return [*super().check(admin_obj, **kwargs), *_foreign_groups(admin_obj)]
@@ -96,14 +96,15 @@ def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMes
 
 
 def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Warnings of foreign keys into another group, whose rows no page can find."""
+    """Warn of foreign keys into another shard group: the admin cannot find the rows they refer to."""
     own = shard_options(obj.model)
     field: Any
     for field in obj.opts.fields:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # If the foreign key tells the shard, the related row can be shown.
+        # A page that only shows the related row can find it if the value of the foreign key names
+        # the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )
@@ -119,7 +120,10 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _in_form(obj: Any, field: Any) -> bool:
-    """Whether the form has ``field`` by the attributes of the admin; methods may differ."""
+    """Whether the form has an input for ``field``, judged by the attributes of the model admin.
+
+    Its methods, such as ``get_fields()``, may decide otherwise.
+    """
     names: Any = obj.fields or (obj.fieldsets and flatten_fieldsets(obj.fieldsets))
     if names:
         included = field.name in flatten(names)

@@ -1,4 +1,4 @@
-"""Delete one row, or rows of several shards, with their related rows."""
+"""Admin views that delete one row, or selected rows of several shards, with their related rows."""
 
 from __future__ import annotations
 
@@ -33,17 +33,22 @@ from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
-#: Selected rows of a shard that are listed with their related rows; all rows are counted.
+#: The most selected rows of each shard that the confirmation page lists, with their related rows.
+#: Its counts include the other rows too.
 MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """The rows that a deletion takes on one shard; ``counts``: plural name of a model -> rows."""
+    """The rows that would be deleted on one shard, with their related rows.
+
+    ``counts`` has the number of rows of each model, keyed by the model's plural name.
+    """
 
     part: Part
     counts: dict[str, int]
-    #: Rows in the form of Django's ``unordered_list``; ``unlisted``: the number of further rows.
+    #: The first selected rows and their related rows, as nested lists for Django's template filter
+    #: ``unordered_list``. ``unlisted`` is the number of the other selected rows.
     listed: list[Any]
     unlisted: int
 
@@ -63,17 +68,20 @@ class Deletion:
 def delete_selected(
     model_admin: Any, request: HttpRequest, selection: ActionSelection
 ) -> HttpResponse | None:
-    """Django's action ``delete_selected``, for rows of several shards."""
+    """Delete the selected rows of several shards, after a confirmation.
+
+    Replaces Django's action ``delete_selected``.
+    """
     response: HttpResponse | None = model_admin.delete_selection(request, selection)
     return response
 
 
-# Read by ActionsMixin.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # on a function, as Django marks actions
+# Tells ActionsMixin to call this action once with the whole selection, not once for each shard.
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
 
 
 class DeleteViewsMixin(ObjectViewsMixin):
-    """The views and actions of :class:`ShardedModelAdmin` that delete rows."""
+    """Mixin of :class:`ShardedModelAdmin` with the views and the action that delete rows."""
 
     delete_confirmation_template = "admin/sharded_orm/delete_confirmation.html"
     delete_selected_confirmation_template = "admin/sharded_orm/delete_selected_confirmation.html"
@@ -86,7 +94,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
         return available
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Overrides ModelAdmin's. All rows are on one shard, which is queried; links have object ids.
+        # Overrides ModelAdmin's. All of ``objs`` are on one shard: query that shard for related
+        # rows. Link to rows by their object ids.
         rows = list(objs)
         if not rows:
             return [], {}, set(), []
@@ -126,7 +135,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: Any = None
     ) -> HttpResponse:
-        """Django's view, on the row's shard, which commits before the admin's log."""
+        """Run Django's delete view on the row's shard. The shard commits before the admin's log."""
         self._scope_to_row(request, object_id)
         scope = self.focus(request)
         try:
@@ -150,10 +159,13 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_selection(
         self, request: HttpRequest, selection: ActionSelection
     ) -> HttpResponse | None:
-        """Show the rows that would be deleted on each shard; once confirmed, delete them.
+        """Show which rows would be deleted on each shard; once the user has confirmed, delete them.
 
-        In a transaction per shard; see :func:`run_by_shard`. If the numbers of rows have changed
-        since the page was shown, nothing is deleted and the page is shown again.
+        The rows of each shard are deleted in one transaction; see :func:`run_by_shard`. If the
+        numbers of rows have changed since the page was shown, nothing is deleted, and the page is
+        shown again.
+
+        :return: the page that asks for confirmation; None after the deletion.
         """
         deletions, perms_needed, protected = self._deletions(request, selection)
         shown = _digest(deletions)
@@ -198,7 +210,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # The report counts related rows as well.
+        # Let the report count the related rows too.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)
@@ -243,14 +255,19 @@ class DeleteViewsMixin(ObjectViewsMixin):
 
 
 def _digest(deletions: list[Deletion]) -> str:
-    """Equal for deletions of as many rows of the same models on the same shards."""
+    """Return a digest of the number of rows to delete, of each model on each shard.
+
+    It shows whether these numbers have changed since the user saw them.
+    """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """The first rows of ``nested`` with their related rows, and the number of further rows."""
-    # A row may be followed by the list of its related rows.
+    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of the others.
+
+    :param nested: the rows; a list after a row holds that row's related rows.
+    """
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
     if len(starts) <= MAX_LISTED:
         return nested, 0

@@ -1,4 +1,4 @@
-"""Sharded rows in templates of Django's admin: links with their object ids."""
+"""Wrappers that let the templates of Django's admin link to sharded rows by their object ids."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 class NamedRow:
-    """A row whose ``pk`` is its object id (see :mod:`identity`); all else is the row's own.
+    """A wrapper of a row. Its ``pk`` is the row's object id (see :mod:`identity`).
 
-    Django uses ``obj.pk`` for links and log entries in a dozen places, most of them templates.
+    All other attributes are those of the row. Django uses ``obj.pk`` for links and log entries in
+    a dozen places, most of them templates.
     """
 
     def __init__(self, row: Any) -> None:
@@ -29,7 +30,7 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        if "row" not in self.__dict__:  # While the object is copied.
+        if "row" not in self.__dict__:  # The new object of copy.copy() has no attributes yet.
             raise AttributeError(name)
         return getattr(self.row, name)
 
@@ -38,14 +39,14 @@ class NamedRow:
 
 
 def named_row(row: Any) -> Any:
-    """``row``, as :class:`NamedRow` if it is a stored row of a sharded model."""
+    """Return ``row`` wrapped in a :class:`NamedRow` if its model is sharded; else ``row`` itself."""
     if row is None or isinstance(row, NamedRow) or shard_options(type(row)) is None:
         return row
     return NamedRow(row)
 
 
 def change_url(row: Any, site: str) -> str | None:
-    """The URL of the change page of a row of any model; None if ``site`` has no such page."""
+    """Return the URL of the change page of a row, of any model; None if ``site`` has no such page."""
     opts = row._meta
     try:
         return reverse(
@@ -58,16 +59,19 @@ def change_url(row: Any, site: str) -> str | None:
 
 
 def unwrap(row: Any) -> Any:
-    """The row inside a :class:`NamedRow`; any other object as it is."""
+    """Return the row inside a :class:`NamedRow`, or ``row`` itself if it is no wrapper."""
     return row.row if isinstance(row, NamedRow) else row
 
 
 def site_url(admin: Any, row: Any) -> str | None:
-    """The "view on site" link of a row in a model admin or an inline.
+    """Return the "view on site" link of a row; None if the page is not to have one.
 
-    Django's link goes through the view of content types, which knows no shard. This one goes
-    through ``site_view`` of the row's model admin, if there is one: ``get_absolute_url()`` may
-    cost queries.
+    Django's link leads to a view of content types, which does not know the shard. This link leads
+    to ``site_view`` of the row's model admin, so that ``get_absolute_url()``, which may cost
+    queries, is called only if somebody follows the link. If the model admin has no such view, the
+    link is ``get_absolute_url()`` itself.
+
+    :param admin: the model admin or the inline whose page shows the link.
     """
     if row is None or not admin.view_on_site:
         return None
@@ -91,12 +95,13 @@ class ReadonlyField(helpers.AdminReadonlyField):
             return contents
         if contents != self.empty_value_display:
             return contents
-        # The key refers to a row that is gone; no database prevents that. Show the key itself.
+        # Django shows nothing, because the key refers to a row that is gone (no database prevents
+        # that). Show the key itself.
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
-        # Overrides AdminReadonlyField's, which links to a related row by its id.
-        model_admin: Any = self.model_admin  # Optional in the stubs; always there on a page.
+        # Overrides AdminReadonlyField's, which links to a related row by its primary key.
+        model_admin: Any = self.model_admin  # The stubs allow None, but a page always has one.
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 
@@ -118,7 +123,7 @@ else:
 
 
 class _Lines(_Lined):
-    """Mixin for fieldsets: Django's lines, with our read-only fields."""
+    """Mixin for fieldsets: their lines use :class:`ReadonlyField` for read-only fields."""
 
     def __iter__(self) -> Iterator[Any]:
         for line in super().__iter__():
@@ -136,14 +141,17 @@ class _InlineFieldset(_Lines, helpers.InlineFieldset):
 class _Like:
     @classmethod
     def like(cls, original: Any) -> Any:
-        """A copy of ``original``, an object of Django's class, as an object of this class."""
+        """Return an instance of this class with the attributes of ``original``.
+
+        :param original: an instance of the base class, which is Django's.
+        """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
         return copy
 
 
 class Form(_Like, helpers.AdminForm):
-    """The form of a page."""
+    """Django's ``AdminForm``, with :class:`ReadonlyField` for its read-only fields."""
 
     def __iter__(self) -> Iterator[Any]:
         for name, field_options in self.fieldsets:
@@ -154,12 +162,13 @@ class Form(_Like, helpers.AdminForm):
 
 
 class InlineForm(_Like, helpers.InlineAdminForm):
-    """A form of an inline."""
+    """Django's ``InlineAdminForm``, with :class:`ReadonlyField` for its read-only fields."""
 
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # For the template's link. The form itself keeps its reference to the row.
+        # The template links by ``original.pk``, which is to be the object id. The model form keeps
+        # the row itself as its instance.
         copy.original = named_row(original.original)
         return copy
 
@@ -177,7 +186,7 @@ class InlineForm(_Like, helpers.InlineAdminForm):
 
 
 class InlineFormSet(_Like, helpers.InlineAdminFormSet):
-    """The forms of an inline."""
+    """Django's ``InlineAdminFormSet``, whose forms are :class:`InlineForm`."""
 
     def __iter__(self) -> Iterator[Any]:
         for form in super().__iter__():

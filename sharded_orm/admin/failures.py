@@ -1,4 +1,4 @@
-"""Failures of shards, in words for users of the admin."""
+"""Failures of shards, described for users of the admin."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Errors of MySQL that refuse a login. Their text holds nothing but the account; see is_node_gone().
+# Numbers of MySQL's errors for a refused login. Users get no more than the number: the text would
+# only add the account. is_node_gone() takes some of them for a node that does not answer.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Shards of one node that failed with the same error."""
+    """The shards of one node that failed for the same cause."""
 
     node: str
     aliases: tuple[str, ...]
@@ -33,7 +34,7 @@ class Failed:
 
 
 def cause_of(error: BaseException) -> str:
-    """``error`` in a sentence, without the account that the server refused."""
+    """Return the cause of ``error`` as text, without the database account that the server names."""
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
@@ -41,16 +42,17 @@ def cause_of(error: BaseException) -> str:
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # The text of this error differs from shard to shard, and names folders of the server.
+        # Do not show the text of this error: it names folders of the server, and differs from
+        # shard to shard, so that shards with this error could not be shown together.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
 def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
-    """Take together the shards of a node that failed with the same error.
+    """Group failed shards by their node and the cause of their error.
 
-    :param errors: alias -> error.
+    :param errors: the error of each failed shard, keyed by its alias.
     """
     topology = runtime.topology()
     aliases_by_cause: dict[tuple[str, str], list[str]] = {}
@@ -64,9 +66,10 @@ def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
 
 
 class Outages:
-    """The errors of shards that are queried one after the other.
+    """The errors of shards that one page queries one after the other.
 
-    The page waits once for a node that is gone: its other shards fail with the same error at once.
+    The page waits only once for a node that does not answer: after its first error,
+    :meth:`is_lost` counts the other shards of the node as failed without a query.
     """
 
     def __init__(self, errors: Mapping[str, BaseException] | None = None) -> None:
@@ -84,7 +87,10 @@ class Outages:
             self._gone[shard.node] = error
 
     def is_lost(self, shard: Shard) -> bool:
-        """Whether the node of ``shard`` is gone; ``shard`` counts as failed then."""
+        """Whether the node of ``shard`` did not answer earlier.
+
+        If so, ``shard`` is recorded as failed with the same error, and need not be queried.
+        """
         error = self._gone.get(shard.node)
         if error is not None:
             self.errors[shard.alias] = error
@@ -96,12 +102,12 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """``a, b and 3 more``: at most ``most`` names, for a message."""
+    """Return the first ``most`` names for a message, such as ``a, b and 3 more``."""
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(all_names[:most]) + more
 
 
 def outage_text(shard: Shard, error: BaseException) -> str:
-    """The sentence that ``shard`` does not answer, with the cause."""
+    """Return a sentence that says that ``shard`` does not answer, and why."""
     return f"{shard.alias} on {shard.node} does not answer: {cause_of(error)}."

@@ -1,4 +1,4 @@
-"""List filters of sharded models: which work in which scope, and how they query."""
+"""List filters of sharded models: which of them work over all shards, and how they query."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """The filters that work over all shards, and the names of those that need one shard.
+    """Return the filters that work over all shards, and the names of those that need one shard.
 
-    A filter needs one if it lists rows or values of a shard, or if it is a class of the project's
-    own with ``needs_shard = True``.
+    A filter needs one shard if its choices are rows or values of a shard, or if it is a class of
+    the project with ``needs_shard = True``.
     """
     usable, names = [], []
     for item in filters:
@@ -38,7 +38,10 @@ def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any]
 
 
 def routed_filters(model: type[Model], filters: Sequence[Any]) -> list[Any]:
-    """``filters``, with other classes for those whose queries would join two databases."""
+    """Replace each filter whose queries would join two databases by a subclass that does not join.
+
+    :return: a list of all filters, in their order.
+    """
     return [_routed(model, item) for item in filters]
 
 
@@ -55,7 +58,8 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
     if issubclass(cls, RelatedFieldListFilter):
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
-    # This filter lists every value: possible in the global database, not over all shards.
+    # AllValuesFieldListFilter lists every value of a field. That is possible for a field in the
+    # global database, not over all shards.
     return (
         issubclass(cls, AllValuesFieldListFilter)
         and global_lookups.global_lookup(model, path) is None
@@ -63,12 +67,15 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
 
 
 def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
-    """Field, path and class of an entry of ``list_filter``, as in ChangeList.get_filters()."""
+    """Return the field, the path and the class of ``item``, an entry of ``list_filter``.
+
+    Finds them as ``ChangeList.get_filters()`` does.
+    """
     field, cls = item if isinstance(item, list | tuple) else (item, None)
     path = field.name if isinstance(field, Field) else str(field)
     model_field: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
     if cls is None:
-        # FieldListFilter.create() goes through the same list, but creates the filter at once.
+        # Look up the class as FieldListFilter.create() does, which would also create the filter.
         registry: Any = FieldListFilter
         cls = next((c for test, c in registry._field_list_filters if test(model_field)), None)
     return model_field, path, cls
@@ -100,7 +107,7 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Leave out the counts of a filter (facets) that cannot be merged over several shards."""
+    """Let a filter show dashes if its counts (facets) cannot be merged over several shards."""
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
         return
@@ -115,7 +122,7 @@ def count_where_possible(spec: Any) -> None:
 
 
 def unknown_counts() -> defaultdict[str, str]:
-    """The facets of a filter that are not counted: a dash for each choice."""
+    """Return the facets of a filter whose rows are not counted: a dash for each choice."""
     return defaultdict(lambda: "-")
 
 
@@ -126,14 +133,17 @@ else:
 
 
 class _EvaluatedChoices(_Related):
-    """Reads the related keys first: the related rows may be in another database."""
+    """Mixin of ``RelatedOnlyFieldListFilter`` for related rows that may be in another database.
+
+    It first reads the keys of the related rows, and then the related rows with these keys.
+    """
 
     field_path: str
-    #: A sentence for the page if not all choices are offered.
+    #: A sentence for the page if the filter does not offer all choices; else empty.
     note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
-        # Overrides RelatedOnlyFieldListFilter.field_choices, which uses a subquery.
+        # Overrides RelatedOnlyFieldListFilter.field_choices, which reads the keys in a subquery.
         rows = model_admin.get_queryset(request).order_by()
         all_keys = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
         keys = list(all_keys[: global_lookups.MAX_VALUES + 1])
@@ -147,7 +157,10 @@ class _EvaluatedChoices(_Related):
 
 
 class _GlobalFieldFilter:
-    """Filters by a field of a global model: looked up there first, then on the shards by key."""
+    """Mixin for filters by a field of a global model, to which rows of the shards refer.
+
+    It looks up the global rows first, and then filters the rows of the shards by their keys.
+    """
 
     global_lookup: GlobalLookup
     used_parameters: dict[str, Any]
@@ -163,5 +176,5 @@ class _GlobalFieldFilter:
         )
 
     def get_facet_queryset(self, changelist: Any) -> Any:
-        # Overrides FacetsMixin.get_facet_queryset: counting would take a join.
+        # Overrides FacetsMixin.get_facet_queryset, whose query would join the global database.
         return unknown_counts()

@@ -1,4 +1,4 @@
-"""Forms of sharded rows: a stored row keeps its shard key; a new row gets that of the page."""
+"""Forms of sharded rows. A stored row keeps its shard key; a new row gets the key of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
-    # With private methods of Django that the stubs leave out.
+    # Base classes with Django's private methods, which the stubs leave out.
     class _ModelForm(forms.ModelForm[Any]):
         def _get_validation_exclusions(self) -> set[str]: ...
 
@@ -37,7 +37,7 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# Random shards that are tried before a user is refused.
+# The number of random shards that draw_shard() tries before it gives up.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -47,11 +47,11 @@ KEY_STAYS = (
 
 
 class KeepsKey(_ModelForm):
-    """A model form that does not change the shard key of a stored row.
+    """Model form that does not let a user change the shard key of a stored row.
 
-    Mixed into the project's own form by :func:`with_fixed_key`. ``new_key`` is the key for a new
-    row, if the page sets it; ``new_shard`` is the number of the shard for a new row whose key is
-    generated.
+    :func:`with_fixed_key` mixes it into the project's own form. ``new_key`` is the shard key for a
+    new row; None if the page does not set it. ``new_shard`` is the number of the shard for a new
+    row whose key is generated; None if any shard may take it.
     """
 
     sharded: ShardOptions
@@ -72,7 +72,7 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The key that the row has and keeps; None if the form sets it."""
+        """The shard key that the row has and must keep; None if the user types the key in."""
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
         value = self.instance.__dict__.get(self._key.attname)
@@ -87,9 +87,10 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # A project's own model admin may have a form field for the key.
+            # The form has a field for the key: the project's own model admin asked for it.
             value = self.cleaned_data.get(name, key)
-            if isinstance(value, Model):  # The related row, or the row of a hidden id.
+            # The fields of foreign keys, and of hidden ids, yield rows: take the key from the row.
+            if isinstance(value, Model):
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)
             same = self._key.get_prep_value(value) == key
@@ -106,15 +107,17 @@ class KeepsKey(_ModelForm):
             self.add_error(name if name in self.fields else None, error)
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Overrides BaseModelForm's. Django skips a constraint if one of its fields is not in the
-        # form. The key is not in the form, but in most constraints of a sharded model.
+        # Overrides BaseModelForm's, to have constraints over the shard key checked. Django skips a
+        # constraint if one of its fields is not in the form. The key is not in the form, but it is
+        # in most constraints of a sharded model.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Django would raise ValueError for an error of a field that is not in the form.
+        # Errors of the key are changed below if the form has no field for it: Django would raise
+        # ValueError for an error of a field that is not in the form.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -128,7 +131,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # No error for a stored row: it keeps its key, even if the row that it names is gone.
+            # For a stored row the errors of the key are dropped: the row keeps its key, even if
+            # the key refers to a row that is gone.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 
@@ -141,12 +145,16 @@ def with_fixed_key(
     new_shard: int | None = None,
     hidden: Any = (),
 ) -> type[Any]:
-    """A subclass of ``form`` with :class:`KeepsKey`.
+    """Return a subclass of ``form`` with :class:`KeepsKey`; ``form`` if the model has no shard key.
 
-    :param hidden: names of declared fields to leave out.
+    :param new_key: see :class:`KeepsKey`.
+    :param new_shard: see :class:`KeepsKey`.
+    :param hidden: names of fields to leave out if ``form`` declares them.
     """
     if options.key is None:
-        return form  # A row of an automatic many-to-many table is on the shard of its instance.
+        # Rows of an automatic many-to-many table have no key: their shard is that of the rows that
+        # they connect.
+        return form
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)
     attributes |= {"sharded": options, "new_key": new_key, "new_shard": new_shard}
@@ -156,18 +164,22 @@ def with_fixed_key(
 
 
 def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
-    """``formset``, which may be the project's own, as a subclass of ``base``, a formset of this module."""
+    """Return ``formset`` if it is a subclass of ``base``; else a class derived from both.
+
+    :param formset: a formset class, perhaps of the project.
+    :param base: a formset class of this module.
+    """
     if issubclass(formset, base):
         return formset
     return type(formset.__name__, (base, formset), {})
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset that queries its own shard only."""
+    """A formset that queries only the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields, which would look up a row that is gone, or never
-        # was there, without a shard.
+        # Overrides BaseModelFormSet.add_fields. For a form whose row is gone or never existed, its
+        # field would query for the row without naming a shard: let the field find nothing.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -184,7 +196,8 @@ class OnShardFormSet(_ModelFormSet):
 
     @contextmanager
     def _on_shard(self) -> Iterator[None]:
-        # To find what a deletion takes along, InlineModelAdmin's form asks the router for an alias.
+        # InlineModelAdmin's form looks for related rows that a deletion would delete too, and asks
+        # the router where. Let the router answer with the shard of the formset's rows.
         rows = list(self.get_queryset())
         if rows:
             with standing_on(rows[0]._state.db):
@@ -194,16 +207,16 @@ class OnShardFormSet(_ModelFormSet):
 
 
 class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
-    """Children on the shard of their parent; new ones get its key.
+    """A formset of children on the shard of their parent. New children get the parent's shard key.
 
-    The children of a global row are saved in one transaction of their shard, which commits before
-    that of the row. If the row is new, they are saved after its commit: else they could be left
-    under a key that no row has.
+    If the parent is in the global database, its children are saved in one transaction of their
+    shard. This transaction commits before that of the parent. If the parent is new, its children
+    are saved after its commit; otherwise they could be left under a key that no row has.
     """
 
-    #: The shard of the children of a global row, if they have one.
+    #: The shard of the children, if the parent is in the global database and they have a shard.
     home: Shard | None = None
-    #: Why the children of a global row are not shown.
+    #: The reason why the children of a global parent cannot be shown; empty if they can.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -214,7 +227,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         rows = super().get_queryset()
         if self.home is None or self._outage:
             return rows
-        # The page is about a global row: it is shown without the children if their shard is down.
+        # The parent is in the global database: show it without its children if their shard is down.
         try:
             len(rows)
         except DatabaseError as exc:
@@ -231,7 +244,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         super().clean()
 
     def non_form_errors(self) -> Any:
-        # The template shows these above the forms.
+        # Add the outage to the errors that the template shows above the forms.
         errors = super().non_form_errors()
         if self._outage and not self.is_bound:
             return self.error_class([self._outage], error_class="nonform")
@@ -243,7 +256,7 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Again, because the key of a new parent may have been generated only now.
+        # Set the key again: that of a new parent may have been generated since the form was made.
         self._set_key(form.instance)
         return super().save_new(form, commit)
 
@@ -251,7 +264,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         options = shard_options(self.model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The transaction of a global row is on another database.
+        # The parent is in the global database, and so is the view's transaction: the children need
+        # a transaction on their shard.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)
@@ -273,20 +287,23 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        if not options.key_is_generated:  # A generated key gets its shard from the foreign key.
+        # A generated key gets the parent's shard from the foreign key.
+        if not options.key_is_generated:
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether a shard takes new rows that are bound to no shard."""
+    """Whether shard ``number`` takes new rows that may be put on any shard."""
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0
 
 
 def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard | None:
-    """A random shard for a new row whose key is generated, among those that ``permits`` allows.
+    """Return a random shard, open for new rows, for a new row whose key is generated.
 
-    None if no shard is open, or none of a thousand random ones is allowed.
+    Return None if no shard is open, or if ``permits`` allows none of a thousand random shards.
+
+    :param permits: whether the user may put rows on a shard.
     """
     strategy = runtime.strategy(options.group)
     for _ in range(_DRAWS):

@@ -1,7 +1,7 @@
-"""Lookups of sharded models that lead to the global database are answered there first.
+"""Lookups of sharded models by columns of the global database.
 
-``owner__username__icontains`` is a join that no shard can make. The global database is asked for
-the ids of the owners, and then the shards for rows with ``owner__in`` these ids.
+``owner__username__icontains`` is a join that no shard can make. So the global database is asked
+first for the ids of the owners, and then the shards for rows with ``owner__in`` these ids.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.scatter.failures import is_node_gone
 
-#: Values of the global database that a lookup passes on to the shards, at most.
+#: The most values of the global database that a lookup passes on to the shards.
 MAX_VALUES = 1000
 
 
 @dataclass(frozen=True)
 class GlobalLookup:
-    """A lookup of a sharded model, split where it leaves the shards.
+    """A lookup of a sharded model, split after the foreign key that leads to the global database.
 
-    ``prefix`` is the path to the foreign key, ``model`` the global model to which the key refers,
-    ``rest`` the lookup of that model, ``attname`` the attribute to which the key refers.
+    For ``owner__username__icontains``, ``prefix`` is the path to the foreign key (``owner``),
+    ``model`` the global model that the key refers to, ``rest`` the lookup of that model
+    (``username__icontains``), and ``attname`` the attribute of that model that the key refers to
+    (``id``).
     """
 
     prefix: str
@@ -38,15 +40,17 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup of the sharded model for the values of :meth:`find`."""
+        """The lookup of the sharded model that takes the values of :meth:`find`: ``owner__in``."""
         return f"{self.prefix}__in"
 
     def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
-        """The values by which rows of shards refer to rows of ``queryset``, of the global model.
+        """Return the values with which foreign keys refer to the global rows of ``queryset``.
 
-        One query. At most :data:`MAX_VALUES`; if there are more, :func:`lookup_notes` say so.
+        Costs one query. Returns at most :data:`MAX_VALUES` values. If there are more, a sentence
+        for :func:`lookup_notes` says so.
 
-        :param term: the text that the user looks for.
+        :param queryset: rows of the global model.
+        :param term: the text that the user looks for, for that sentence.
         """
         values = list(
             queryset.order_by().values_list(self.attname, flat=True).distinct()[: MAX_VALUES + 1]
@@ -60,38 +64,44 @@ class GlobalLookup:
         return values[:MAX_VALUES]
 
     def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
-        """The same, by lookups of the global model: name -> lists of values, as in ChangeList.
+        """Return the values of :meth:`find` for the global rows that match ``lookups``.
 
+        :param lookups: a dict from lookups of the global model to lists of values. It has the form
+            of the dict of lookups in ``ChangeList``.
         :raises IncorrectLookupParameters: a lookup or a value is wrong.
         """
         term = ", ".join(str(value) for values in lookups.values() for value in values)
         try:
             condition = build_q_object_from_lookup_parameters(lookups)
             return self.find(self.model._default_manager.filter(condition), request, term)
-        except Exception as error:  # As ChangeList.get_queryset(): lookups may raise anything.
-            # A database error may mean a wrong pattern of a regex. An unreachable database does
-            # not make the lookup wrong.
+        except Exception as error:  # As in ChangeList.get_queryset(): lookups may raise anything.
+            # Most database errors mean a wrong lookup, such as a bad regular expression. But the
+            # lookup is not wrong if the database cannot be reached.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error
 
 
 def lookup_notes(request: Any) -> list[str]:
-    """Sentences about lookups of this request that match too much, and are answered in part."""
+    """Return sentences about lookups of this request that match too many global rows.
+
+    Only the first :data:`MAX_VALUES` of these rows were used.
+    """
     return list(_lookup_notes(request))
 
 
 def _lookup_notes(request: Any) -> dict[str, None]:
-    # A dict for its order, and because a sentence may come twice.
+    # The sentences are keys of a dict, which keeps their order and drops repeated ones.
     notes: dict[str, None] = request.__dict__.setdefault("_sharded_orm_lookup_notes", {})
     return notes
 
 
 def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
-    """``path``, a lookup of ``model``, split where it leaves the shards; None if it does not.
+    """Split ``path``, a lookup of ``model``, after its foreign key to the global database.
 
-    The foreign key's own value is on the shard: ``owner``, ``owner__id`` and
-    ``owner__isnull`` do not leave it.
+    Return None if the lookup needs no column of the global database, or ``model`` is not sharded.
+    The value of a foreign key is on the shard, so ``owner``, ``owner__id`` and ``owner__isnull``
+    need no such column.
     """
     if shard_options(model) is None:
         return None
@@ -116,7 +126,7 @@ def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
 
 
 def _leaves(foreign_key: Any, name: str, target: Any) -> bool:
-    """Whether ``name`` is another field of the global model than the key refers to."""
+    """Whether ``name`` is a field of ``target`` other than the field that ``foreign_key`` refers to."""
     try:
         field = target._meta.pk if name == "pk" else target._meta.get_field(name)
     except FieldDoesNotExist:

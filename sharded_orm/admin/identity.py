@@ -1,9 +1,10 @@
-"""The object id of a sharded row: its name in URLs and in the admin's log.
+"""The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
-Most primary keys count per group or per shard, so a primary key alone does not say where its
-row is. The object id holds the shard key as well. The row is asked for by both, on the shard to
-which the key leads *now*: a link survives the move of a key, and a forged or outdated link finds
-nothing. A row is *misplaced* if it is on another shard than its key leads to.
+Most primary keys are numbered per group or per shard, and do not tell on which shard their row is.
+So an object id holds the shard key as well. The row is looked up by both keys, on the shard to
+which the shard key leads *now*. A link therefore stays valid when its key moves to another shard,
+and a forged or outdated link finds nothing. A row is *misplaced* if it is on another shard than its
+shard key leads to.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 
-#: Between the parts of an object id; before the alias in that of a misplaced row.
+#: ``SEPARATOR`` stands between the parts of an object id. ``MISPLACED`` stands before the alias in
+#: the object id of a misplaced row.
 SEPARATOR, MISPLACED = "~", "@"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """An object id taken apart: ``pk`` on ``shard``, among the rows of ``key`` if there is one.
+    """An object id taken apart: it names the row with primary key ``pk`` on ``shard``.
 
-    ``misplaced``: the object id names the shard, because the key does not lead there.
+    ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` tells that
+    the object id holds the alias of the shard, because the row's key leads to another shard.
     """
 
     options: ShardOptions
@@ -40,7 +43,10 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """The queryset ``rows`` with this row only, on its shard; empty if there is no such row."""
+        """Narrow the queryset ``rows`` to this row, on its shard.
+
+        The result is empty if the row does not exist.
+        """
         conditions = {"pk": self.pk}
         if self.key is not None and self.options.key is not None:
             conditions[self.options.key.attname] = self.key
@@ -49,7 +55,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What :func:`identify` keeps on a row: good while the row has this alias, id and key."""
+    """What :func:`identify` stores on a row: its object id, and whether it is misplaced.
+
+    Both are valid as long as the row has this alias, primary key and shard key.
+    """
 
     alias: str
     pk: Any
@@ -60,14 +69,14 @@ class RowIdentity:
 
 
 def object_id(row: Model) -> str:
-    """The object id of a stored row, as text for ``quote()``.
+    """Return the object id of a stored row. In URLs it has to be quoted by Django's ``quote()``.
 
     - ``414~7``: shard key and primary key;
-    - ``7``: the primary key, if its values tell the shard;
+    - ``7``: the primary key alone, if its values name the shard;
     - ``@photos_00003~7``: the shard and the primary key of a misplaced row.
 
-    Costs nothing after :func:`identify`; else a look-up in the directory for a key that this
-    process does not remember.
+    Costs nothing after :func:`identify`. Otherwise it costs a look-up in the directory, which
+    records the shards of keys, if this process does not remember the shard of the row's key.
     """
     identity = _kept_identity(row)
     if identity is not None:
@@ -79,9 +88,9 @@ def object_id(row: Model) -> str:
 
 
 def is_misplaced(row: Model) -> bool:
-    """Whether a stored row is misplaced. ``save()`` and ``delete()`` refuse such a row.
+    """Whether a stored row is misplaced: on another shard than its shard key leads to.
 
-    Costs what :func:`object_id` does.
+    ``save()`` and ``delete()`` refuse a misplaced row. Costs as much as :func:`object_id`.
     """
     identity = _kept_identity(row)
     if identity is not None:
@@ -98,11 +107,11 @@ def is_misplaced(row: Model) -> bool:
 
 
 def identify(rows: Iterable[Model]) -> list[Model]:
-    """Keep the answers of :func:`object_id` and :func:`is_misplaced` on each of ``rows``.
+    """Store the results of :func:`object_id` and :func:`is_misplaced` on each of ``rows``.
 
     Costs at most one query of the directory for all rows of a model.
 
-    :return: the misplaced ones among them.
+    :return: the misplaced rows.
     """
     rows_by_model: dict[type[Model], list[Model]] = {}
     for row in rows:
@@ -148,7 +157,10 @@ def _kept_identity(row: Model) -> RowIdentity | None:
 
 
 def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """The object id with the alias, with the shard key, or of the primary key alone."""
+    """Return an object id with ``alias``, or with ``key``, or with the primary key alone.
+
+    ``key`` is used if ``alias`` is None; the primary key alone, if both are None.
+    """
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
     if alias is not None:
         return f"{MISPLACED}{alias}{SEPARATOR}{pk}"
@@ -156,11 +168,11 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """Take apart an object id, as :func:`object_id` returns it.
+    """Take apart an object id that :func:`object_id` has returned.
 
-    :param within: the shard that the rest of the URL names. A primary key alone is enough then,
-        as in links of Django's widgets.
-    :raises InvalidObjectID: no row can have that object id, or its key has no shard.
+    :param within: the shard that the rest of the URL names; None if it names no shard. With a
+        shard, ``text`` may be a primary key alone, as in links of Django's widgets.
+    :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:

@@ -1,4 +1,4 @@
-"""Inlines of sharded models: children of the page's row, on its shard and under its key."""
+"""Inlines of sharded models, whose rows are on the shard of the page's row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ else:
 
 
 class ShardedInlineChecks(InlineModelAdminChecks):
-    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # Django's checks of inlines narrow it so, too
+    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # Django's checks of inlines narrow its type, too
         errors = super().check(inline_obj, **kwargs)
         return errors or self._check_shard(inline_obj)
 
@@ -61,10 +61,11 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 
 
 class ShardedInlineMixin(PickersMixin, _Inline):
-    """Mixin for inlines of sharded models, together with one of Django's inline classes.
+    """Mixin for inlines of sharded models; combine it with one of Django's inline classes.
 
-    The shard key is no field of the form: new rows get the parent's. The parent is of the same
-    group; or it is of the global database, and the inline's foreign key to it is the shard key.
+    The forms of the inline have no field for the shard key: new rows get their parent's key. The
+    parent is in the same shard group; or it is in the global database, and the inline's foreign key
+    to it is the shard key.
     """
 
     formset: Any = InlineFormSetOnShard
@@ -90,13 +91,17 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
     def _fields_filled_in(self, request: HttpRequest) -> list[str]:
-        """The fields without a form field: the shard key, and a generated primary key."""
+        """Return the names of fields that the user does not fill in.
+
+        These are the shard key, unless it is the foreign key to the parent, and a primary key that
+        is generated.
+        """
         options, pk = self.shard_options, self.opts.pk
         names = []
         if options.key is not None and options.key is not _foreign_key(self):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # Excluded, so that the admin's template has the primary key in a hidden field.
+            # If the primary key is excluded, the admin's template puts it into a hidden field.
             names.append(pk.name)
         return names
 
@@ -106,7 +111,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         kwargs["formset"] = with_base(kwargs.get("formset", self.formset), InlineFormSetOnShard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            raise PermissionDenied  # Not from Django's views, which leave the inline out then.
+            # Django's views do not get here: they leave out an inline without permission.
+            raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
         set_scope(request, ShardScope(options, shard=home, home=home))
@@ -115,7 +121,10 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return formset
 
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
-        """The shard of the parent's children; None while the parent has none."""
+        """Return the shard of the children of ``parent``; None if it is not known yet.
+
+        :param parent: the row of the page; None on the page for a new row.
+        """
         options = self.shard_options
         parent = unwrap(parent)
         if parent is None or shard_options(type(parent)) is not None:
@@ -123,8 +132,9 @@ class ShardedInlineMixin(PickersMixin, _Inline):
                 return runtime.topology().resolve(parent._state.db)
             above = shard_options(self.parent_model)
             return None if above is None else scope_of(request, above).home
-        # The parent is global, and its key tells the shard.
-        foreign: Any = options.key  # A foreign key to the parent; E070 refuses any other.
+        # The parent is in the global database, and the shard key is the foreign key to it: the
+        # system check E070 refuses any other shard key.
+        foreign: Any = options.key
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
 
@@ -134,7 +144,11 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     # -- Permissions -----------------------------------------------------------
 
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
-        """A hook, like that of the model's own model admin, which decides by default."""
+        """Whether the user may look at ``shard`` and change its rows.
+
+        Unless overridden, the same method of the model's own model admin decides; without such a
+        model admin, True.
+        """
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
 
@@ -147,7 +161,10 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     @cached_property
     def _restricts_shards(self) -> bool:
-        """Whether a hook may refuse shards. If not, no shard has to be looked up for a permission."""
+        """Whether an overridden ``has_shard_permission()`` may refuse shards.
+
+        If not, permissions can be decided without looking up the shard.
+        """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True
         own = self._own_admin
@@ -163,11 +180,12 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # Without a shard there are no rows to see. New rows may be put on any shard.
+        # If the shard is not known, there are no rows to see. A new row may be put on any shard, so
+        # the user needs the permission for all of them.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's inlines have one argument more than its model admins
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # In Django too, it has one argument more for inlines than for model admins
         return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -181,11 +199,11 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
 
 class ShardedTabularInline(ShardedInlineMixin, _Tabular):
-    """``TabularInline`` for rows on the shard of the page's row."""
+    """``TabularInline`` for a sharded model, whose rows are on the shard of the page's row."""
 
 
 class ShardedStackedInline(ShardedInlineMixin, _Stacked):
-    """``StackedInline`` for rows on the shard of the page's row."""
+    """``StackedInline`` for a sharded model, whose rows are on the shard of the page's row."""
 
 
 def _foreign_key(inline: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Misplaced rows, which are on another shard than their key leads to, are kept out of actions.
+"""Find misplaced rows, which are on another shard than their shard key leads to.
 
-``save()`` refuses such a row. ``QuerySet.update()`` on a shard cannot: it sees no keys.
+Admin actions leave them out. ``save()`` refuses such a row, but ``QuerySet.update()`` on a shard
+cannot refuse it, because it reads no keys.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: Shard keys whose misplaced rows an action leaves out; with more of them, the action fails.
+#: The most shard keys of which an action can leave out the misplaced rows on one shard. If there
+#: are more, the action fails.
 MAX_MISPLACED_KEYS = 1000
-#: Keys that are read and located at once.
+#: The number of shard keys that are read in one query, and then located together.
 _BATCH = 1000
 
 
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
-    """The condition for the misplaced rows of ``rows``, a queryset on ``shard``; None without any.
+    """Return a condition for the misplaced rows among ``rows``; None if there are none.
 
-    Costs a query for each 1000 different shard keys of the rows, and one of the directory for
-    those of them that this process does not remember.
+    Each 1000 different shard keys of ``rows`` cost one query of ``shard``. If this process does not
+    remember the shards of all these keys, they also cost one query of the directory, the table that
+    records the shard of each key.
 
-    :raises TooManyMisplaced: more than :data:`MAX_MISPLACED_KEYS` keys lead elsewhere.
+    :param rows: a queryset on ``shard``.
+    :raises TooManyMisplaced: the misplaced rows have more than :data:`MAX_MISPLACED_KEYS` keys.
     """
     key: Any = options.key
     if key is None:
@@ -57,7 +61,10 @@ def _different_keys(rows: Any, attname: str) -> Iterator[list[Any]]:
 
 
 def shard_numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
-    """The numbers of the shards to which ``keys`` lead; None for a key that leads nowhere."""
+    """Return the number of the shard to which each of ``keys`` leads, as a dict by key.
+
+    The number is None for a key that leads to no shard.
+    """
     try:
         return runtime.strategy(group).locate_many(keys)
     except RoutingError:

@@ -18,14 +18,16 @@ class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectV
         class PhotoAdmin(ShardedModelAdmin):
             list_display = ["title", "owner", "posted_at"]
 
-    Takes all options of Django's. The changelist shows one shard, the rows of one key, or all
-    shards. The URL of a row holds its key. The key of a stored row is read-only.
+    Takes all options of Django's ``ModelAdmin``. The changelist shows one shard, the rows of one
+    shard key, or all shards. The URL of a row holds its shard key. The shard key of a stored row is
+    read-only.
 
-    Hooks beside Django's: :meth:`has_shard_permission`, and :meth:`get_queryset`, which is
-    restricted to the scope of the request.
+    A hook in addition to Django's is :meth:`has_shard_permission`. The queryset that
+    :meth:`get_queryset` returns is restricted to the scope of the request: one shard, one key or
+    all shards.
 
     Thread-safe: one instance serves all requests of its site, in any number of threads. Data of a
-    request is kept on the request.
+    request is kept on the request object.
     """
 
     checks_class = ShardedModelAdminChecks

@@ -1,4 +1,4 @@
-"""The pages of one row: change, add, history, view on site."""
+"""The admin pages of one row: change, add, history, and view on site."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ _SAVE_AS_NEW = "_saveasnew"
 
 
 class ObjectViewsMixin(AddViewMixin):
-    """The views of :class:`ShardedModelAdmin` that show and save one row."""
+    """Mixin of :class:`ShardedModelAdmin` with the views that show and save one row."""
 
     # -- Find the row ----------------------------------------------------------
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """The row that a URL names, or None; see :mod:`sharded_orm.admin.identity`.
+        """Return the row that the object id in a URL names; None if there is no such row.
 
-        Its shard is the scope of the request from then on.
+        Object ids are described in :mod:`sharded_orm.admin.identity`. The row's shard becomes the
+        scope of the request (:class:`ShardScope`).
         """
         options = self.shard_options
         try:
@@ -63,7 +64,7 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # With the key, for related rows that are added from this page.
+        # Add the shard key to the scope, for related rows that the user adds from this page.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -71,9 +72,11 @@ class ObjectViewsMixin(AddViewMixin):
     def _find(
         self, request: HttpRequest, object_id: str, from_field: str | None
     ) -> tuple[Shard, Callable[[Any], Any]]:
-        """The shard of a row, and a function that narrows a queryset to the row.
+        """Return the shard of a row, and a function that narrows a queryset to the row.
 
-        Queries the directory at most.
+        Costs at most a query of the directory; the shard is not queried.
+
+        :param from_field: the field of which ``object_id`` is a value; None for an object id.
         """
         options, within = self.shard_options, self.focus(request).shard
         by_object_id = from_field in (None, self.opts.pk.name)
@@ -84,7 +87,7 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # A link of a widget, by the field that a foreign key refers to.
+        # The link is one of a widget. It names the row by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         home = locate(options, value) if options.names_shard(field) else within
@@ -95,9 +98,9 @@ class ObjectViewsMixin(AddViewMixin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> Any:
-        # Overrides ModelAdmin's, which goes to the index: a link that names no row is a 404.
+        # Overrides ModelAdmin's, which redirects to the index. Answer a link to no row with a 404.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            raise PermissionDenied  # A 404 would say which keys exist.
+            raise PermissionDenied  # A 404 would tell this user which keys exist.
         text = unquote(object_id)
         try:
             parse(self.shard_options, text, self.focus(request).shard)
@@ -118,10 +121,11 @@ class ObjectViewsMixin(AddViewMixin):
         form_url: str = "",
         extra_context: Any = None,
     ) -> Any:
-        """Django's view, on the row's shard. An error rolls back a POST with its log entry.
+        """Run Django's view, which adds or changes a row, on the row's shard.
 
-        The transaction of the shard is inside that of the global database, so the shard commits
-        first. If the process dies between the two commits, the row is saved without a log entry.
+        An error rolls back what a POST has written, on the shard and in the admin's log. The
+        transaction of the shard is inside that of the log, so the shard commits first. If the
+        process dies between the two commits, the row is saved without a log entry.
         """
         try:
             if object_id is None:
@@ -142,7 +146,7 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # The row was moved since its form was checked, or relates to one that was.
+            # The row has moved to another shard since its form was checked, or refers to such a row.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -151,7 +155,7 @@ class ObjectViewsMixin(AddViewMixin):
             return self._shard_down(request, exc)
 
     def _scope_to_row(self, request: HttpRequest, object_id: str) -> None:
-        """Set the scope to the row's shard, before Django's view opens a transaction on it."""
+        """Make the row's shard the scope of the request, before Django's view opens a transaction."""
         to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
         if to_field and not self.to_field_allowed(request, to_field):
             raise DisallowedModelAdminToField(f"The field {to_field} cannot be referenced.")
@@ -163,7 +167,11 @@ class ObjectViewsMixin(AddViewMixin):
             set_scope(request, ShardScope(self.shard_options, shard=home, home=home))
 
     def _prepare_copy(self, request: HttpRequest, object_id: str) -> None:
-        """For "save as new": the copy gets the key of the original, or is put on its shard."""
+        """Set the scope of the request for "save as new".
+
+        The copy gets the shard key of the original. If the key is generated, the copy gets a new
+        one on the same shard.
+        """
         row = self.get_object(request, unquote(object_id))
         if row is None:
             self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
@@ -180,7 +188,7 @@ class ObjectViewsMixin(AddViewMixin):
             new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
             new_row["new_key"] = scope.key
-        # Also a form that the project passes in, as Django's documentation recommends.
+        # A project may pass in its own form, as Django's documentation recommends: wrap that too.
         form = kwargs.get("form", self.form)
         kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:
@@ -206,11 +214,12 @@ class ObjectViewsMixin(AddViewMixin):
         key = self.shard_options.key
         if self.fields or key is None or key.name not in fields:
             return fields
-        # First, as in the model, and not at the end with the read-only fields.
+        # Show the shard key first, and not at the end with the other read-only fields.
         return [key.name, *(field for field in fields if field != key.name)]
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        # Only now is the shard of a row known whose key was typed in, or generated.
+        # Check the permission for the new row's shard. If the shard key was typed in or generated,
+        # the shard is known only now.
         if not change and not self._may_access(request, form.instance, write=True):
             raise PermissionDenied
         super().save_related(request, form, formsets, change)
@@ -226,7 +235,7 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # Without a key, the shard of a new row is not known yet.
+        # The shard of a new row is not known before its key, unless the key is to be generated.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -245,8 +254,8 @@ class ObjectViewsMixin(AddViewMixin):
             handled_by_django.add(_SAVE_AS_NEW)
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
-        # As Django's method does in the end, but with a link by the object id. The method that is
-        # called last is a hook for projects.
+        # Do what Django's method does after a plain "Save", but link to the row by its object id.
+        # response_post_save_add() is a hook for projects.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
@@ -261,7 +270,8 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # Such as a link of a widget. The log knows the row by its object id only.
+                # The URL names the row in another way, as links of widgets do. The log knows the
+                # row only by its object id: redirect to the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -286,11 +296,11 @@ class ObjectViewsMixin(AddViewMixin):
         info = self.opts.app_label, self.opts.model_name
         view = self.admin_site.admin_view(self.site_view)
         own = path("<path:object_id>/site/", view, name="{}_{}_site".format(*info))
-        # Before Django's last pattern, which matches everything.
+        # This pattern goes before Django's, because the last of them matches everything.
         return [own, *super().get_urls()]
 
     def site_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect to ``get_absolute_url()`` of the row."""
+        """Redirect to the row's ``get_absolute_url()``."""
         try:
             row = self.get_object(request, unquote(object_id))
         except DatabaseError as exc:
@@ -302,18 +312,21 @@ class ObjectViewsMixin(AddViewMixin):
         return HttpResponseRedirect(row.get_absolute_url())
 
     def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """The page for a shard that is down; any other error is raised."""
+        """Return the page for a shard that does not answer; raise any other ``error``."""
         scope = self.focus(request)
         if scope.home is None or not is_failure(error):
             raise error
         return shard_down_page(self, request, scope, error)
 
     def change_url(self, row: Any) -> str:
-        """The page of a row in this admin site."""
+        """Return the URL of the change page of ``row`` in this admin site."""
         return str(change_url(row, self.admin_site.name))
 
 
 def _action(request: HttpRequest) -> str:
-    """The URL for the page's form. Django would leave out the parameters of the scope."""
+    """Return the URL to which the page's form posts; empty if the page's URL names no scope.
+
+    It keeps the parameters for a shard and a key, which Django would leave out.
+    """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

@@ -1,4 +1,4 @@
-"""Pages of the rows of many shards: without a count, and with one page in memory at most."""
+"""Pages of rows of many shards. Rows are not counted, and at most one page is in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: The last row that a page may show: every shard reads all rows before a page, and drops them.
+#: The number of the last row that a page may show. Late pages cost much: for each page, every shard
+#: reads all rows before it, and drops them.
 LAST_ROW = 10_000
 
 
 @dataclass(frozen=True)
 class PageOfRows:
-    """One page: its rows, whether there are more, and the shards that failed."""
+    """One page: its rows, whether there are more rows, and the shards that failed.
+
+    ``seconds`` is how long the query took. ``errors`` are keyed by the alias of the shard.
+    """
 
     rows: list[Any]
     more: bool
@@ -41,7 +45,7 @@ class PageOfRows:
 
     @property
     def silent(self) -> bool:
-        """Whether all shards have failed."""
+        """Whether the query failed on all shards."""
         return len(self.errors) == self.shards > 0
 
     @property
@@ -58,30 +62,31 @@ class PageOfRows:
 
 
 def first_row(number: int, size: int) -> int:
-    """The index of the first row of page ``number``, from 0."""
+    """Return the index, counted from 0, of the first row of page ``number``."""
     return (number - 1) * size
 
 
 def is_too_far(number: int, size: int) -> bool:
-    """Whether page ``number`` is beyond :data:`LAST_ROW`."""
+    """Whether page ``number`` begins after row :data:`LAST_ROW`."""
     return first_row(number, size) >= LAST_ROW
 
 
 def last_page(size: int) -> int:
-    """The last page that is not too far."""
+    """Return the number of the last page that may be shown, with ``size`` rows on each page."""
     return max(1, -(-LAST_ROW // size))
 
 
 class Pages(_Paginator):
-    """A paginator over all shards that counts nothing, and ends at :data:`LAST_ROW`.
+    """A paginator over all shards that does not count rows, and ends at :data:`LAST_ROW`.
 
-    Each page knows whether there is a next one; the number of pages is not known.
+    Each page knows whether there is a next page. The number of pages is not known.
     """
 
     def page(self, number: Any) -> Any:
-        """Read page ``number``; one query per node.
+        """Read page ``number``, with one query per node. It is empty if there are too few rows.
 
-        :raises InvalidPage: there is no such page, or it is beyond :data:`LAST_ROW`.
+        :raises InvalidPage: ``number`` is no positive integer, or the page begins after row
+            :data:`LAST_ROW`.
         """
         try:
             page_number = int(number)
@@ -103,10 +108,10 @@ class _PageOfMany(_Page):
 
 
 def read(queryset: Any, number: int, size: int) -> PageOfRows:
-    """Read page ``number`` of ``queryset``, and one row more, which shows that there is a next one.
+    """Read page ``number`` of ``queryset``, and one row more, to know whether there is a next page.
 
-    One query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions leave one shard,
-    only that shard is queried. Its failure is an error of the page, like those of other shards.
+    Costs one query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions of ``queryset``
+    allow only one shard, only that shard is queried. The errors of failed shards are in the result.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

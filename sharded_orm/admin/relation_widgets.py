@@ -1,4 +1,4 @@
-"""Widgets and form fields for relations inside the group: they offer rows of one shard."""
+"""Widgets and form fields for relations inside a shard group: they offer rows of one shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     _Completing = widgets.AutocompleteMixin
 
     class _Several(ModelMultipleChoiceField[Any]):
-        # A private method, which the stubs leave out.
+        # A private method of Django, which the stubs leave out.
         def _check_values(self, value: Any) -> Any: ...
 else:
     _Completing = object
@@ -28,9 +28,9 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """A raw id whose magnifying glass opens the changelist of one shard."""
+    """An input for the id of a related row, whose magnifying glass opens the list of one shard."""
 
-    #: The URL parameters of the scope, for its links.
+    #: URL parameters that name the shard or the key, for the links of the widget.
     scope_query: dict[str, str] = {}
 
     def url_parameters(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class RawId(widgets.ForeignKeyRawIdWidget):
 
 
 class RawIds(widgets.ManyToManyRawIdWidget):
-    """:class:`RawId` for several ids."""
+    """An input like :class:`RawId`, for the ids of several related rows."""
 
     scope_query: dict[str, str] = {}
 
@@ -59,7 +59,8 @@ class _Autocomplete(_Completing):
         return f"{super().get_url()}?{urlencode(self.scope_query)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        # Overrides AutocompleteMixin's, which queries for all values of the request.
+        # Overrides AutocompleteMixin's, which queries for all posted values: leave out values that
+        # no related row can have.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
@@ -69,11 +70,14 @@ class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
 
 
 class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
-    """:class:`Autocomplete` for several rows."""
+    """A widget like :class:`Autocomplete`, for several rows."""
 
 
 class SeveralRows(_Several):
-    """A field for several rows that refuses ids so large that SQLite would fail."""
+    """A field for several related rows. It refuses ids that no column can hold.
+
+    SQLite would fail on such ids.
+    """
 
     def _check_values(self, value: Any) -> Any:
         # Overrides ModelMultipleChoiceField's, which queries for all ids at once.
@@ -86,7 +90,7 @@ class SeveralRows(_Several):
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
-    """The links beside a widget, to add, change, delete and view related rows of the shard."""
+    """The links next to a widget that add, change, delete and view related rows of one shard."""
 
     scope_query: dict[str, str] = {}
 
@@ -94,7 +98,7 @@ class Wrapper(widgets.RelatedFieldWidgetWrapper):
     def like(
         cls, original: widgets.RelatedFieldWidgetWrapper, scope_query: dict[str, str]
     ) -> Wrapper:
-        """A copy of ``original`` whose links have the parameters of the scope."""
+        """Return a copy of ``original`` whose links have the URL parameters ``scope_query``."""
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
         copy.scope_query = scope_query
@@ -109,7 +113,7 @@ class Wrapper(widgets.RelatedFieldWidgetWrapper):
 
 
 class PickersMixin(_Admin):
-    """Mixin with the form fields for relations, of a model admin or an inline."""
+    """Mixin of model admins and inlines: builds form fields for relations inside the shard group."""
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
@@ -146,7 +150,7 @@ class PickersMixin(_Admin):
         scope = self._scope(request)
         kwargs["using"] = scope.alias
         if "widget" not in kwargs:
-            # In the order of BaseModelAdmin.
+            # If a field is in both options, autocomplete wins, as in BaseModelAdmin.
             if db_field.name in self.get_autocomplete_fields(request):
                 kwargs["widget"] = autocomplete(db_field, self.admin_site, using=scope.alias)
             elif db_field.name in self.raw_id_fields:
@@ -156,7 +160,8 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Also for a queryset of the project's own. A template reads it after the view.
+            # Bind the choices to the shard, even if the project gave the queryset: the template
+            # reads them after the view, when queries have no default shard.
             rows = field.queryset
             field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
@@ -167,7 +172,7 @@ class PickersMixin(_Admin):
         return scope_of(request, options)
 
     def _options_in_group(self, db_field: Any) -> ShardOptions | None:
-        """The options of the related model, if it is of the same group; else None."""
+        """Return the options of the related model if it is in the same shard group; else None."""
         own = shard_options(self.opts.model)
         model = getattr(db_field.remote_field, "model", None)
         related = None if model is None else shard_options(model)
@@ -177,18 +182,21 @@ class PickersMixin(_Admin):
 
 
 def can_be_related(field: Any, value: Any) -> bool:
-    """Whether a related row can have this value. A database may fail over other values."""
+    """Whether ``value`` can refer to a row by the relation ``field``.
+
+    A query for other values, such as too large numbers, may make the database fail.
+    """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
 
 
 def _scope_query(scope: ShardScope) -> dict[str, str]:
-    # For a key without a shard, the key: a query for its rows finds none.
+    # Name the shard. If a key has no shard yet, name the key: a query for its rows finds none.
     return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
 
 
 def _same_key(options: ShardOptions, other: ShardOptions) -> bool:
-    """Whether a value of one model's shard key means the same in the other model."""
+    """Whether a value of the shard key means the same in both models, such as the same user."""
     key: Any = options.key
     other_key: Any = other.key
     if key is None or other_key is None or options.key_is_generated or other.key_is_generated:

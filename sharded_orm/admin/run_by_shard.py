@@ -24,7 +24,7 @@ _REFUSALS = (PermissionDenied, SuspiciousOperation, Http404)
 
 
 class _PageOfOneShard(Exception):
-    """An action on rows of several shards has returned a page."""
+    """Raised if an action returns a page although the selected rows are on several shards."""
 
 
 def run_by_shard(
@@ -34,13 +34,14 @@ def run_by_shard(
     description: str,
     run: Callable[[Part], Any],
 ) -> HttpResponseBase | None:
-    """Call ``run`` for each part of ``selection``, in a transaction on its shard, and report.
+    """Call ``run`` for the selected rows of each shard, in a transaction there, and report.
 
-    An error rolls back its shard, with the log entries of that shard, and is reported; the other
-    shards go on. Not atomic over shards (P14).
+    If ``run`` raises an error, what it wrote on that shard is rolled back, with its entries in the
+    admin's log. The error is reported, and ``run`` is called for the other shards. Not atomic over
+    several shards (P14).
 
-    :return: the page that ``run`` has returned, if there is only one part.
-    :raises PermissionDenied: ``run`` refuses, before any shard was done or has failed. The same
+    :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
+    :raises PermissionDenied: ``run`` raised it before any shard was done or had failed. The same
         holds for ``SuspiciousOperation`` and ``Http404``.
     """
     outages, done = selection.outages, list[Part]()
@@ -59,7 +60,7 @@ def run_by_shard(
                 messages.ERROR,
             )
             break
-        except Exception as error:  # Logged and reported; the other shards go on.
+        except Exception as error:  # The error is logged and reported; the other shards go on.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)
@@ -71,7 +72,8 @@ def run_by_shard(
 
 
 def _run(part: Part, run: Callable[[Part], Any], *, alone: bool) -> HttpResponseBase | None:
-    # The shard commits first: if its commit fails, the admin's log has no entry either.
+    # The transaction of the admin's log is around that of the shard, so the shard commits first. If
+    # its commit fails, the log has no entry either.
     log = transaction.atomic(using=router.db_for_write(LogEntry))
     with log, standing_on(part.alias), transaction.atomic(using=part.alias):
         response = run(part)
@@ -89,7 +91,7 @@ def report(
     done: list[Part],
     outages: Outages,
 ) -> None:
-    """Show messages: the number of rows on each shard, and each failed shard with its cause."""
+    """Tell the user the number of rows done on each shard, and the failed shards with their causes."""
     if done:
         rows = sum(part.count for part in done)
         shards = join_names(f"{part.alias} ({part.count})" for part in done)

@@ -1,4 +1,4 @@
-"""Search in fields of a sharded model, and of global models to which its rows refer."""
+"""Search in fields of a sharded model, and in fields of global models to which its rows refer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _PREFIXES = "^=@"
 
 
 def leads_to_global(model: type[Model], fields: Sequence[str]) -> bool:
-    """Whether any of the search fields is one of a global model."""
+    """Whether any of the search fields belongs to a model of the global database."""
     return any(global_lookup(model, _path(field)) is not None for field in fields)
 
 
 def search(queryset: Any, fields: Sequence[str], term: str, request: Any) -> tuple[Any, bool]:
-    """:meth:`ModelAdmin.get_search_results`, for fields of both sides.
+    """Search as :meth:`ModelAdmin.get_search_results` does, in sharded and in global fields.
 
-    One query of the global database for each word and global model; see
-    :func:`global_lookups.lookup_notes`.
+    Costs one query of the global database for each word and each foreign key to a global model. If
+    a word matches too many global rows, :func:`global_lookups.lookup_notes` says so.
 
+    :param fields: names of fields of the sharded model, and of global models to which it refers.
     :return: the rows, and whether joins may yield a row twice.
     """
     model = queryset.model
@@ -59,11 +60,11 @@ def _path(field: str) -> str:
 
 
 class _SearchFields:
-    """The parts of a model admin that ``ModelAdmin.get_search_results()`` reads from ``self``.
+    """A stand-in for a model admin, to call ``ModelAdmin.get_search_results()``.
 
-    That method is needed for some of the search fields only, and for models that may have no
-    admin. A copy of it would repeat its prefixes and lookups, and how it finds the joins that
-    yield a row twice.
+    It has the attributes that the method reads from ``self``. The method is called with only some
+    of the search fields, and for models that may have no admin. A copy of the method would repeat
+    how Django reads prefixes and lookups, and how it finds joins that yield a row twice.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:
@@ -75,5 +76,5 @@ class _SearchFields:
 
 def _search_as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
     model_admin: Any = _SearchFields(queryset.model, fields)
-    request: Any = None  # It is handed to get_search_fields(), and to nothing else.
+    request: Any = None  # Django only passes it on to get_search_fields(), which ignores it here.
     return ModelAdmin.get_search_results(model_admin, request, queryset, word)

@@ -1,4 +1,4 @@
-"""The head of a changelist: its scope, and the links and boxes to choose another one."""
+"""The picker above a changelist: it shows the chosen shard or key, and lets users choose another."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# A longer list helps nobody. A larger group offers the first permitted shard of each range; any
-# other shard can be typed.
+# The most shards that the picker lists, because a longer list helps nobody. For a larger group it
+# lists the first permitted shard of each range; any other shard can be typed.
 MAX_CHOICES = 256
-#: Parameters that do not hold for another scope: the page number, flags of this request.
+#: URL parameters that links to another shard or key must not keep: the shard and the key, the
+#: number of the page, and flags of this request.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
 @dataclass(frozen=True)
 class ShardPicker:
-    """The data of ``admin/sharded_orm/includes/picker.html``."""
+    """The data of the template ``admin/sharded_orm/includes/picker.html``."""
 
     options: ShardOptions
     parameters: QueryDict
-    #: None if the request names a scope that does not exist.
+    #: The scope of the request; None if the URL names a shard or key that does not exist.
     scope: ShardScope | None
-    #: Whether the user may look at a shard. No other shard is offered.
+    #: Tells whether the user may look at a shard. Other shards are not offered.
     permits: Callable[[Shard], bool]
 
     @cached_property
@@ -38,7 +39,7 @@ class ShardPicker:
 
     @property
     def shard(self) -> Shard | None:
-        """The shard of the scope; also that of its key, if the key has one."""
+        """The chosen shard, or the shard of the chosen key; None if there is no such shard."""
         return self.scope.home if self.scope is not None else None
 
     @property
@@ -47,7 +48,10 @@ class ShardPicker:
 
     @property
     def key_text(self) -> str:
-        """The key as a user types it; a template may write a number with separators."""
+        """The chosen key as a user types it; empty without a key.
+
+        A template could write the number with thousands separators.
+        """
         return str(self.key) if self.key is not None else ""
 
     @property
@@ -60,7 +64,7 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """``"open"`` or ``"closed"`` for new keys; empty without a shard."""
+        """Whether the chosen shard takes new keys: ``"open"`` or ``"closed"``; empty for no shard."""
         shard = self.shard
         if shard is None:
             return ""
@@ -68,7 +72,7 @@ class ShardPicker:
 
     @cached_property
     def parameters_to_keep(self) -> list[tuple[str, str]]:
-        """The parameters that hold for another scope too, for hidden inputs."""
+        """Names and values of the URL parameters to keep when another shard or key is chosen."""
         return [
             (name, value)
             for name, values in self.parameters.lists()
@@ -78,7 +82,7 @@ class ShardPicker:
 
     @property
     def choices(self) -> list[tuple[str, str]]:
-        """Aliases and descriptions of the shards to choose from."""
+        """Alias and description of each shard that the picker lists."""
         group = self.group
         if group.count <= MAX_CHOICES:
             shards = filter(self.permits, group.shards())
@@ -96,12 +100,15 @@ class ShardPicker:
 
     @property
     def all_shards_link(self) -> str:
-        """The link to all shards."""
+        """The link to the list of all shards."""
         return self._link()
 
     @cached_property
     def previous(self) -> tuple[str, str] | None:
-        """Alias and link of the shard before this one, if the scope is a shard."""
+        """Alias and link of the shard before the chosen one.
+
+        None if no shard or a key is chosen, or if there is no such shard, or it is not permitted.
+        """
         return self._neighbour(-1)
 
     @cached_property
@@ -116,7 +123,7 @@ class ShardPicker:
         return (other.alias, self.link_to(other.alias)) if self.permits(other) else None
 
     def link_to(self, alias: str) -> str:
-        """The link to a shard."""
+        """Return the link to the list of the shard ``alias``."""
         return self._link((SHARD_VAR, alias))
 
     def _link(self, *scope: tuple[str, str]) -> str:

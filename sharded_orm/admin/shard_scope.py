@@ -16,17 +16,18 @@ from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
-#: The parameter in which links of a changelist hand on its query (``get_preserved_filters()``).
+#: The URL parameter with which links from a changelist hand on the query string of that changelist
+#: (``get_preserved_filters()``).
 _PRESERVED = "_changelist_filters"
 
 
 @dataclass(frozen=True)
 class ShardScope:
-    """The part of a group that a request is about.
+    """The part of a shard group that a request is about: one shard, one shard key, or all of it.
 
-    ``shard`` and ``key`` are what the URL names; the whole group if both are None. ``home`` is
-    the one shard to ask: that shard, or the key's. It is None if the key has no shard yet, and
-    for the whole group.
+    ``shard`` and ``key`` are the shard and the shard key that the URL names. If both are None, the
+    scope is the whole group. ``home`` is the one shard to query: ``shard``, or the shard of
+    ``key``. ``home`` is None for the whole group, and for a key that has no shard yet.
     """
 
     options: ShardOptions
@@ -40,7 +41,7 @@ class ShardScope:
 
     @property
     def alias(self) -> str | None:
-        """The alias of ``home``."""
+        """The alias of ``home``; None without ``home``."""
         return self.home.alias if self.home is not None else None
 
     @property
@@ -51,13 +52,14 @@ class ShardScope:
 
     @property
     def query_string(self) -> str:
-        """The same parameters, encoded and with a question mark; empty if there are none."""
+        """:attr:`query` as a query string with its question mark; empty for the whole group."""
         return f"?{urlencode(self.query)}" if self.query else ""
 
     def restrict(self, rows: Any) -> Any:
-        """The ``rows`` of this scope; for the whole group, those of the shards that answer.
+        """Restrict the queryset ``rows`` to this scope.
 
-        On one shard the queryset names the alias, so a template may read it after the view.
+        For the whole group, rows of shards that do not answer are left out. For one shard, the
+        queryset is bound to the shard's alias, so that a template can read it after the view.
         """
         if self.everywhere:
             return rows.scatter(partial=True)
@@ -67,18 +69,20 @@ class ShardScope:
 
 
 def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
-    """The scope of ``request`` for this model.
+    """Return the scope of ``request`` for the model of ``options``.
 
-    Read once per request and model. Costs a look-up in the directory if the URL names a key.
+    The URL is read once per request and model. If it names a key, that costs a look-up in the
+    directory, which records the shards of keys.
 
-    :raises InvalidFocus: there is no such shard or key; a sentence for the user.
+    :raises InvalidFocus: the URL names a shard or a key that does not exist. The message is a
+        sentence for the user.
     """
     scopes = _scopes(request)
     scope: ShardScope | None = scopes.get(options.model)
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # The page is about a row, or a key, of another model of the group.
+            # set_scope() was called for another model of the group: take the shard of that scope.
             scope = ShardScope(options, shard=of_group.home, home=of_group.home)
         else:
             scope = read_scope(request.GET, options)
@@ -87,7 +91,9 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
 
 
 def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
-    """The scope for a new row: that of its URL, or else of the changelist that led to the page.
+    """Return the scope for a new row: the one in the URL of the add page.
+
+    If the URL names no shard or key, return the scope of the changelist that led to the add page.
 
     :raises InvalidFocus: see :func:`scope_of`.
     """
@@ -96,12 +102,12 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            return scope  # The changelist will say so.
+            return scope  # The changelist itself reports the error.
     return scope
 
 
 def set_scope(request: HttpRequest, scope: ShardScope) -> None:
-    """Make ``scope`` that of the request from now on, for all models of the group."""
+    """Make ``scope`` the scope of the request from now on, for all models of its shard group."""
     scopes = _scopes(request)
     for name, other in list(scopes.items()):
         if other.options.group == scope.options.group:
@@ -110,15 +116,15 @@ def set_scope(request: HttpRequest, scope: ShardScope) -> None:
 
 
 def _scopes(request: Any) -> dict[Any, ShardScope]:
-    """The scopes of a request, by model and by name of a group."""
+    """Return the scopes that are stored on a request, keyed by model and by name of a shard group."""
     scopes: dict[Any, ShardScope] = request.__dict__.setdefault("_sharded_orm_scopes", {})
     return scopes
 
 
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
-    """The scope that a query string names.
+    """Return the scope that the parameters ``values`` of a URL name.
 
-    :raises InvalidFocus: see :func:`scope_of`.
+    :raises InvalidFocus: there is no such shard or key, or the key is not on that shard.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
@@ -135,9 +141,9 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def named_shard(options: ShardOptions, alias: str) -> Shard:
-    """The shard with that alias, of the model's group.
+    """Return the shard ``alias`` of the model's shard group.
 
-    :raises InvalidFocus: there is none.
+    :raises InvalidFocus: the group has no such shard.
     """
     shard = runtime.topology().resolve(alias)
     if shard is None or shard.group != options.group:
@@ -150,9 +156,9 @@ def named_shard(options: ShardOptions, alias: str) -> Shard:
 
 
 def read_key(options: ShardOptions, text: str) -> Any:
-    """The value of the shard key that ``text`` stands for, as the database would store it.
+    """Return ``text`` as a value of the shard key, as the database would store it.
 
-    :raises InvalidFocus: the field cannot have the value.
+    :raises InvalidFocus: the key's field cannot have the value, or the model has no shard key.
     """
     field: Any = options.key
     if field is None:
@@ -164,14 +170,16 @@ def read_key(options: ShardOptions, text: str) -> Any:
 
 
 def stored_value(field: Any, text: Any) -> Any:
-    """``text`` as a stored value of ``field``, or of the field that a foreign key refers to.
+    """Return ``text`` as a value of ``field``, as the database would store it.
 
-    None if no row can have the value.
+    For a foreign key, it is a value of the field that the key refers to. Return None if no row can
+    have the value.
     """
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # SQLite fails on a number that no column can hold, if the number is in a list.
+        # The validators refuse a number that no column can hold. SQLite would fail on such a number
+        # in a list of values.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
@@ -179,7 +187,7 @@ def stored_value(field: Any, text: Any) -> Any:
 
 
 def locate(options: ShardOptions, key: Any) -> Shard | None:
-    """The shard of a key; None while the key has none.
+    """Return the shard of the shard key ``key``; None if the key has no shard yet.
 
     :raises InvalidFocus: no row can have the key.
     """
@@ -192,7 +200,7 @@ def locate(options: ShardOptions, key: Any) -> Shard | None:
     except InvalidShardKey as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
     except RoutingError as exc:
-        # The message of this error names the shard.
+        # Do not quote this error: it names a shard, which the user may not be allowed to see.
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard.") from exc
 
 

@@ -1,1 +1,1 @@
-"""The fleet pages: shards, tickets, operations and the topology, in the admin."""
+"""The fleet pages of the admin: shards, ticket servers, operations, and the topology."""

@@ -1,4 +1,4 @@
-"""The page that finds a key: the shard of its rows, and why they are there."""
+"""The admin page that finds a shard key: on which shard its rows are, and why."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ from sharded_orm.operations.shards.where import (
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import Shard
 
-#: Keys of a shard that are counted in the directory, at most.
+#: The most keys of a shard that a page counts in the directory, which records the shard of each key.
 _MAX_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
 class KeyReport:
-    """Everything about a key: where it leads, and its entry in the directory."""
+    """What the page shows of a key: where the key leads, and its entry in the directory.
+
+    The directory is the table that records the shard of each key. ``entry`` is None if the
+    directory has no entry for the key, or if the group of the key uses no directory.
+    """
 
     location: KeyLocation
     entry: PlacementEntry | None
@@ -47,7 +51,7 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another placement than the directory has."""
+        """Whether this process remembers another shard for the key than the directory has."""
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
         )
@@ -57,7 +61,8 @@ class KeyReport:
 class KeyCount:
     """The number of keys that the directory places on a shard.
 
-    ``number`` is None if the directory does not answer. ``more``: whether there are more keys.
+    ``number`` is None if the directory does not answer. ``more`` is true if counting stopped at
+    ``number``, and there are more keys.
     """
 
     number: int | None
@@ -65,13 +70,13 @@ class KeyCount:
 
 
 class DirectoryPages(FleetAdmin):
-    """Views that find a key, and forget what is cached of it."""
+    """Views that find a shard key, and that remove the data of a key from the cache."""
 
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """Find a key by ``model``, ``field`` (by default the shard key) and ``value``.
+        """Find a key by the URL parameters ``model``, ``field`` and ``value``.
 
-        ``by`` stands for ``model`` and ``field`` together. Costs one query of the directory, or
-        two; no shard is queried.
+        ``field`` is by default the shard key. The parameter ``by`` may name both model and field,
+        as ``model:field``. Costs one or two queries of the directory; no shard is queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -96,7 +101,10 @@ class DirectoryPages(FleetAdmin):
         )
 
     def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
-        """Names and URLs of the models of the group whose changelist can show the rows of the key."""
+        """Return names and URLs of the changelists that can show the rows of the key.
+
+        There is one for each model of the shard group that has this shard key.
+        """
         query = urlencode({"_key": location.key})
         return [
             (str(model._meta.verbose_name_plural), f"{url}?{query}")
@@ -105,7 +113,7 @@ class DirectoryPages(FleetAdmin):
         ]
 
     def forget_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for confirmation, then invalidate what is cached of a key."""
+        """Ask for confirmation, then remove the data of a key from the cache."""
         if (refused := self.require_operator(request)) is not None:
             return refused
         model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
@@ -127,7 +135,8 @@ class DirectoryPages(FleetAdmin):
         model_class = sharded_model(location.model).model
         try:
             labels = ask_service("the cache", lambda: forget_key(model_class, location.key))
-        except (TypeError, ValueError) as exc:  # Not a valid key of another model of the group.
+        except (TypeError, ValueError) as exc:
+            # Another model of the group cannot have this value as its key.
             labels = str(exc)
         if isinstance(labels, str):
             return self.refuse(request, labels, back)
@@ -146,14 +155,15 @@ def _model_and_field(request: HttpRequest) -> tuple[str, str]:
 
 
 def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
-    """Everything about a key; or a sentence that says why nothing can be found.
+    """Return what the page shows of a key; or a sentence that says why the key cannot be found.
 
     :raises PermissionDenied: the user may not look into the group.
     """
     try:
         options = sharded_model(model)
     except UnknownModel as exc:
-        # The message lists the models of all groups.
+        # The text of the error lists the models of all groups: show it only to users who may look
+        # into all groups.
         return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
@@ -163,12 +173,16 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
         has_directory = isinstance(runtime.strategy(location.group), DirectoryStrategy)
         return KeyReport(location, directory_entry(location), has_directory)
 
-    # In a thread, like queries of nodes: the directory may be a server that does not answer.
+    # Ask with a time limit, in a thread: the directory may be a server that does not answer.
     return ask_service("the directory", look)
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
-    """For each group, the fields whose values tell the shard: the value of ``by``, and a text."""
+    """Return the choices of model and field, for each shard group that the user may look into.
+
+    The fields are those whose values name the shard. A choice is a value of the URL parameter
+    ``by``, and a text.
+    """
     allowed = groups_of(request)
     fields: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for model in apps.get_models():
@@ -187,7 +201,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the key of ``location`` is a key of this model, too."""
+    """Whether the key of ``location`` is also a value of the shard key of the model of ``options``."""
     if options.key is None:
         return False
     label = options.model._meta.label
@@ -198,7 +212,10 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 
 
 def _has_cached(location: KeyLocation) -> bool:
-    """Whether models of the group are cached, and ``location`` was found by the shard key."""
+    """Whether the cache may hold data of the key of ``location``.
+
+    That is so if a model of the key's group is cached, and if the user searched by the shard key.
+    """
     options = sharded_model(location.model)
     if options.key is None or options.key.attname != location.field:
         return False
@@ -209,7 +226,9 @@ def _has_cached(location: KeyLocation) -> bool:
 
 
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
-    """The number of keys that the directory places on ``shard``; None without a directory.
+    """Return the number of keys that the directory records for ``shard``.
+
+    Return None if the group of the shard uses no directory.
 
     :param within: seconds to wait for the directory.
     """

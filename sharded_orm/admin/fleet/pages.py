@@ -1,4 +1,7 @@
-"""The base of all fleet pages: permissions, URLs, and texts without database accounts."""
+"""The base class of all fleet pages, and helpers for them.
+
+Here are the permissions and URLs of the pages, and functions that hide database accounts in texts.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = ModelAdmin
 
-#: Seconds that a page waits for all nodes together.
+#: Seconds that a page waits for the answers of all nodes together.
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
 SOURCE: Final = "the source of the topology"
-#: Sentences in one list, so that a page stays readable.
+#: The most sentences that one list shows, so that a page stays readable.
 _MAX_LISTED = 100
 
 T = TypeVar("T")
@@ -42,10 +45,10 @@ View = Callable[..., HttpResponse]
 
 
 def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE) -> T | str:
-    """The result of ``call()``; or, if it fails or takes too long, a sentence about it.
+    """Return the result of ``call()``; if it fails or takes too long, return a sentence about that.
 
-    :param service: the service that ``call`` uses, such as ``"the directory"``.
-    :param within: seconds to wait.
+    :param service: the service that ``call`` uses, such as ``"the directory"``, for the sentence.
+    :param within: seconds to wait for the result.
     """
     try:
         return ask_one(service, call, within=within)
@@ -57,14 +60,17 @@ def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE
 
 
 def first_sentences(sentences: Sequence[str], most: int = _MAX_LISTED) -> list[str]:
-    """At most ``most`` sentences, without accounts, and the number of further ones."""
+    """Return the first ``most`` sentences, without database accounts.
+
+    If there are more, the last text is their number, such as "and 3 more".
+    """
     texts = [without_accounts(sentence) for sentence in sentences[:most]]
     more = len(sentences) - most
     return [*texts, f"and {more} more"] if more > 0 else texts
 
 
 def address(node: Mapping[str, Any]) -> str:
-    """The host and port of a node, and nothing else of its settings."""
+    """Return the host and port of a node, and no other of its settings, such as passwords."""
     if str(node.get("ENGINE", "")).endswith("sqlite3"):
         return "SQLite files"
     port = node.get("PORT")
@@ -72,17 +78,20 @@ def address(node: Mapping[str, Any]) -> str:
 
 
 def groups_of(request: HttpRequest) -> list[str]:
-    """The groups that the user may look into, in the order of the topology."""
+    """Return the shard groups that the user may look into, in the order of the topology."""
     return [name for name in runtime.topology().groups if may_access(request.user, name)]
 
 
 def sees_all(request: HttpRequest) -> bool:
-    """Whether the user may look into every group, and so read texts that may name any of them."""
+    """Whether the user may look into every shard group.
+
+    If so, the user may also read texts that can name any group.
+    """
     return len(groups_of(request)) == len(runtime.topology().groups)
 
 
 def require_group(request: HttpRequest, group: str) -> None:
-    """Refuse a group that the user may not look into.
+    """Check that the user may look into a shard group.
 
     :raises PermissionDenied: the user may not.
     """
@@ -92,16 +101,18 @@ def require_group(request: HttpRequest, group: str) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One breadcrumb of a page. The last one has no URL."""
+    """One breadcrumb of a page. The last breadcrumb has no URL."""
 
     title: str
     url: str = ""
 
 
 class FleetAdmin(_ModelAdmin):
-    """Pages of a model that has no rows of its own. Overrides all URLs of ModelAdmin.
+    """Base class of the admin pages about shards, ticket servers, operations and the topology.
 
-    To look at them needs the model's ``view`` permission (or ``change``), to operate ``change``.
+    The model has a URL and permissions in the admin, but its rows are not edited: the pages replace
+    all URLs of ``ModelAdmin``. To look at the pages, a user needs the model's ``view`` or
+    ``change`` permission. To change something by them, a user needs ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -117,14 +128,17 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
-        """Route, view and the end of the URL name of each page; the first is the ``changelist``."""
+        """Return the route, the view, and the end of the URL name of each page.
+
+        The first page is the ``changelist``.
+        """
         raise NotImplementedError
 
     def url_name(self, name: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
 
     def url(self, name: str, *args: Any) -> str:
-        """The URL of a page of this admin."""
+        """Return the URL of a page of this model admin, by the end of its URL name."""
         return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
 
     def _protected(self, view: View) -> View:
@@ -134,7 +148,7 @@ class FleetAdmin(_ModelAdmin):
             request.current_app = self.admin_site.name
             return view(request, *args, **kwargs)
 
-        # For staff only, never cached, with CSRF protection.
+        # admin_view() admits staff only, forbids caching, and adds CSRF protection.
         return self.admin_site.admin_view(update_wrapper(wrapper, view))
 
     def page(
@@ -146,9 +160,10 @@ class FleetAdmin(_ModelAdmin):
         status: int = 200,
         **context: Any,
     ) -> TemplateResponse:
-        """Render one page.
+        """Return the response for one page.
 
-        :param above: the breadcrumbs between the model's first page and this one.
+        :param template: the name of a template in :data:`TEMPLATES`, without ``.html``.
+        :param above: the breadcrumbs between the model's first page and this page.
         """
         first = Step(str(self.opts.verbose_name_plural).capitalize(), self.url("changelist"))
         return TemplateResponse(
@@ -169,7 +184,7 @@ class FleetAdmin(_ModelAdmin):
         )
 
     def _pages(self, request: HttpRequest) -> list[Step]:
-        """The first pages of all fleet models that the user may look at."""
+        """Return a breadcrumb to the first page of each fleet model that the user may look at."""
         return [
             Step(str(admin.opts.verbose_name_plural).capitalize(), admin.url("changelist"))
             for admin in self.admin_site._registry.values()
@@ -177,7 +192,10 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
-        """The pages of another fleet model, if the site has them and the user may look at them."""
+        """Return the model admin of another fleet model.
+
+        Return None if the site does not have its pages, or if the user may not look at them.
+        """
         if not self.admin_site.is_registered(model):
             return None
         admin = self.admin_site.get_model_admin(model)
@@ -188,7 +206,10 @@ class FleetAdmin(_ModelAdmin):
     def changelists(
         self, request: HttpRequest, group: str
     ) -> Iterator[tuple[type[Model], ShardOptions, str]]:
-        """The models of ``group`` whose rows the user may see in this site, with list URLs."""
+        """Yield the models of a shard group whose rows the user may see in this admin site.
+
+        Each comes with its shard options and the URL of its changelist.
+        """
         for model, model_admin in self.admin_site._registry.items():
             options = shard_options(model)
             if options is None or options.group != group:
@@ -196,15 +217,16 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            with suppress(NoReverseMatch):  # Its admin may have other pages.
+            with suppress(NoReverseMatch):  # A project's own admin may have no changelist.
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 
     # ##### Operating #####
 
     def require_operator(self, request: HttpRequest) -> HttpResponse | None:
-        """The response to a request that must not change anything; None for a POST.
+        """Check that the request may change something.
 
-        :raises PermissionDenied: the user may look only.
+        :return: None for a POST; for any other method, the response that refuses it.
+        :raises PermissionDenied: the user may look at the pages, but not operate.
         """
         if not self.has_change_permission(request):
             raise PermissionDenied
@@ -219,12 +241,12 @@ class FleetAdmin(_ModelAdmin):
         expected: str = "",
         **context: Any,
     ) -> TemplateResponse | None:
-        """A page that asks for confirmation; None if the request confirms.
+        """Return a page that asks for confirmation; None if the user has confirmed.
 
-        The page posts all values of the request again.
+        The form of the page posts all values of the request again.
 
-        :param expected: the state to which the question belongs. If it has changed, the page asks
-            again.
+        :param expected: the state for which the question is asked. If the user has confirmed for
+            another state, the page asks again.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:
@@ -241,7 +263,7 @@ class FleetAdmin(_ModelAdmin):
         )  # fmt: skip
 
     def refuse(self, request: HttpRequest, why: str, back: str) -> HttpResponse:
-        """Redirect ``back`` with the message ``why`` nothing was done."""
+        """Redirect to the URL ``back``, with a message that says why nothing was done."""
         messages.error(request, without_accounts(why))
         return HttpResponseRedirect(back)
 
@@ -253,9 +275,13 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """The document that ``change()`` has published; or the response that says why it has not.
+        """Publish a version of the topology with ``change()``, and return its document.
 
-        :param within: seconds to wait. After them, the response says that the outcome is unknown.
+        If that fails, return a response that tells the user why.
+
+        :param back: the URL to which the response leads back.
+        :param within: seconds to wait. After this time, the response says that it is not known
+            whether the version was published.
         """
         try:
             return ask_one(SOURCE, change, within=within)
@@ -277,7 +303,7 @@ class FleetAdmin(_ModelAdmin):
             return self.refuse(request, error_line(exc), back)
 
     def note(self, request: HttpRequest, name: str, text: str) -> None:
-        """Show ``text`` to the user, and write it to the log of the admin.
+        """Show ``text`` to the user, and write it to the admin's log.
 
         :param name: the primary key of the changed object.
         """

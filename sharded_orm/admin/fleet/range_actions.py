@@ -1,4 +1,4 @@
-"""Actions on a range: open it or close it for new keys, set its weight."""
+"""Admin pages that open a range of shards for new keys, close it, or set its weight."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Ranges that one page describes.
+#: The most ranges that one page describes.
 _MAX_RANGES = 20
-#: Key routings with which the strategy chooses a shard for a new key.
+#: The ways of routing keys in which a new key may get any open shard. In the other ways, the value
+#: of the key determines its shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
 @dataclass(frozen=True)
 class RangeOfPage:
-    """A range on a page.
+    """A range of shards, as a page describes it.
 
-    :param chooses: whether the group's strategy chooses a shard for a new key.
-    :param share: the percentage of new keys that the shards of the range get together.
+    :param set_url: the URL of the view that changes the range.
+    :param chooses: whether a new key of the group may get any open shard. If not, the value of a
+        key determines its shard, whether the range is open or not.
+    :param share: the percentage of new keys that all shards of the range get together.
     """
 
     range: ShardRange
@@ -41,7 +44,7 @@ class RangeOfPage:
 
     @property
     def weight_text(self) -> str:
-        # Without a comma, whatever the locale.
+        # Formatted here, because a template may write a decimal comma, depending on the locale.
         return f"{self.range.weight:g}"
 
     @property
@@ -50,10 +53,13 @@ class RangeOfPage:
 
 
 class RangePages(FleetAdmin):
-    """Views that change ``open`` and ``weight`` of ranges, through the source of the topology."""
+    """Views that change ``open`` and ``weight`` of ranges in the source of the topology.
+
+    The processes of the site take their topology from that source.
+    """
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
-        """The ranges of the shards ``first`` to ``last``."""
+        """Return the ranges that have shards from ``first`` to ``last``; at most 20 ranges."""
         chooses = key_routing_of(group) in _CHOOSING
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}
         total = sum(weights.values())
@@ -70,9 +76,9 @@ class RangePages(FleetAdmin):
         ]
 
     def set_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """Ask for confirmation, then ``open`` or ``close`` the range, or set its ``weight``.
+        """Ask for confirmation, then open or close the range for new keys, or set its weight.
 
-        The POST parameter ``do`` names the action.
+        The POST parameter ``do`` is ``open``, ``close`` or ``weight``.
         """
         if (refused := self.require_operator(request)) is not None:
             return refused
@@ -95,7 +101,7 @@ class RangePages(FleetAdmin):
             "close": "closed for new keys",
             "weight": f"weight set from {shard_range.weight:g} to {weight if weight is None else f'{weight:g}'}",
         }[do]
-        # If the source cannot be written, publish() says so, without a question before.
+        # Ask for confirmation only if the source can be written. If not, publish() says so.
         if runtime.source().writable:
             question = self.confirm(
                 request, _question(do, name, shard_range, weight), back, step,

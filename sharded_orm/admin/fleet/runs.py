@@ -1,4 +1,4 @@
-"""The pages of runs of long operations, as recorded in the journal."""
+"""The admin pages of long operations, such as migrations: their runs, as the journal records them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
 from sharded_orm.operations.runs.redaction import without_accounts
 
-#: Runs, and steps, of one page.
+#: The number of runs on a page of runs, and of steps on a page of steps.
 _RUNS, _STEPS = 50, 100
-#: Shards that a page names as being worked on.
+#: The most shards that a page names as being worked on.
 _MAX_BUSY = 20
-#: In the order in which a shard goes through them.
+#: The states of a step (the work of a run on one shard or node), in the order of its progress.
 STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
@@ -44,7 +44,7 @@ class RunAdmin(FleetAdmin):
         ]
 
     def runs_view(self, request: HttpRequest) -> HttpResponse:
-        """All runs, newest first. Three queries of the journal."""
+        """Show all runs that the user may see, newest first. Costs three queries of the journal."""
         try:
             with journal.require_journal():
                 page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
@@ -66,7 +66,10 @@ class RunAdmin(FleetAdmin):
         )
 
     def run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """One run and its steps, in pages; the parameter ``state`` shows the steps of one state."""
+        """Show one run and its steps, in pages.
+
+        With the URL parameter ``state``, only the steps in that state are shown.
+        """
         context = _run_context(request, pk)
         run: journal.RunStatus = context["run"]
         state = request.GET.get("state", "")
@@ -75,7 +78,7 @@ class RunAdmin(FleetAdmin):
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # The steps are counted already, by state.
+        # Give the paginator its count, because the steps are already counted by state.
         counts = context["counts"]
         pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]
         page = pages.get_page(request.GET.get("page"))
@@ -93,7 +96,7 @@ class RunAdmin(FleetAdmin):
             steps=[
                 {
                     "row": step,
-                    # A former shard, or a node, has no page.
+                    # A step for a node, or for a shard that no longer exists, has no page.
                     "url": shards.url("shard", step.alias)
                     if shards and resolve(step.alias)
                     else "",
@@ -109,7 +112,7 @@ class RunAdmin(FleetAdmin):
         )
 
     def progress_view(self, request: HttpRequest, pk: int) -> JsonResponse:
-        """The progress of a run as JSON, for its page. Three queries."""
+        """Return the progress of a run as JSON; the run's page asks for it. Costs three queries."""
         context = _run_context(request, pk)
         run: journal.RunStatus = context["run"]
         return JsonResponse(
@@ -126,9 +129,11 @@ class RunAdmin(FleetAdmin):
 
 
 def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
-    """The runs that the user may see: all, or those on a group into which the user may look.
+    """Return the runs that the user may see.
 
-    Other runs, such as promotions, may have shards of any group.
+    Users who may look into every shard group see all runs. Other users see only runs on a single
+    group into which they may look. Promotions, for example, are hidden from them, because a
+    promotion may have shards of any group.
     """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))
@@ -170,14 +175,17 @@ def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _busy(pk: int) -> list[str]:
-    """``photos_00007: photos.0002_title`` for each shard that is worked on."""
+    """Return a text for each shard that is being worked on; at most 20 texts.
+
+    A text names the shard and its migration, such as ``photos_00007: photos.0002_title``.
+    """
     rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=pk, state=journal.RUNNING)
     busy = rows.order_by("alias").values_list("alias", "migration")[:_MAX_BUSY]
     return [f"{alias}: {migration}" if migration else alias for alias, migration in busy]
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """The next steps: a sentence and a command for each."""
+    """Return what an operator can do next about a run: pairs of a sentence and a command."""
     commands = []
     if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"

@@ -1,4 +1,4 @@
-"""The shard map: nodes as lanes, their ranges as strips, and in these a cell for each shard."""
+"""The shard map: a lane for each node, in it a strip for each range, in it a cell for each shard."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
-#: Cells of one page. With more shards, a cell stands for several.
+#: The most cells on one page. If there are more shards, a cell stands for several.
 CELLS: Final = 600
-#: Ranges of one page.
+#: The number of ranges on one page.
 RANGES: Final = 60
-# Width of a letter, in units of the picture.
+# The width of a letter, in units of the picture (SVG).
 _LETTER = 7.2
 
 
 @dataclass(frozen=True)
 class CellState:
-    """A state that a shard can have. The mark shows it without colour."""
+    """A state that a shard can have, as the map shows it.
+
+    ``mark`` is the sign in a cell from which users who see no colours know the state.
+    """
 
     name: str
     mark: str
     meaning: str
 
 
-#: From the best to the worst. A cell of several shards has the worst of their states.
+#: All states, from the best to the worst. A cell of several shards shows the worst of their states.
 STATES: Final = (
     CellState("current", "", "current: it has all migrations"),
     CellState("behind", "↑", "behind: it lacks migrations"),
@@ -46,10 +49,13 @@ RANK = {state.name: rank for rank, state in enumerate(STATES)}
 
 @dataclass(frozen=True)
 class Addresses:
-    """URLs of pages, without a search in all URL patterns for each of hundreds of cells.
+    """Patterns for the URLs of the pages of shards and ranges.
 
-    :param shard: the URL of the page of a shard, with the alias ``ALIAS``.
-    :param range: the URL of the page of a range, with ``GROUP/0-1``.
+    To fill in a pattern costs less than to call ``reverse()`` for each of hundreds of cells.
+
+    :param shard: the URL of the page of a shard, with ``ALIAS`` for the alias.
+    :param range: the URL of the page of a range, with ``GROUP/0-1`` for the group and the first and
+        last shard.
     """
 
     shard: str
@@ -59,7 +65,7 @@ class Addresses:
         return self.range.replace("GROUP/0-1", f"{group}/{first}-{last}")
 
     def of_shards(self, shards: Sequence[Shard]) -> str:
-        """The page of one shard, or of neighbours."""
+        """Return the URL of the page of one shard, or of several neighbouring shards."""
         first, last = shards[0], shards[-1]
         if first is last:
             return self.shard.replace("ALIAS", first.alias)
@@ -67,13 +73,13 @@ class Addresses:
 
 
 def span(first: int, last: int) -> str:
-    """``0-7``, or ``3``."""
+    """Return the numbers of neighbouring shards as text: ``0-7``, or ``3`` for one shard."""
     return f"{first}" if first == last else f"{first}-{last}"
 
 
 @dataclass(frozen=True)
 class RangeOnNode:
-    """A range of a group on its primary."""
+    """A range of shards of a group, on the node that is the primary of the range."""
 
     node: str
     group: ShardGroup
@@ -83,14 +89,14 @@ class RangeOnNode:
         return self.range.last - self.range.first + 1
 
     def shards(self, first: int | None = None, last: int | None = None) -> list[Shard]:
-        """The shards ``first`` to ``last``, by default all of the range."""
+        """Return the shards ``first`` to ``last``; by default, all shards of the range."""
         first = self.range.first if first is None else first
         last = self.range.last if last is None else last
         return [self.group.shard(number) for number in range(first, last + 1)]
 
 
 def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNode]:
-    """All ranges of ``groups``, by node, in the order of the topology."""
+    """Return all ranges of ``groups``, sorted by their nodes in the order of the topology."""
     order = {name: index for index, name in enumerate(topology.nodes)}
     ranges = [
         RangeOnNode(shard_range.primary, topology.groups[name], shard_range)
@@ -105,12 +111,15 @@ def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNod
 
 @dataclass(frozen=True)
 class Cell:
-    """A shard, or neighbours. Coordinates are text because no locale may change them."""
+    """The rectangle of one shard, or of several neighbouring shards.
+
+    Coordinates are text, because a template could write numbers with a decimal comma.
+    """
 
     label: str
     url: str
     state: CellState
-    #: In the cell: the mark of its state, and its number if there is room.
+    #: What is written in the cell: the mark of its state and, if there is room, the shard's number.
     text: str
     x: str
     y: str
@@ -122,7 +131,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Strip:
-    """A range on the map."""
+    """A range of shards on the map, with its cells."""
 
     group: str
     range: ShardRange
@@ -143,14 +152,14 @@ class Strip:
 
 @dataclass(frozen=True)
 class Lane:
-    """A node on the map."""
+    """A node on the map, with the strips of the ranges whose primary it is."""
 
     name: str
     address: str
     error: str
     shards: int
     strips: tuple[Strip, ...]
-    #: Texts and URLs of the ranges whose replica the node is.
+    #: Text and URL of each range that has its replica on this node.
     replicas: tuple[tuple[str, str], ...] = ()
 
 
@@ -166,10 +175,10 @@ class Legend:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The map.
+    """All data of the shard map for its template.
 
-    :param grouped: the number of shards that one cell stands for, at most.
-    :param unsized: the number of shards whose size was asked for and is not known.
+    :param grouped: the most shards that one cell stands for.
+    :param unsized: the number of shards whose size is not known; 0 if the map does not show sizes.
     """
 
     lanes: tuple[Lane, ...]
@@ -182,7 +191,11 @@ class Drawing:
 
 
 class Measure:
-    """Sizes of shards: as weights of the cells, and in words."""
+    """The sizes of shards, as weights for the cells and as text.
+
+    :param sizes: the known sizes, keyed by the alias of the shard.
+    :param by: as in :func:`draw`.
+    """
 
     def __init__(self, sizes: Mapping[str, ShardSize], by: str) -> None:
         self._sizes = sizes
@@ -190,14 +203,17 @@ class Measure:
         self.unknown = 0
 
     def of(self, shards: Iterable[Shard]) -> float:
-        """The size of ``shards`` together; 0 for those whose size is not known."""
+        """Return the total size of ``shards``, in bytes or rows; an unknown size counts as 0.
+
+        Return 0 if all cells are to be equal.
+        """
         if self._by == "same":
             return 0.0
         sizes = filter(None, (self._sizes.get(shard.alias) for shard in shards))
         return float(sum(size.bytes if self._by == "bytes" else size.rows or 0 for size in sizes))
 
     def text(self, shards: Iterable[Shard]) -> str:
-        """``12 MB, about 340 rows``; empty if nothing is known."""
+        """Return the total size as text, such as ``12 MB, about 340 rows``; empty if it is unknown."""
         sizes = [self._sizes[shard.alias] for shard in shards if shard.alias in self._sizes]
         if not sizes:
             return ""
@@ -224,10 +240,12 @@ def draw(
     by: str,
     urls: Addresses,
 ) -> Drawing:
-    """The map of ``ranges``.
+    """Return the map of ``ranges``.
 
-    :param status: the states of all their shards.
-    :param by: ``"bytes"``, ``"rows"`` or ``"same"``: what makes a cell large.
+    :param status: the states of all shards of ``ranges``.
+    :param sizes: the known sizes of shards, keyed by the alias of the shard.
+    :param by: what the area of a cell shows: ``"bytes"`` or ``"rows"``; or ``"same"`` for equal
+        cells.
     """
     statuses = {shard_status.shard.alias: shard_status for shard_status in status.shards}
     errors = {node.name: node.error for node in status.nodes if node.error is not None}
@@ -258,7 +276,7 @@ def draw(
 
 
 def _replicas(ranges: Sequence[RangeOnNode], urls: Addresses) -> dict[str, list[tuple[str, str]]]:
-    """Texts and URLs of ranges by the node of their replica."""
+    """Return text and URL of the ranges that have a replica, keyed by the node of the replica."""
     replicas: dict[str, list[tuple[str, str]]] = {}
     for on_node in ranges:
         name, shard_range = on_node.group.name, on_node.range
@@ -313,7 +331,7 @@ def _cell(
     label: str, url: str, states: Sequence[str], shards: Sequence[Shard], box: treemap.Box
 ) -> Cell:
     worst = STATES[max(map(RANK.__getitem__, states))]
-    # A gap between neighbours.
+    # Leave a gap between neighbouring cells.
     x, y, width, height = box.x + 1, box.y + 1, box.width - 2, box.height - 2
     middle = (x + width / 2, y + height / 2)
     text = f"{worst.mark} {span(shards[0].number, shards[-1].number)}".strip()
@@ -326,7 +344,10 @@ def _cell(
 def _label(
     shards: Sequence[Shard], states: Sequence[str], status: ShardStatus | None, measure: Measure
 ) -> str:
-    """What a screen reader says of a cell; ``status`` is that of its first shard."""
+    """Return the text that a screen reader says for a cell.
+
+    :param status: the status of the first shard of the cell; None if its node does not answer.
+    """
     if len(shards) > 1:
         name, state = f"{shards[0].alias} to {shards[-1].alias}", _in_words(Counter(states))
     else:
@@ -336,5 +357,5 @@ def _label(
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
-    """``7 current, 1 behind``."""
+    """Return the numbers of shards in each state as text, such as ``7 current, 1 behind``."""
     return ", ".join(f"{counts[name]:,} {name}" for name in RANK if counts.get(name))

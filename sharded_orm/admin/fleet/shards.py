@@ -1,4 +1,4 @@
-"""The pages of the shard map, of a range, and of one shard."""
+"""The admin pages of the shard map, of a range of shards, and of one shard."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ from sharded_orm.operations.shards.detail import seconds_left, shard_detail, siz
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: With more shards, sizes are read only if the URL asks for them: servers look into every table.
+#: The most shards whose sizes the map reads by default, because database servers look into every
+#: table for them. With more shards, sizes are read only if the URL asks for them.
 _MAX_SIZED = 1000
-#: Shards of one page of a range.
+#: The number of shards on one page of a range.
 _PER_PAGE = 100
-#: Problems that the map lists; the command ``shards status`` lists all.
+#: The most problems that the map lists; ``manage.py shards status`` lists all of them.
 _PROBLEMS = 20
-#: Differences of a shard's schema that its page lists.
+#: The most differences of a shard's schema that the page of the shard lists.
 _DIFFERENCES = 10
-#: Operations that the page of a shard lists.
+#: The number of latest operations that the page of a shard lists.
 _STEPS = 5
-#: The name of a range in the admin's log.
+#: The name of a range in the admin's log, such as ``photos 0-7``.
 _RANGE = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
 
 
@@ -75,7 +76,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### The map #####
 
     def map_view(self, request: HttpRequest) -> HttpResponse:
-        """All nodes and ranges. Costs what :func:`status` costs on each node, and the sizes."""
+        """Show all nodes, and their ranges in pages.
+
+        Costs as much as :func:`status` and, if the map shows sizes, :func:`sizes`.
+        """
         began = time.monotonic()
         topology, allowed = runtime.topology(), groups_of(request)
         group = request.GET.get("group", "")
@@ -90,7 +94,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
-        # Schemas that belong to no shard can be found only if all shards are read.
+        # If the page shows all shards, ask status() for all: only then it also finds schemas that
+        # belong to no shard.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (
@@ -123,7 +128,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### A range #####
 
     def range_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """The shards ``first`` to ``last``, in pages, and the ranges to which they belong."""
+        """Show the shards ``first`` to ``last``, in pages, and the ranges to which they belong."""
         began = time.monotonic()
         shard_group = _group(request, group)
         _require_shards(shard_group, first, last)
@@ -166,7 +171,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### One shard #####
 
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
-        """Everything about one shard. Costs what :func:`shard_detail` costs."""
+        """Show what is known about one shard. Costs what :func:`shard_detail` costs.
+
+        In addition it queries the journal, and the directory, which records the shard of each key.
+        """
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
             raise Http404(f"There is no shard {alias!r}.")
@@ -198,7 +206,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         )
 
     def _steps(self, request: HttpRequest, shard: Shard) -> list[dict[str, Any]]:
-        """The latest operations on a shard, if the user may look at operations."""
+        """Return the latest operations on ``shard``; none if the user may not look at operations."""
         runs = self.admin_of(request, OperationRun)
         if runs is None:
             return []
@@ -221,7 +229,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def _models(
         self, request: HttpRequest, shard: Shard, tables: Sequence[TableSize]
     ) -> list[dict[str, Any]]:
-        """The tables of models of this site, with links to their rows on the shard."""
+        """Return the models of this site that have rows on ``shard``.
+
+        Each comes with its table, and with a link to its rows on the shard.
+        """
         by_name = {table.name: table for table in tables}
         models = [
             {
@@ -237,7 +248,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### From the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect from an entry of the admin's log to its range, shard or group."""
+        """Redirect from an entry of the admin's log to the range, shard or group that it names."""
         name = unquote(object_id)
         if match := _RANGE.fullmatch(name):
             return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))
@@ -249,7 +260,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
 
 
 def _sizable(fleet: FleetStatus) -> list[Shard]:
-    """The shards whose sizes can be read."""
+    """Return the shards whose sizes can be read: those that exist and answer."""
     return [status.shard for status in fleet.shards if status.state in ("current", "behind")]
 
 
@@ -258,7 +269,7 @@ def _without_empty(**parts: str) -> dict[str, str]:
 
 
 def _group(request: HttpRequest, name: str) -> ShardGroup:
-    """The group of that name.
+    """Return the shard group ``name``.
 
     :raises PermissionDenied: the user may not look into the group.
     :raises Http404: there is no such group.

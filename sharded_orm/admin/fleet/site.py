@@ -19,10 +19,11 @@ _PAGES = {
 
 
 def register_fleet(site: AdminSite) -> None:
-    """Add the fleet pages to ``site``. May be called again; existing registrations stay.
+    """Add the pages about shards, ticket servers, operations and the topology to ``site``.
 
-    ``django.contrib.admin.site`` has them as soon as ``sharded_orm`` is installed; to leave one out
-    there: ``site.unregister(ShardMap)``.
+    It may be called again: existing registrations stay. ``django.contrib.admin.site`` has the pages
+    if ``sharded_orm`` is installed. To leave one out there, call ``site.unregister()`` with its
+    model, such as ``ShardMap``.
     """
     for model, model_admin in _PAGES.items():
         if not site.is_registered(model):

@@ -1,4 +1,4 @@
-"""The page of the ticket servers and their sequences."""
+"""The admin page of the ticket servers, which generate unique ids from named sequences."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.tickets.largest_ids import declared_sequences
 from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
-#: Sequences of one page.
+#: The number of sequences on one page.
 _PER_PAGE = 100
-# The smallest share of all ids that is shown exactly.
+# The smallest used part of a sequence's ids that is shown exactly. A smaller part is shown as "less
+# than 0.1 %".
 _SMALL = 0.001
 
 
 class TicketAdmin(FleetAdmin):
-    """The page "Tickets": both servers, the positions of their sequences, and problems."""
+    """The page "Tickets": the servers, the position of each sequence on them, and problems."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [("", self.tickets_view, "changelist")]
 
     def tickets_view(self, request: HttpRequest) -> HttpResponse:
-        """All servers and sequences. Queries each server for all its sequences."""
+        """Show all servers and, in pages, all sequences. Queries each server for all its sequences."""
         outcome = _status()
         status, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
         hidden = _hidden(request)
@@ -71,13 +72,17 @@ def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
         return ""
-    # The servers are queried one after the other. Some time is left for the rest of the page.
+    # Seconds for each server: they are queried one after the other. A fifth of the time is left for
+    # the rest of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 
 
 def _hidden(request: HttpRequest) -> set[str]:
-    """The sequences that are used only by models of groups that the user may not see."""
+    """Return the names of sequences that the user may not see.
+
+    These are used only by models of shard groups into which the user may not look.
+    """
     allowed = {*groups_of(request), None}
     return {
         name
@@ -92,7 +97,7 @@ def _group(field: TicketField) -> str | None:
 
 
 def _rows(status: TicketStatus, names: Iterable[str]) -> list[dict[str, Any]]:
-    """For each sequence its state on each server, in the order of the servers."""
+    """Return a table row for each sequence: its state on each server, in the order of the servers."""
     by_name: dict[str, dict[str, SequenceStatus]] = {}
     for server in status.servers:
         for sequence in server.sequences:

@@ -1,4 +1,8 @@
-"""The pages of the topology: the one in use, its source, its history, and a way back."""
+"""The admin pages of the topology, the map of all nodes, shard groups and ranges.
+
+They show the version in use, the source of the topology and its history, and can go back to an
+earlier version.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,11 @@ from sharded_orm.operations.shards.detail import seconds_left
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision
 
-#: Versions that the page lists.
+#: The most versions that the page lists.
 _HISTORY = 50
-#: Digits of a version that fit into a 64-bit number.
+#: The most digits of a version number, so that it fits into 64 bits.
 _DIGITS = 18
-#: Shown in place of texts that may name groups that the user may not see.
+#: Shown instead of texts that may name shard groups that the user may not look into.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -48,13 +52,16 @@ class TopologyAdmin(FleetAdmin):
         ]
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """The topology of this process and that of the source. Two or three requests to the source."""
+        """Show the topology that this process uses, and the one in the source.
+
+        Costs up to three requests to the source.
+        """
         began = time.monotonic()
         source, standing = runtime.source(), runtime.topology_status()
         held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # A source that has not answered is not queried again.
+        # If the source does not answer a request, do not send it the next ones.
         if not isinstance(held, str):
             left = seconds_left(DEADLINE, began)
             history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)
@@ -94,14 +101,14 @@ class TopologyAdmin(FleetAdmin):
     # ##### Versions #####
 
     def diff_view(self, request: HttpRequest) -> HttpResponse:
-        """The changes from version ``from`` to version ``to``."""
+        """Show the changes between the versions in the URL parameters ``from`` and ``to``."""
         first, last = (_version(request.GET.get(name, "")) for name in ("from", "to"))
         if first is None or last is None:
             return self.refuse(request, "Choose two versions to compare.", self.url("changelist"))
         return self._diff(request, f"Version {first} to {last}", first, last, DEADLINE)
 
     def version_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The changes of a version, and a button to go back to it."""
+        """Show the changes of one version since the version before, and a button to go back to it."""
         version = _version(unquote(object_id))
         if version is None:
             raise Http404(f"There is no version {unquote(object_id)!r}.")
@@ -141,7 +148,10 @@ class TopologyAdmin(FleetAdmin):
         )  # fmt: skip
 
     def rollback_view(self, request: HttpRequest, version: int) -> HttpResponse:
-        """Ask for confirmation, with the changes, then publish the content of ``version`` again."""
+        """Show the changes and ask for confirmation; then publish the content of ``version`` again.
+
+        The content becomes a new version.
+        """
         if (refused := self.require_operator(request)) is not None:
             return refused
         if _version(str(version)) is None:
@@ -149,7 +159,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compared with the topology of the source, not of this process: that is what is replaced.
+        # Compare with the topology in the source, because that is replaced. This process may still
+        # use another one.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -202,7 +213,10 @@ def _revision(version: int) -> Document:
 
 
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
-    """As :func:`ask_service`, for a source that may not have some version any more."""
+    """Return the result of ``read()``; return a sentence if it fails or takes too long.
+
+    Like :func:`ask_service`, but also returns a sentence if the source no longer has a version.
+    """
     try:
         return ask_service(SOURCE, read, within=within)
     except LookupError as exc:
@@ -210,19 +224,28 @@ def _read_versions(read: Callable[[], T], within: float) -> T | str:
 
 
 def _changes(request: HttpRequest, before: Document, after: Document) -> list[str]:
-    """The differences of two documents, without groups that the user may not look into."""
+    """Return the differences between two documents as sentences.
+
+    Those about shard groups that the user may not look into are left out.
+    """
     names = {*before.groups, *after.groups}
     hidden = tuple(f"group {name!r}" for name in names if not may_access(request.user, name))
     return [line for line in before.differences(after) if not line.startswith(hidden)]
 
 
 def _comment(request: HttpRequest, revision: Revision) -> str:
-    """The comment of a version, for users who may see all groups: it may name any of them."""
+    """Return the comment of a version; empty unless the user may look into all shard groups.
+
+    A comment may name any of the groups.
+    """
     return without_accounts(revision.comment) if sees_all(request) else ""
 
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
-    """The processes by the version that they use; None if the source does not know them."""
+    """Group processes by the version of the topology that they use, newest version first.
+
+    Return None if the source does not know which processes there are.
+    """
     if not isinstance(processes, list):
         return None
     by_version: dict[int, list[Process]] = {}

@@ -1,7 +1,8 @@
-"""The geometry of the shard map: rectangles whose areas are the sizes of shards.
+"""The geometry of the shard map: rectangles with areas in proportion to the sizes of shards.
 
-SVG, and not boxes of HTML: their sizes would need ``style`` attributes, which a content security
-policy without ``'unsafe-inline'`` blocks. Coordinates of SVG are attributes that it allows.
+The map is an SVG picture. Boxes of HTML would need ``style`` attributes for their sizes, which a
+content security policy without ``'unsafe-inline'`` blocks. The policy does not block coordinates in
+SVG, which are attributes of their own.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Width of the picture in units; the page scales it.
+#: The width of the picture, in SVG units, which the browser scales to the page.
 WIDTH = 1000.0
-#: Heights of the largest range, of the smallest, and of a row of equal boxes.
+#: Heights in the same units: of the largest range, the least of any range, and of a row of boxes of
+#: equal size.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
-#: The least part of the average area: each rectangle must be seen and hit.
+#: The least area of a rectangle, as a part of the average area, so that users can see and click it.
 _LEAST = 1 / 6
 
 
@@ -28,7 +30,7 @@ class Box:
 
 
 def grid(count: int) -> tuple[list[Box], float]:
-    """``count`` equal boxes in rows of 16 or 32, and the height of all rows."""
+    """Return ``count`` equal boxes in rows of 16 or 32, and the total height of the rows."""
     columns = 16 if count <= 16 else 32
     width = WIDTH / columns
     height = min(width, _ROW)
@@ -40,12 +42,14 @@ def grid(count: int) -> tuple[list[Box], float]:
 
 
 def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
-    """Rectangles in the order of ``weights``, with areas in proportion, and their total height.
+    """Return rectangles with areas in proportion to ``weights``, and their total height.
 
-    A strip treemap (Bederson, Shneiderman and Wattenberg, 2002): neighbours stay neighbours, and
-    nothing jumps when a weight changes a little.
+    The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). The rectangles keep
+    the order of ``weights``, so neighbours stay neighbours, and a small change of a weight does not
+    make rectangles jump. Very small weights get more area than in proportion.
 
-    :param part: the size of this range as a part of the largest one, 0 to 1.
+    :param part: the size of this range as a part of the size of the largest range, 0 to 1. It
+        determines the height.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)
@@ -65,7 +69,10 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
 
 
 def _rows(areas: Sequence[float]) -> list[list[float]]:
-    """A row ends where one more rectangle would make its rectangles longer and thinner."""
+    """Split ``areas`` into rows of rectangles.
+
+    A row ends where one more rectangle would make the rectangles of the row longer and thinner.
+    """
     rows: list[list[float]] = [[]]
     for area in areas:
         row = rows[-1]
@@ -74,12 +81,12 @@ def _rows(areas: Sequence[float]) -> list[list[float]]:
         else:
             row.append(area)
     if len(rows) > 1 and _aspect_ratio(rows[-2] + rows[-1]) < _aspect_ratio(rows[-1]):
-        # Too few rectangles are left for the last row.
+        # The last row got too few rectangles, and they are long and thin: join the last two rows.
         rows[-2:] = [rows[-2] + rows[-1]]
     return rows
 
 
 def _aspect_ratio(row: Sequence[float]) -> float:
-    """The average ratio of length to width of the rectangles of a row; 1 for squares."""
+    """Return the average ratio of length to width of the rectangles in a row; 1 for squares."""
     height = sum(row) / WIDTH
     return sum(max(area / height**2, height**2 / area) for area in row) / len(row)
