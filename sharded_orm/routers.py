@@ -64,9 +64,8 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``instance`` is sharded, but ``model`` is not. If the answer were None, Django would
-            # use the shard
-            # of ``instance`` (ConnectionRouter._router_func in db/utils.py).
+            # ``instance`` is sharded, but ``model`` is not. If the answer were None, Django would use
+            # the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
@@ -99,8 +98,8 @@ class ShardRouter:
         """Return the alias for rows related to ``instance``, which is on no shard of their group.
 
         Django does not tell the router which relation it follows, so values of ``instance`` do not name
-        the shard: it may be the row that the shard key refers to, while the relation is another field.
-        The library's own descriptors know the relation, and do not ask the router.
+        the shard: ``instance`` may be the row that the shard key refers to, while the relation is another
+        field. The library's own descriptors know the relation, and do not ask the router.
 
         The result is the alias of the whole group if the shard is to be chosen later.
 
@@ -115,12 +114,11 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            return (
-                options.group
-            )  # The shard is not known yet. Django asks again once the instance is saved.
+            # The shard is not known yet. Django asks again once the instance is saved.
+            return options.group
         if write:
-            # Such as Comment(author=person): the comment's shard key, which may be set later,
-            # names its shard.
+            # Such as Comment(author=person): the comment's own shard key names its shard, and may be
+            # set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 

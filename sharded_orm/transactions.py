@@ -60,7 +60,6 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return runtime.place(options.group, key.get_prep_value(value))
-    # Another value, such as the instance to which a shard key that is a foreign key refers. place()
-    # refuses None.
+    # The value may be an instance, if the shard key is a foreign key; or None, which place() refuses.
     name = key.name if isinstance(value, Model) else key.attname
     return options.place(options.model(**{name: value}))

@@ -47,8 +47,9 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Return a copy of the query. There are no shards to ask; the method is here for code
-        that takes both.
+        """Return a copy of the query: there are no shards to ask.
+
+        So code for sharded models can call ``scatter()`` on global models too.
         """
         return self._chain()
 

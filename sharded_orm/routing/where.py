@@ -1,4 +1,4 @@
-"""Finds the shards that a query is about, in its where tree. When in doubt, finds none.
+"""Finds, in a query's where tree, the shards that the query is about. Fails closed.
 
 The result is a *bound*: a set of shards outside of which no row can match. Equality and ``__in``
 on a shard key bound a query. AND intersects bounds, OR unites them. Negations and conditions that
@@ -44,7 +44,10 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the body of ``cls`` has a method that writes SQL; False for Django's and our classes."""
+    """Whether the body of ``cls`` has a method that writes SQL.
+
+    False for classes of Django and of this library.
+    """
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
     return any(map(_WRITES_SQL.match, vars(cls)))
@@ -96,7 +99,7 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The statement is compiled for many shards at once; conditions on other shards are
+            # The statement is compiled for many shards at once. Conditions on other shards have been
             # removed already.
             here = None
         group, _, _ = self.alias.rpartition("_")
@@ -284,9 +287,8 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts plain values with the field, but not the value inside Value(). That
-            # is left to the
-            # database, which converts otherwise than Python: for MariaDB, "5abc" is equal to the number 5.
+            # Django converts plain values with the field, but not the value inside Value(). The
+            # database converts that one, and not as Python does: for MariaDB, "5abc" equals the number 5.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

@@ -20,11 +20,11 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     :param type_id: the number of this model among the models of its group; it never changes.
     :param layout: the widths of the three parts, if not 16, 10 and 36 bits.
 
-    The group's strategy is ``"embedded"`` with the same widths. The table counts the local ids from
-    1 by its ``AUTO_INCREMENT``, which ``migrate`` sets to the first id of the shard and type (see
-    ``models/after_migrate/auto_increment.py``). The insert checks the new ids inside its
-    transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and no row is
-    stored. An explicit id is stored if it is of the row's shard and of this type.
+    The group's strategy is ``"embedded"`` with the same widths. The table on each shard counts the
+    local ids from 1, by its auto-increment counter. ``migrate`` sets this to the first id of the
+    shard and type (see ``models/after_migrate/auto_increment.py``). The insert checks the new ids
+    inside its transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and
+    no row is stored. An explicit id is stored if it is of the row's shard and of this type.
 
     Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With an
     explicit id: one INSERT.

@@ -110,9 +110,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
                 setattr(row, self.attname, None)
             raise
         if on_conflict is not None:
-            # The database does not report which rows were stored. The id of a row that was not
-            # stored must not be
-            # used by a later save(), so all rows get None as their ids again.
+            # The database does not report which rows were stored. A later save() must not use the id of a row
+            # that was not stored, so all rows get None as their ids again.
             for row in new:
                 setattr(row, self.attname, None)
         # QuerySet.bulk_create() expects one result per row.
@@ -199,9 +198,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         try:
             rows = insert([*returning, self])
         finally:
-            # The result has one item for each row, also for those with explicit ids. It has none
-            # at all if the
-            # insert ignores conflicts.
+            # The result has one item for each row, also for rows with explicit ids. If the insert
+            # ignores conflicts, the result is empty.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

@@ -1,5 +1,7 @@
-"""Models without tables. The admin's pages about shards and topology need them for permissions and log
-entries. Their rows would only repeat the topology.
+"""Models without tables, which stand for shards and topology versions in the admin.
+
+The admin's pages about shards and topology need these models for permissions and log entries. Rows
+would only repeat the topology.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """How far one sequence of ids has counted on one ticket server.
+    """The state of one sequence of ids on one ticket server: how far it has counted.
 
     Read-only; query it with ``using()``. ``manage.py tickets create`` creates the table. Django does
     not manage the table, because the flush after a test must not restart the ids.
