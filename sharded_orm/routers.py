@@ -52,7 +52,7 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
 
 class ShardRouter:
-    """Routes rows of sharded models to their shard, and tables to the databases of their group."""
+    """The router: names the shard of a row, and the databases on which a model's table belongs."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)

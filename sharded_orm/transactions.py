@@ -1,4 +1,4 @@
-"""Transactions on the shard of a key."""
+""":func:`atomic`: a transaction on the shard of a row or of a shard key."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         return options.place(self).alias
 
     def _refuse_relations_to_other_shards(self, options: ShardOptions, using: str) -> None:
-        # Django asks the router when a relation is assigned, but the shard key may be set later.
+        # Django asks the router about a relation only when it is assigned. The shard key may be set later, so
+        # relations are checked again here.
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
             alias = other._state.db if isinstance(other, models.Model) else None
@@ -150,8 +151,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 )
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
-        # near= chooses the shard of a row without a key. With an explicit key, the row may be on
-        # another shard.
+        # The argument near=row puts a new row without a key on the shard of ``row``. A row with an explicit
+        # key belongs on the shard of its key, which may be another one.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -259,7 +260,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         key = options.key
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # The table of a parent model (multi-table inheritance) that does not have the key.
+            # This is the table of a parent model (multi-table inheritance) that does not have the key.
             return bool(
                 super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )

@@ -121,7 +121,10 @@ def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """Return the columns of text that name the shard in a sharded model's own table. Sends nothing."""
+    """Return those columns of a sharded model's own table that name the shard and are text.
+
+    Sends nothing.
+    """
     options = shard_options(model)
     if options is None or model._meta.proxy:
         return ()

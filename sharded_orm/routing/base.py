@@ -37,7 +37,7 @@ class Strategy(ABC):
     :param options: ``STRATEGY_OPTIONS`` of the group.
     """
 
-    #: Names of the options that the strategy understands.
+    #: Names of the ``STRATEGY_OPTIONS`` that the strategy accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
     #: Whether a key must be placed before :meth:`locate` finds its shard.
     places: ClassVar[bool] = False
@@ -109,7 +109,7 @@ class Strategy(ABC):
     def draw(self) -> int:
         """Return the number of a random shard that is open for new keys.
 
-        The weight of each range of shards sets the probability of its shards.
+        The probability of a shard is proportional to the weight of its range of shards.
 
         :raises NoOpenShard: no range is open.
         """
@@ -119,8 +119,8 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # A range's weight counts for each of its shards: 512 shards of weight 1 get as many keys
-        # as 256 of weight 2.
+        # The weight of a range (of shard numbers) counts for each of its shards: 512 shards of weight 1 get
+        # as many keys as 256 shards of weight 2.
         weights = [r.weight * (r.last - r.first + 1) for r in ranges]
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)

@@ -31,7 +31,7 @@ class DirectoryStore(Protocol):
         """Return the placement of each key that has one: its shard number, and whether it is committed."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Insert the placements of keys that have none yet, in a transaction of its own.
+        """Insert the placements of keys that have none yet, in a separate transaction.
 
         Return the placements that now hold for all the keys, as :meth:`find` does. A key that was
         placed before keeps its shard.
@@ -72,7 +72,9 @@ class DirectoryStrategy(Strategy):
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        known = self._placements.get(text)  # A dict read is atomic; a miss only costs a query.
+        known = self._placements.get(
+            text
+        )  # No lock: a dict read is atomic, and a miss only costs a query.
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -93,7 +95,7 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Forget in this process where ``key`` is placed, because it was moved; None forgets all keys."""
+        """Forget in this process where ``key`` is placed, after it was moved; None forgets all keys."""
         with self._lock:
             if key is None:
                 self._placements.clear()

@@ -1,4 +1,4 @@
-"""The embedded strategy: reads the shard from bits of the id (Pinterest, P1)."""
+"""The embedded strategy: reads the shard number from bits of an id (Pinterest, P1)."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class WhereReader:
         It may be a column of a joined table: a join never leaves the shard, so the key of the joined row
         names the shard of the query's row too.
         """
-        # A column of an outer query does not bound this query's rows.
+        # In a subquery, a column of the outer query does not limit the subquery's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model

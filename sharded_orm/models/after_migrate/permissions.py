@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, router
 from sharded_orm import runtime
 
 APP_LABEL = "sharded_orm"
-# The permissions belong to the model that represents all shards.
+# Django attaches a permission to a model: here the model whose rows would be shards.
 MODEL = "shardmap"
 
 

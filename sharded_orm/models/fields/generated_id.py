@@ -44,7 +44,8 @@ class EmbeddedShardMixin:
         super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # a Field's
         key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
         if key == name and not hasattr(cls, "near"):
-            # Model.__init__(), create() and get_or_create() take properties as keywords.
+            # Model.__init__(), create() and get_or_create() accept the name of a property as a
+            # keyword, so near= works with them.
             cls.near = property(_get_near, _set_near)
 
     def insert_rows(
@@ -56,7 +57,7 @@ class EmbeddedShardMixin:
         on_conflict: OnConflict | None = None,
         unique_fields: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Insert ``instances`` on ``alias`` by ``insert``, and see to it that their ids are right.
+        """Insert ``instances`` on ``alias`` by calling ``insert``, and ensure that their ids are right.
 
         Return the rows that ``insert`` returns. The library calls this for every insert of a sharded
         model, whether it is of one row or of many.
@@ -87,7 +88,7 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 def shard_of(alias: str) -> Shard | None:
     """Return the shard that ``alias`` names, or None if it names another database.
 
-    A group's template schema is no shard. Test shards are cloned from it.
+    None also for a group's template schema, from which test shards are cloned.
     """
     if runtime.template_group(alias) is not None:
         return None
@@ -105,7 +106,7 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row whose shard ``instance`` will be stored on; None if ``instance`` is stored."""
+    """Return the row given as ``near=``, on whose shard the new ``instance`` will be stored, or None."""
     return getattr(instance._state, "near", None)
 
 

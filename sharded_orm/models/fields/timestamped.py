@@ -114,7 +114,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             # that was not stored, so all rows get None as their ids again.
             for row in new:
                 setattr(row, self.attname, None)
-        # QuerySet.bulk_create() expects one result per row.
+        # QuerySet.bulk_create() expects one result per row, even if the INSERT returned none.
         return rows or [()] * len(instances)
 
     def _takes_for_conflict(
@@ -198,8 +198,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         try:
             rows = insert([*returning, self])
         finally:
-            # The result has one item for each row, also for rows with explicit ids. If the insert
-            # ignores conflicts, the result is empty.
+            # ``rows`` has one item for each instance, also for those with explicit ids. If the insert
+            # ignores conflicts, ``rows`` is empty.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

@@ -21,9 +21,9 @@ def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 
 
 def alias_of(instance: Any) -> str | None:
-    """Return the alias of the database that has ``instance``; for a new row, of its key's shard.
+    """Return the alias of the database that has ``instance``.
 
-    None if there is no such database yet.
+    For a new row of a sharded model, return the alias of its key's shard; None if there is none yet.
     """
     options = shard_options(type(instance))
     if options is None:

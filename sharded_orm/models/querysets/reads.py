@@ -24,7 +24,7 @@ CHUNK_SIZE = 2000
 
 
 class ReadingQuerySet(RoutedQuerySet):
-    """The methods of a sharded queryset that read."""
+    """A mixin with the methods of a sharded queryset that read."""
 
     def _rows(self, targets: list[Target]) -> Iterator[Any]:
         return scatter.fetch(self, targets, **self._merge_options())
@@ -105,7 +105,7 @@ class ReadingQuerySet(RoutedQuerySet):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        # Routing may query the directory, which would block the event loop.
+        # Finding the shards may query the directory of keys, which would block the event loop.
         settled = await sync_to_async(self._on_one_shard)()
         if settled is not None:
             async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
@@ -197,7 +197,7 @@ class ReadingQuerySet(RoutedQuerySet):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # One plan per shard, because the plan depends on a shard's rows.
+        # Each shard makes a plan of its own, because a plan depends on the shard's rows.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets
@@ -206,7 +206,7 @@ class ReadingQuerySet(RoutedQuerySet):
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
     ) -> Any:
-        """Run raw SQL on one shard: the shard of ``using``, or of the filters so far.
+        """Run raw SQL on one shard: the one that ``using`` names, or else the one that earlier filters name.
 
         :raises ShardKeyRequired: neither names one shard.
         """

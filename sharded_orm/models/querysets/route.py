@@ -140,7 +140,7 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """Return the check that a statement reads only rows that its ``shards`` have.
+    """Return a checker that a statement on ``shards`` reads only rows that these shards have.
 
     None for ``shards`` means all shards of the group.
     """
@@ -156,12 +156,12 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """Return the check that a statement on the shard ``alias`` reads only rows that this shard has."""
+    """Return a checker that a statement on the shard ``alias`` reads only rows that this shard has."""
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# Types of keys that are hashable and hold no expression.
+# Types of shard keys whose values are hashable and contain no expression.
 _PLAIN_KEYS = frozenset({int, str, UUID})
 
 
@@ -323,7 +323,7 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
 def _narrowed_query(
     reader: WhereReader, query: Query, shard: Shard, numbers: dict[Any, int]
 ) -> Query:
-    """Return a copy of ``query`` without the keys of other shards than ``shard``.
+    """Return a copy of ``query`` whose lists of keys (``key IN (…)``) have only keys of ``shard``.
 
     Conditions on instances of other shards match nothing in the copy.
 

@@ -56,7 +56,7 @@ class RoutedQuerySet(CachedQuerySet):
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller, and not a related manager, named the shard with ``using()``."""
+        """Whether the caller has named the shard with ``using()``; False if a related manager has set it."""
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
@@ -122,7 +122,7 @@ class RoutedQuerySet(CachedQuerySet):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return the check that a statement at ``destination`` reads only rows that are there."""
+        """Return a checker that a statement at ``destination`` reads only rows that are there."""
         if isinstance(destination, str):
             return colocation_on(self._options, destination)
         return colocation(self._options, frozenset(target.shard.number for target in destination))
@@ -206,8 +206,8 @@ class RoutedQuerySet(CachedQuerySet):
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination on the alias of its left side, which does not have the rows
-        # of the other side.
+        # Django runs a combination of querysets on the alias of its left side, which does not have
+        # the rows of the other sides.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
@@ -221,7 +221,7 @@ class RoutedQuerySet(CachedQuerySet):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # Django keeps the hints of the left side, which do not hold for the other side.
+        # Django keeps the routing hints of the left side, which do not hold for the other side.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

@@ -29,7 +29,7 @@ from sharded_orm.models.sharding.statements import check_insert, check_update, c
 
 
 class WritingQuerySet(RoutedQuerySet):
-    """The methods of a sharded queryset that write."""
+    """A mixin with the methods of a sharded queryset that write."""
 
     def create(self, **kwargs: Any) -> Any:
         if not self._is_pinned():
@@ -99,10 +99,10 @@ class WritingQuerySet(RoutedQuerySet):
         return route.aliases[0]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Insert rows, with one request for all ids and one INSERT per shard and batch.
+        """Insert rows, with one request to a ticket server for all ids, and one INSERT per shard and batch.
 
-        Atomic on each shard, but not over shards: if a shard fails, the shards before it keep
-        their rows.
+        The insert is atomic on each shard, but not over several shards: if it fails on one shard, the
+        shards before that one keep their new rows.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -304,7 +304,7 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
-    """Place the keys of new rows. Return the rows of each shard in their order, by alias."""
+    """Return the new rows ``objs`` by alias of their shard, in their order. Place new keys first."""
     for obj in objs:
         # Copies the primary key of a related row that was saved after it was assigned.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")

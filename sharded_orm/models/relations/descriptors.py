@@ -182,7 +182,7 @@ class _RelatedManager(_PerShard):
     _reverse: bool
 
     def __call__(self, *, manager: str) -> Any:
-        # Overrides __call__() of Django's related managers, which returns a manager without our methods.
+        # Overrides __call__() of Django's managers, whose result would lack the methods of this module.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
         return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
 
@@ -244,7 +244,7 @@ def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     accessor = field.remote_field.get_accessor_name()
     if accessor is None:
         return
-    # For a foreign key to a proxy, Django installs the descriptor on the concrete model.
+    # For a foreign key to a proxy model, Django installs the other side's descriptor on the concrete model.
     for holder in dict.fromkeys((related, related._meta.concrete_model)):
         descriptor = holder.__dict__.get(accessor)
         if type(descriptor) is ReverseOneToOneDescriptor:

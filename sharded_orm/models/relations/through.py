@@ -56,7 +56,7 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if ``self`` relates a row that is known to be on another shard than ``alias``."""
+    """Raise if ``self`` links a row that is known to be on another shard than ``alias``."""
     options = shard_options(type(self))
     assert options is not None
     target = runtime.topology().resolve(alias)

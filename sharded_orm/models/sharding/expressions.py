@@ -70,7 +70,7 @@ HOLDS_NONE = frozenset(
 
 # Attributes that are not searched. The parts of a union are queries, which the caller checks.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
-# Types whose values hold no expression.
+# Types whose values cannot contain an expression.
 _PLAIN = frozenset(
     {
         bool, bytes, date, datetime, Decimal, float, int, str, time, timedelta, type(None), UUID,

@@ -83,7 +83,10 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """The arguments that name the shard of a row of a model without a shard key, for error messages."""
+        """Arguments such as ``photo=…``, for error messages about a model without a shard key.
+
+        With these arguments, a row of the model refers to rows that name its shard.
+        """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
         ]
@@ -253,7 +256,7 @@ _options_by_model: dict[Any, ShardOptions | None] = {}
 
 
 def shard_options(model: type[Any]) -> ShardOptions | None:
-    """Return the options of ``model``, or None if its rows are in the global database.
+    """Return the group and shard key of ``model``, or None if its rows are in the global database.
 
     An automatic many-to-many table is in the group of the model that declares the relation.
     """
@@ -264,7 +267,7 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
 
 
 def options_of(instance: Any) -> ShardOptions | None:
-    """Return the options of the model of ``instance``.
+    """Return the group and shard key of the model of ``instance``; None if its rows are global.
 
     Reads ``__class__``: for a lazy object such as ``request.user``, that is the model and ``type()``
     is not.
@@ -301,7 +304,7 @@ def group_of(model: type[Any]) -> str | None:
 
 
 def where_key(model: type[Any]) -> ShardKey | None:
-    """Return the columns that name the shard of ``model``'s rows, or None if it has no such columns."""
+    """Return the group and the columns that name the shard of a row; None if there is no such column."""
     options = shard_options(model)
     return options.where_key if options is not None else None
 
@@ -337,8 +340,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # Reads __dict__: while Model.__init__ runs, a key declared after the relation is not set
-    # yet, and Django would take it for deferred and load it.
+    # Reads __dict__ and not the attribute: while Model.__init__ runs, a key that is declared after the
+    # relation is not set yet, and Django would take it for deferred and load it.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)

@@ -32,7 +32,7 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Annotations are already resolved.
+        # Ordering by an annotation adds no join, because the query has resolved it already.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True

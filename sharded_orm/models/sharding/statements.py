@@ -30,7 +30,7 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise unless the database of ``query`` has all rows that ``aggregates`` read."""
+    """Raise :exc:`CrossShardRelation` unless each database of ``query`` has all rows ``aggregates`` read."""
     copy = query.chain()
     expressions = []
     # Like Query.get_aggregation(): a later aggregate may refer to an earlier one.
@@ -45,7 +45,10 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise unless the database of ``query`` has all rows that ``values`` of an UPDATE read."""
+    """Raise :exc:`CrossShardRelation` unless each updated database has all rows that ``values`` read.
+
+    :param query: the query whose rows are updated.
+    """
     expressions = [value for value in values if hasattr(value, "resolve_expression")]
     if not expressions:
         return
@@ -61,7 +64,7 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """Raise unless the database that updates ``rows`` has all rows that the new values read.
+    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows that their database lacks.
 
     :param names: the fields to be saved; None for all.
     """
@@ -71,7 +74,7 @@ def check_update(
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
-    """Raise unless the database that inserts ``rows`` has all rows that their values read."""
+    """Raise :exc:`CrossShardRelation` if values of new ``rows`` read rows that their database lacks."""
     expressions = _expressions(rows)
     if not expressions:
         return

@@ -15,7 +15,7 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and the process that holds the run's lease.
+    """One run of a long operation, and the process that executes it: the holder of the run's lease.
 
     ``unfinished`` is true or NULL, never false: so the unique constraint allows one unfinished run
     for each kind and subject, and any number of finished runs.
@@ -62,7 +62,7 @@ class OperationRun(models.Model):
 
 
 class OperationStep(models.Model):
-    """The state of one shard in one run."""
+    """The state of one shard in one run of a long operation."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="steps"
@@ -89,7 +89,7 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Content that many steps of a run need, and that the run records only once."""
+    """Content that many steps of one run of an operation need; the run records it only once."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"
