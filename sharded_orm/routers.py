@@ -1,7 +1,7 @@
 """The database router: answers Django's questions about databases from the topology.
 
-Put the router last in ``DATABASE_ROUTERS``. It leaves the database of models that are not sharded
-to the other routers.
+Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
+of the database to the other routers.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Strategy(ABC):
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error for a row that cannot be written: :meth:`locate` returns None for its ``key``."""
+        """Return the error for writing a row with ``key``, for which :meth:`locate` returns None."""
         return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:

@@ -96,9 +96,9 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Remove what chose the shard of rows that are now stored: ``near`` and the drawn shard.
+    """Remove what chose the shard of rows that are now stored, so that copies do not inherit it.
 
-    A copy of a row that is saved as a new one then does not inherit them.
+    This is the row given as ``near=``, or the shard that was drawn at random.
     """
     for row in instances:
         row._state.__dict__.pop("near", None)

@@ -14,6 +14,8 @@ from sharded_orm.conf import MAX_TICKETS
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
+    A ticket server is a database that counts ids for all shards.
+
     :param sequence: the name of the counter on the ticket servers; by default the table's name.
 
     An id that is set already is kept. ``bulk_create()`` draws all its ids with one request per

@@ -54,9 +54,9 @@ class WritingQuerySet(RoutedQuerySet):
         )
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset on the shard of the row ``near``, which is removed from ``values``.
+        """Return this queryset on the shard of the row ``values["near"]``, and remove that item.
 
-        Return it unchanged if there is no ``near``.
+        Return the queryset unchanged if there is no such item, or the model does not generate its key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:

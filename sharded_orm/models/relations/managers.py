@@ -123,9 +123,8 @@ class ManyBeside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def remove(self, *objs: Any) -> None:
-        # Overrides ManyRelatedManager.remove, which compares primary keys. A row of another shard
-        # may have the
-        # same primary key, so it is refused.
+        # Overrides ManyRelatedManager.remove, which compares primary keys. A row of another shard may
+        # have the same primary key, so it is refused.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 

@@ -196,8 +196,8 @@ class ShardOptions:
     def locate(self, instance: Model) -> Shard | None:
         """Return the shard of ``instance``; None if its key has no shard yet.
 
-        If the key is not generated yet, or the model has no key, the shard is that of ``near``, or of a
-        row of the group that ``instance`` refers to.
+        If the key is not generated yet, or the model has no key, the shard is that of the row given as
+        ``near=``, or of a row of the group that ``instance`` refers to.
         """
         if self.key is None or self.awaits_key(instance):
             return self._shard_of_relations(instance)
@@ -210,7 +210,7 @@ class ShardOptions:
         among the open ones is drawn. ``instance`` keeps that shard until it is stored.
 
         :raises NoOpenShard: no shard takes new rows.
-        :raises UnplacedKey: ``near`` is a row without a shard.
+        :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
         :raises InvalidShardKey: no row can have the key, or an id that ``instance`` refers to.
         """
         shard = None
