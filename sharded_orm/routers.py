@@ -1,6 +1,7 @@
-"""The database router: answers Django's hooks from the topology.
+"""The database router: answers Django's questions about databases from the topology.
 
-Put it last in ``DATABASE_ROUTERS``. It leaves models that are not sharded to other routers.
+Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
+of the database to the other routers.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from sharded_orm.models.sharding.options import (
 
 APP_LABEL = "sharded_orm"
 
-# The answer for a model without an instance. Queries do not use it: one that names no shard is
-# refused all the same.
+# The alias that the router answers if Django asks about a model without an instance; None if there
+# is none. Querysets do not use it: a query that names no shard is refused nevertheless.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
 def standing_on(alias: str | None) -> Iterator[None]:
-    """Let the router answer ``alias`` if it gets no instance; within the block and this context.
+    """Make the router answer ``alias`` if Django asks about a model of its group without an instance.
 
-    For code that calls ``router.db_for_write(model)`` once for all rows that it will change, such
-    as the views of Django's admin, which open their transaction there.
+    This applies inside the ``with`` block, in the current context (:mod:`contextvars`). It is for
+    code that calls ``router.db_for_write(model)`` once for all rows that it will change, such as the
+    views of Django's admin, which open their transaction on that database.
 
     :param alias: the alias of a shard or of a whole group; None for no such answer.
     """
@@ -50,7 +52,7 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
 
 class ShardRouter:
-    """Routes rows of sharded models to their shard, and tables to the databases of their group."""
+    """The router: names the shard of a row, and the databases on which a model's table belongs."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)
@@ -62,8 +64,8 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # Without an answer, Django would use the instance's shard
-            # (ConnectionRouter._router_func in db/utils.py).
+            # ``instance`` is sharded, but ``model`` is not. If the answer were None, Django would use
+            # the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
@@ -93,11 +95,15 @@ class ShardRouter:
         return shard.alias
 
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """The alias for rows related to an instance that is on no shard of the group.
+        """Return the alias for rows related to ``instance``, which is on no shard of their group.
 
-        Django does not pass the relation, so values of the instance do not name the shard: it may
-        be the row that the shard key refers to, while the relation is another field. Our
-        descriptors know the relation, and do not ask the router.
+        Django does not tell the router which relation it follows, so values of ``instance`` do not name
+        the shard: ``instance`` may be the row that the shard key refers to, while the relation is another
+        field. The library's own descriptors know the relation, and do not ask the router.
+
+        The result is the alias of the whole group if the shard is to be chosen later.
+
+        :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their shard.
         """
         instance_options = options_of(instance)
         if (
@@ -108,14 +114,19 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            return options.group  # Django asks again once the instance is saved.
+            # The shard is not known yet. Django asks again once the instance is saved.
+            return options.group
         if write:
-            # Comment(author=person): the comment's key, which may be set later, names its shard.
+            # Such as Comment(author=person): the comment's own shard key names its shard, and may be
+            # set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
-        """Allow relations between two rows of one group only on the same shard.
+        """Return True; but None, no opinion, if neither row is of a sharded model.
+
+        Rows of one group may be related only on the same shard. A row that is on no shard yet may be
+        related to any row.
 
         :raises CrossShardRelation: the rows are on two shards of one group.
         """
@@ -123,7 +134,7 @@ class ShardRouter:
         if options1 is None and options2 is None:
             return None
         if options1 is None or options2 is None or options1.group != options2.group:
-            return True  # System checks require a foreign key without a database constraint.
+            return True  # System checks ensure that a foreign key between groups has no database constraint.
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
             raise CrossShardRelation(
@@ -135,7 +146,12 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Allow tables of sharded models on shards of their group only, and no others there."""
+        """Whether the table of a model belongs on database ``db``; None for no opinion.
+
+        Tables of a sharded model belong on the shards of its group and nowhere else. Tables of other
+        models do not belong on shards. Without ``model_name``, return whether an operation such as
+        ``RunPython`` without hints runs on ``db``.
+        """
         topology = runtime.topology()
         shard = topology.resolve(db)
         group = shard.group if shard is not None else runtime.template_group(db)
@@ -146,7 +162,7 @@ class ShardRouter:
         if db != DEFAULT_DB_ALIAS and (
             db in runtime.config().tickets or db == runtime.config().directory
         ):
-            return False  # These servers hold the library's own tables only.
+            return False  # Ticket servers and the directory's server hold only the library's own tables.
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             return belongs == group if belongs is not None or group is not None else None
@@ -165,12 +181,12 @@ class ShardRouter:
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
         if model_name in ("shardmap", "topologyversion"):
-            return False  # They have no rows; dumpdata would look for some.
+            return False  # These models have no tables. dumpdata would query one where this returned None.
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
-        # Migrations pass historical models, which have lost their base class. Their group is that
-        # of the current model with this name.
+        # Migrations pass historical models, which have lost their base class. A historical model is in the
+        # group of the current model with the same name.
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
@@ -179,13 +195,13 @@ class ShardRouter:
 
 
 def _is_new_link_row(instance: Model) -> bool:
-    """Whether ``instance`` is a new row of an automatic many-to-many table, without a key."""
+    """Whether ``instance`` is a new row of an automatic many-to-many table, which has no shard key."""
     options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
 def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance of another shard."""
+    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance on another shard than ``alias``."""
     if alias == options.group:
         return
     for field in row._meta.concrete_fields:

@@ -11,16 +11,16 @@ import django
 from django.db.models import Model
 from django.dispatch import Signal
 
-# The call site of a query is outside the library and Django.
+# Directories of the library and of Django. The call site of a query is the first frame outside of them.
 _INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, django.__file__))
 
 
 class ScatterSignal(Signal):
-    """Sent before a scattered query asks more than one shard.
+    """The signal that is sent before a query with ``scatter()`` asks more than one shard.
 
-    Receivers get ``sender`` (the model), ``route`` and ``call_site`` (``"file:line"`` of
-    the first frame outside the library and Django). A receiver that raises stops the query, so it
-    can limit costs: ``if len(route.shards) > 64: raise``.
+    Receivers get ``sender`` (the model), ``route`` (the query's shards) and ``call_site``
+    (``"file:line"`` of the first frame outside the library and Django). A receiver that raises stops
+    the query. So a receiver can limit costs: ``if len(route.shards) > 64: raise``.
     """
 
     def announce(self, model: type[Model], route: object) -> None:
@@ -39,7 +39,8 @@ def _call_site() -> str:
 
 scattered = ScatterSignal()
 
-#: Sent about every ten seconds by a process that uses the cache, and after requests. Receivers
-#: get ``counts``: label of each model -> name of a counter (see ``manage.py cache_stats``) -> its
-#: growth since the last signal. An exception of a receiver is logged and ignored.
+#: A signal with growing counters of the cache. A process that uses the cache sends it about every ten
+#: seconds, and after requests. Receivers get ``counts``, a dict of dicts: by label of a model, then by
+#: name of a counter (see ``manage.py cache_stats``), the counter's growth since the last signal. An
+#: exception of a receiver is logged and ignored.
 cache_counted = Signal()

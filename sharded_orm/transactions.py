@@ -1,4 +1,4 @@
-"""Transactions on the shard of a key."""
+""":func:`atomic`: a transaction on the shard of a row or of a shard key."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ def atomic(
     durable: bool = False,
     **key: Any,
 ) -> transaction.Atomic:
-    """``transaction.atomic()`` on the shard of a row, or of a key.
+    """Return ``transaction.atomic()`` for the shard of a row or of a shard key.
 
     ::
 
         with sharded_orm.atomic(Photo, user_id=1):
             ...
 
-    :param model: a sharded model, with its shard key as the only keyword; or an instance.
-    :param savepoint: as of ``transaction.atomic()``.
-    :param durable: as of ``transaction.atomic()``.
-    :raises ShardKeyRequired: the keyword is not the model's shard key.
+    :param model: an instance; or a sharded model, with the value of its shard key as the only other
+        keyword.
+    :param savepoint: as in ``transaction.atomic()``.
+    :param durable: as in ``transaction.atomic()``.
+    :raises ShardKeyRequired: the model has no shard key, or the keyword does not name it.
 
-    A key without a shard is placed, because it is about to be written. The transaction covers
-    one shard; blocks on two shards commit one after the other (P14).
+    A key that has no shard yet is placed: a shard is chosen and recorded for it, because the block is
+    about to write the key's rows. The transaction covers one shard. Blocks on two shards commit one
+    after the other (P14).
     """
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)
@@ -58,6 +60,6 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return runtime.place(options.group, key.get_prep_value(value))
-    # An instance that the key refers to; or None, which is refused.
+    # The value may be an instance, if the shard key is a foreign key; or None, which place() refuses.
     name = key.name if isinstance(value, Model) else key.attname
     return options.place(options.model(**{name: value}))

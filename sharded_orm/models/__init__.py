@@ -1,4 +1,4 @@
-"""Names for a project's ``models.py``."""
+"""The models, managers and fields of the library."""
 
 from __future__ import annotations
 

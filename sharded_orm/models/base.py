@@ -1,4 +1,4 @@
-"""The base class of models whose rows are on shards: :class:`ShardedModel`."""
+""":class:`ShardedModel`, the base class of models whose rows are on shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ShardedModelBase(ModelBase):
-    """Installs the descriptors and many-to-many tables of a sharded model's class."""
+    """The metaclass of sharded models: installs their relation descriptors and many-to-many tables."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -59,9 +59,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 group = "photos"
                 shard_key = "user_id"
 
-    ``ShardMeta`` is inherited like ``Meta``. The shard key decides on which shard a row is.
-    ``save()`` never changes the key of a stored row (:exc:`ShardKeyChanged`). A new row is
-    stored on the shard of its key, whatever alias Django would have chosen.
+    ``ShardMeta`` is inherited like ``Meta``. The value of the shard key decides on which shard a row
+    is. A new row is stored on that shard, even if Django would have chosen another alias.
+    ``save()`` never changes the key of a stored row (:exc:`ShardKeyChanged`).
     """
 
     _is_sharded: ClassVar[bool] = True
@@ -97,7 +97,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> None:
-        # Overrides Model.save_base, where every save arrives with its alias chosen.
+        # Overrides Model.save_base, which every save() calls once its alias is chosen.
         options = self._shard_options()
         if using is None or using == options.group:
             using = self._write_alias(options)
@@ -105,8 +105,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             self._refuse_other_shard(using)
         self._refuse_relations_to_other_shards(options, using)
         self._refuse_near_on_other_shard(options, using)
-        # Checked here because an error inside the transaction would break it. The insert checks
-        # a new row again, more strictly: its values cannot refer to its own columns.
+        # Expressions among the values are checked before the transaction begins, because an error inside it
+        # would break it. The insert of a new row checks them again, more strictly: they cannot refer to the
+        # columns of a row that is not stored yet.
         check_update(colocation_on(options, using), [self], update_fields)
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
@@ -134,7 +135,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         return options.place(self).alias
 
     def _refuse_relations_to_other_shards(self, options: ShardOptions, using: str) -> None:
-        # Django asks the router when a relation is assigned, but the key may be set later.
+        # Django asks the router about a relation only when it is assigned. The shard key may be set later, so
+        # relations are checked again here.
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
             alias = other._state.db if isinstance(other, models.Model) else None
@@ -149,7 +151,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 )
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
-        # The row is on another shard than near= only if it has an explicit key.
+        # The argument near=row puts a new row without a key on the shard of ``row``. A row with an explicit
+        # key belongs on the shard of its key, which may be another one.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -159,7 +162,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             )
 
     def _refuse_other_shard(self, alias: str) -> None:
-        """Raise unless the shard key of this instance belongs on ``alias``."""
+        """Raise unless the shard key of this instance belongs on ``alias``.
+
+        :raises ShardKeyChanged: the row is stored already.
+        :raises CrossShardRelation: the row is new.
+        """
         options = self._shard_options()
         key = options.key
         if (
@@ -167,7 +174,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             and alias == self._state.db
             and key.attname in self.get_deferred_fields()
         ):
-            return  # A deferred key has not changed.
+            return  # A key that was never loaded cannot have changed.
         home = runtime.topology().resolve(alias)
         if home is None and runtime.template_group(alias) == options.group:
             return
@@ -194,7 +201,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         )
 
     def _refuse_wrong_shard_of_new_id(self, alias: str, required: Shard | None) -> None:
-        # The shard generates the key, so only near= or a relation binds the row to a shard.
+        # The shard will generate the row's key, so only near= or a relation binds the row to a shard.
         if required is None or required.group != self._shard_options().group:
             raise CrossShardRelation(
                 f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
@@ -215,9 +222,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> bool:
-        # Overrides Model._save_table. The shard is checked again because a receiver of pre_save
-        # may have changed the key, and because Django's deserializer calls Model.save_base()
-        # directly. A row without an id is new: the UPDATE that Django tries first would miss.
+        # Overrides Model._save_table. The shard is checked again because a receiver of pre_save may have
+        # changed the key, and because Django's deserializer calls Model.save_base() directly. A row without
+        # an id must be new, so it is inserted at once, without the UPDATE that Django would try first.
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
@@ -228,8 +235,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert, which inserts by a plain base manager: only our queryset
-        # lets the fields that generate ids take part in the insert.
+        # Overrides Model._do_insert, which inserts by a plain base manager. Fields that generate ids take
+        # part only in inserts by the library's queryset.
         options = self._shard_options()
         options.refuse_key_changed_on_insert(self)
         check_insert(colocation_on(options, str(using)), [self])
@@ -248,12 +255,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         update_fields: Any,
         forced_update: Any,
     ) -> bool:
-        # Overrides Model._do_update: the shard key is a condition of the UPDATE, not a value. A
-        # row whose key was changed in memory is then not found, instead of being misplaced.
+        # Overrides Model._do_update: the shard key becomes a condition of the UPDATE and is not a value. If
+        # the key was changed in memory, the UPDATE finds no row, and no row ends up on the wrong shard.
         options = self._shard_options()
         key = options.key
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # The table of a multi-table parent without the key.
+            # This is the table of a parent model (multi-table inheritance) that does not have the key.
             return bool(
                 super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )
@@ -262,7 +269,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         if values and not others:
-            # Only the key is saved: without other values Django would report success unasked.
+            # Only the key is saved. With no other value, Django would report success without a query.
             updated = bool(same_key.filter(pk=pk_val).exists())
         else:
             updated = bool(
@@ -281,17 +288,17 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # A queryset from the caller needs no key: it is read on this row's shard.
+        # A queryset from the caller need not name a shard: it is read on this row's shard.
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
-        # A base manager of the project may read through the cache.
+        # A base manager of the project may read through the cache; a refresh must not.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        # Overrides Model's method, which asks this row's shard: that shard has rows of several
-        # keys, but not of all.
+        # Overrides Model's method, which asks this row's shard. That shard has rows of several keys, but not
+        # of all. So the answer makes sense among the rows of one key only.
         options = self._shard_options()
         key = options.key
         if key is not None and getattr(self, key.attname) not in (
@@ -307,9 +314,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     # -- Validation ------------------------------------------------------------
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields. A foreign key inside the group is looked up on this row's
-        # shard; if the row has no shard yet, the referenced row cannot exist. A foreign key to
-        # another group is looked up on the shard that its value names.
+        # Overrides Model.clean_fields. The row that a foreign key inside the group refers to is looked up on
+        # this row's shard; if this row has no shard yet, the other row cannot exist. The row that a foreign
+        # key to another group refers to is looked up on the shard that the foreign key's value names.
         excluded = set(exclude or ())
         options = self._shard_options()
         references = [
@@ -343,8 +350,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks: values are unique on this row's shard. A key
-        # without a shard has no rows, so nothing can be a duplicate.
+        # Overrides Model._perform_unique_checks: values must be unique on this row's shard. A key that has no
+        # shard yet has no rows, so nothing can be a duplicate.
         alias = self._validation_alias()
         if alias is None:
             return {}
@@ -360,8 +367,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
 
     def validate_constraints(self, exclude: Any = None) -> None:
-        # Overrides Model.validate_constraints, which asks the router: that would place the key
-        # of a row that is only being validated.
+        # Overrides Model.validate_constraints, which asks the router. The router would choose a shard for the
+        # key of a row that is only being validated.
         for _, constraints in self.get_constraints():
             for constraint in constraints:
                 check_constraint(constraint)
@@ -370,7 +377,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             check_insert(colocation_on(self._shard_options(), alias), [self])
             super().validate_constraints(exclude)
             return
-        # Without a shard nothing can be a duplicate. Check constraints read no table, so any
+        # The row has no shard yet, so nothing can be a duplicate. Check constraints read no table, so any
         # shard can evaluate them.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
@@ -395,14 +402,14 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         try:
             shard = options.locate(self)
         except (TypeError, ValueError, ValidationError):
-            return None  # Not a key; the validation of its field reports that.
+            return None  # The value cannot be a key; the validation of its field reports that.
         return shard.alias if shard is not None else None
 
 
 def _clean_key_of_other_group(field: Any, row: Any) -> None:
-    """Clean a foreign key to another group, as ``Field.clean()`` does.
+    """Clean the foreign key ``field`` of ``row`` to another group, as ``Field.clean()`` does.
 
-    ``ForeignKey.validate()`` cannot be used: it asks the router without the value.
+    ``ForeignKey.validate()`` cannot be used: it does not tell the router the value.
     """
     value = field.to_python(getattr(row, field.attname))
     models.Field.validate(field, value, row)
@@ -415,7 +422,7 @@ def _clean_key_of_other_group(field: Any, row: Any) -> None:
 
 
 def _does_not_exist(field: Any, value: Any) -> ValidationError:
-    """The error that ``ForeignKey.validate()`` raises."""
+    """Return the error that ``ForeignKey.validate()`` raises if no row has ``value``."""
     return ValidationError(
         field.error_messages["invalid"],
         code="invalid",

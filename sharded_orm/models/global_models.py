@@ -1,4 +1,4 @@
-"""The base class of models whose rows are in the global database: :class:`GlobalModel`."""
+""":class:`GlobalModel`, the base class of models whose rows are in the global database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharded_orm.models.sharding.statements import (
 
 
 class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models, with the methods of sharded querysets (Y1).
+    """The queryset of global models. It has the extra methods of sharded querysets too (Y1).
 
     A join to a sharded model raises :exc:`CrossShardRelation`.
     """
@@ -47,11 +47,14 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Return the same query: there is one database to ask."""
+        """Return a copy of the query: there are no shards to ask.
+
+        So code for sharded models can call ``scatter()`` on global models too.
+        """
         return self._chain()
 
     def explain_routing(self) -> str:
-        """A sentence that names the alias of the query."""
+        """Return a sentence that names the alias of the query's database."""
         return f"the global database, alias {self.db!r}"
 
 
@@ -59,9 +62,9 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 
 
 class GlobalModel(models.Model):
-    """A model of the global database: data that belongs to no shard key (Y1).
+    """A model whose rows are in the global database: data that belongs to no shard key (Y1).
 
-    ``class ShardMeta`` may have ``cache = True`` and an ``isolate_key`` (Y16).
+    ``class ShardMeta`` may set ``cache = True`` and an ``isolate_key`` (Y16).
     """
 
     _is_sharded: ClassVar[bool] = False
@@ -88,6 +91,6 @@ class GlobalModel(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # A base manager of the project may read through the cache.
+        # A base manager of the project may read through the cache, which may be older than the database.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

@@ -1,8 +1,9 @@
-"""Shard keys of text: the database must compare them as exactly as the router.
+"""Shard keys of text: the database must compare them as exactly as the router does.
 
-For the router ``Ada``, ``ada`` and ``Ada `` are three keys. If a column's collation takes them for
-equal, queries return rows of another key on the same shard, and miss those on other shards. Such
-a table is refused at its first use in a process, before anything is sent to it.
+For the router ``Ada``, ``ada`` and ``Ada `` are three keys. If the collation of a column takes
+them for equal, a query for one key returns rows of the other keys on the same shard, and misses
+those on other shards. Such a table is refused at its first use in a process, before anything is
+sent to it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Fields that every database compares by value. A UUID stored as text has one form only.
+# Fields that every database compares by value. (A UUID that is stored as text can be written in one
+# way only.)
 _COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
@@ -48,7 +50,8 @@ _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 class KeyColumn:
     """A column of text in a sharded model's own table, whose values name the shard.
 
-    :param target: the field at the end of a chain of foreign keys; else ``field``.
+    :param target: the field at the end of the chain of foreign keys that begins with ``field``;
+        ``field`` itself if it is no foreign key.
     """
 
     model: Any
@@ -65,7 +68,7 @@ class KeyColumn:
 
     @property
     def is_colocated_with_target(self) -> bool:
-        """Whether migrations of ``target`` run on the database of this table, too."""
+        """Whether migrations of ``target`` also run on the databases that have this table."""
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
             options is not None
@@ -74,9 +77,9 @@ class KeyColumn:
         )
 
     def declared_collation(self, connection: Any) -> str | None:
-        """The collation that the model declares; None for the table's default.
+        """Return the collation that the model declares; None for the table's default.
 
-        May query the server's version, and nothing else.
+        May ask the server for its version, and sends nothing else.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -87,10 +90,10 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class InexactKey:
-    """A key column on a shard that compares values less exactly than the router.
+    """A key column on a shard whose database compares keys less exactly than the router.
 
-    :param what: the column's collation, as the end of a sentence about the column.
-    :param remedy: the remedy, in sentences.
+    :param what: the end of a sentence about the column, such as "has the collation …".
+    :param remedy: what the operator has to do, in sentences.
     """
 
     shard: Shard
@@ -100,7 +103,10 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """The key columns of all models of ``group``, by table. Sends nothing."""
+    """Return the text key columns of all models of ``group``, by table. Sends nothing.
+
+    Empty as long as Django has not loaded all models.
+    """
     return _text_keys(group) if apps.models_ready else {}
 
 
@@ -115,7 +121,10 @@ def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """The key columns of text in a sharded model's own table. Sends nothing."""
+    """Return those columns of a sharded model's own table that name the shard and are text.
+
+    Sends nothing.
+    """
     options = shard_options(model)
     if options is None or model._meta.proxy:
         return ()
@@ -128,7 +137,10 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """The declared collation of ``key``, if the declaration alone proves that it is not exact."""
+    """Return the declared collation of ``key`` if it alone proves that the column is not exact.
+
+    Return None otherwise.
+    """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
         return None
@@ -139,10 +151,10 @@ def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | 
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
-    """Yield the inexact key columns on ``shards``, which are of one group and node.
+    """Yield the inexact key columns on ``shards``, which are of one group and on one node.
 
-    A table that does not exist is skipped. One query per 500 shards; none on SQLite, where the
-    models are enough, nor for a group without keys of text.
+    A table that does not exist is skipped. Sends one query per 500 shards. Sends none on SQLite,
+    where the declarations of the models are enough, and none for a group without keys of text.
 
     :param connection: a connection to the node.
     """
@@ -194,7 +206,8 @@ def _inexact_key(
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
-        # A migration of the other model does not run on the shards.
+        # The target of the foreign key is in another group or the global database. Migrations of the target
+        # do not run on the shards, so RunSQL must change the column there.
         definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         null = column.definition.removeprefix(definition)
         app = key.model._meta.app_label
@@ -212,7 +225,7 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """The problem of an inexact column, as a sentence without its end."""
+    """Return the problem of an inexact column as a sentence without its full stop."""
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"
@@ -220,15 +233,15 @@ def describe_inexact(key: KeyColumn, what: str) -> str:
     )
 
 
-#: Key columns with their types in the database, by table; the types are None on SQLite.
+#: Text key columns, by table, each with its type in the database. The type is None on SQLite.
 _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 
 @dataclass(frozen=True)
 class _Verified:
-    """The tables of a shard that were found exact.
+    """The tables of one shard whose text keys were checked and found exact.
 
-    :param node: the node on which they were checked.
+    :param node: the node on which the shard was when they were checked.
     """
 
     node: str
@@ -238,12 +251,12 @@ class _Verified:
 class TextKeyGuard:
     """Checks each table with keys of text at its first use on a shard; thread-safe.
 
-    One query per process for all such tables of a shard, or of several shards of a node. None for
-    groups without keys of text, and none on SQLite. Failures are not remembered: once the column
-    is changed, the process goes on.
+    A process sends one query for all such tables of a shard, or of several shards on one node. It
+    sends none for groups without keys of text, and none on SQLite. A failed check is not remembered,
+    so that the process continues once the column is changed.
 
-    While a schema editor is open on the shard, nothing is refused, because the migration that
-    repairs a column may come after one that fills its table.
+    While a schema editor is open on the shard, nothing is refused: the migration that repairs a
+    column may come after one that fills its table.
     """
 
     def __init__(self) -> None:
@@ -255,7 +268,9 @@ class TextKeyGuard:
         self._verified = {}
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """See :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
+        """Check the text keys of ``tables`` on ``shards`` if this process has not done so yet.
+
+        See :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
 
         :raises InexactShardKey: one of ``tables`` does not compare keys as the router does.
         """
@@ -266,7 +281,7 @@ class TextKeyGuard:
         if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The statement will go to the shard's present node.
+            # The topology has changed. The statement will go to the node that has the shard now.
             relocation.follow(connection)
             shards = (connection.shard,)
         unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
@@ -274,7 +289,9 @@ class TextKeyGuard:
             self._verify(connection, unverified, keys, checked)
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """See :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
+        """Check that the text keys of the rows that ``query`` inserts fit into their columns.
+
+        See :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
 
         :raises InvalidShardKey: the database would store another key.
         """
@@ -334,8 +351,8 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # Replaced as a whole, because two threads at once find the same. Shards usually have
-            # the same tables, so they share one mapping.
+            # The entry is replaced as a whole, because two threads that check at once find the same.
+            # Most shards have the same tables, so these shards share one mapping.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

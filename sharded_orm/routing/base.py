@@ -25,25 +25,28 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# Not seeded: two processes must not draw the same shards in the same order.
+# Random numbers of the operating system, without a seed: two processes must not draw the same shards
+# in the same order.
 _random = random.SystemRandom()
 
 
 class Strategy(ABC):
-    """Finds the shard of a key. All threads share one instance.
+    """A routing strategy: finds the shard of a key. All threads share one instance.
 
-    :param group: the group of the strategy; its shards are numbered from 0.
+    :param group: the group that uses the strategy; its shards are numbered from 0.
     :param options: ``STRATEGY_OPTIONS`` of the group.
     """
 
-    #: Names of the options that the strategy understands.
+    #: Names of the ``STRATEGY_OPTIONS`` that the strategy accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
     #: Whether a key must be placed before :meth:`locate` finds its shard.
     places: ClassVar[bool] = False
-    #: Shift and bits of the shard number in a key; None if keys do not hold it.
+    #: The bits of a key that hold its shard number, as ``(shift, number of bits)``; None if keys do not
+    #: hold a shard number.
     embedded: tuple[int, int] | None = None
-    #: How a key finds its shard, which decides what changes of the group keep every key on its
-    #: shard. Derived for a class that sets ``places`` or ``embedded`` in its body.
+    #: What determines the shard of a key. This decides which changes of the group are allowed: those that
+    #: keep every key on its shard. A subclass that does not set it gets ``PLACED`` if its ``places`` is
+    #: true, and ``EMBEDDED`` if its class attribute ``embedded`` is set.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -68,20 +71,20 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """The number of the shard of ``key``; None if no row has the key. Never writes.
+        """Return the number of the shard of ``key``, or None if no row has the key. Never writes.
 
-        None means a key that is not placed yet, or a value that :meth:`place` refuses, such as a
-        negative id. Reading it finds nothing, as on one database.
+        None means that the key is not placed yet, or that :meth:`place` refuses it (a negative id, for
+        example). A query for such a key finds nothing, as on one database.
 
-        :raises InvalidShardKey: the key is of a kind that the strategy cannot place.
+        :raises InvalidShardKey: the key is of a type that the strategy cannot place.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """:meth:`locate` for several keys; one query if the strategy uses a database."""
+        """Return the result of :meth:`locate` for each key; one query if the strategy uses a database."""
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """The number of the shard of ``key``, which is placed if need be.
+        """Return the number of the shard of ``key``. Place the key first if it has no shard yet.
 
         Safe to call concurrently, in threads and processes.
 
@@ -92,7 +95,7 @@ class Strategy(ABC):
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """:meth:`place` for several keys.
+        """Return the result of :meth:`place` for each key.
 
         :raises InvalidShardKey: no row can have one of the keys.
         """
@@ -104,7 +107,9 @@ class Strategy(ABC):
         return numbers
 
     def draw(self) -> int:
-        """The number of a random shard among those open for new keys, by the ranges' weights.
+        """Return the number of a random shard that is open for new keys.
+
+        The probability of a shard is proportional to the weight of its range of shards.
 
         :raises NoOpenShard: no range is open.
         """
@@ -114,8 +119,8 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # A range's weight counts for each of its shards: 512 shards of weight 1 get as many keys
-        # as 256 of weight 2.
+        # The weight of a range (of shard numbers) counts for each of its shards: 512 shards of weight 1 get
+        # as many keys as 256 shards of weight 2.
         weights = [r.weight * (r.last - r.first + 1) for r in ranges]
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)
@@ -124,15 +129,15 @@ class Strategy(ABC):
         """Take over the state of ``former``, the group's strategy before the topology changed."""
 
     def explain(self, key: Any) -> str:
-        """Why ``key`` is on its shard, as text for people."""
+        """Return the reason why ``key`` is on its shard, as text for people."""
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """The error for writing a row with ``key``, for which :meth:`locate` returns None."""
+        """Return the error for writing a row with ``key``, for which :meth:`locate` returns None."""
         return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:
-        """The error for ``key``; ``expected`` describes the keys that the strategy takes."""
+        """Return the error for an invalid ``key``; ``expected`` describes the keys that are valid."""
         return InvalidShardKey(
             f"{key!r} ({type(key).__name__}) cannot be a shard key of group {self.group.name!r}:"
             f" its strategy {self.group.strategy!r} takes {expected}."
@@ -140,10 +145,11 @@ class Strategy(ABC):
 
 
 def exact_text(key: str, strategy: Strategy) -> str:
-    """Return ``key`` if every driver sends this text for it.
+    """Return ``key`` after a check that every database driver sends the same text for it.
 
-    :raises InvalidShardKey: the key's class has another ``str()``, as ``class Kind(str, Enum)``
-        has. The drivers of MariaDB and MySQL send ``str(key)``, that of SQLite its characters.
+    :raises InvalidShardKey: ``str(key)`` is another text, as for an instance of
+        ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would send ``str(key)``; that of
+        SQLite would send the characters of ``key``.
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -153,9 +159,10 @@ def exact_text(key: str, strategy: Strategy) -> str:
 
 
 def utf8_bytes(key: str, strategy: Strategy) -> bytes:
-    """``key`` as UTF-8.
+    """Return ``key`` as UTF-8.
 
-    :raises InvalidShardKey: the key has a lone surrogate, which no database would store.
+    :raises InvalidShardKey: the key has a lone surrogate, which no database would store; or
+        :func:`exact_text` refuses it.
     """
     try:
         return exact_text(key, strategy).encode()
@@ -164,9 +171,9 @@ def utf8_bytes(key: str, strategy: Strategy) -> bytes:
 
 
 def strategy_class(group: ShardGroup) -> type[Strategy]:
-    """The class of the strategy that ``group`` names.
+    """Return the class of the strategy that ``group`` names.
 
-    :raises InvalidConfiguration: the group names no strategy; lists the choices.
+    :raises InvalidConfiguration: the group names no strategy. The message lists the choices.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -188,13 +195,14 @@ def strategy_class(group: ShardGroup) -> type[Strategy]:
 def make_strategy(group: ShardGroup) -> Strategy:
     """Create the strategy that ``group`` names.
 
-    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    :raises InvalidConfiguration: the strategy's name or an option is unknown. The message lists the
+        choices.
     """
     return strategy_class(group)(group, group.strategy_options)
 
 
 def key_routing_of(group: ShardGroup) -> KeyRouting:
-    """How a key of ``group`` finds its shard. Creates no strategy.
+    """Return what determines the shard of a key of ``group``. Creates no strategy.
 
     :raises InvalidConfiguration: the group names no strategy.
     """

@@ -15,41 +15,48 @@ from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
-#: Keys that are stored as they are. All others are stored as a digest, so that no collation of
-#: the global database takes two keys for one ("alice" and "Alice", trailing spaces).
+#: Matches the keys that the directory stores as they are. It stores a digest of every other key, so
+#: that no collation of the global database takes two keys for one ("alice" and "Alice", trailing
+#: spaces).
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class DirectoryStore(Protocol):
-    """Stores placements: the shard number of each key, which is text.
+    """A store of placements. A placement is the shard number of one key, which is text here.
 
     See ``models/tables/placement.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Placements of ``keys``: the shard number, and whether the placement is committed."""
+        """Return the placement of each key that has one: its shard number, and whether it is committed."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Insert missing placements in a transaction of their own; return those that hold."""
+        """Insert the placements of keys that have none yet, in a separate transaction.
+
+        Return the placements that now hold for all the keys, as :meth:`find` does. A key that was
+        placed before keeps its shard.
+        """
 
 
 class DirectoryStrategy(Strategy):
-    """Places each new key on a random open shard, and looks up all others in the directory.
+    """A strategy that places each new key on a random open shard, and looks up all other keys.
+
+    The placements are in the directory, a table in the global database.
 
     - Reading an unplaced key returns None, places nothing and remembers nothing.
-    - A placement is committed on a connection of its own before the key's first row. So a
-      rollback of the caller never moves a key that has rows. If two processes place the same key
-      at once, the first insert wins and both get its shard.
-    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (option; default
-      100,000).
+    - A placement is committed on a connection of its own before the key's first row is written. So a
+      rollback of the caller never moves a key that has rows. If two processes place the same key at
+      once, the first insert wins and both get its shard.
+    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option; 100,000
+      by default).
 
-    Cost: no query for remembered keys, one query for any number of others, and two more round
+    Cost: no query for remembered keys, one query for any number of other keys, and two more round
     trips to place keys.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: Set by ``runtime``; a strategy does not know where placements are stored.
+    #: Where placements are stored. ``runtime`` sets it.
     store: DirectoryStore
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
@@ -65,7 +72,9 @@ class DirectoryStrategy(Strategy):
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        known = self._placements.get(text)  # A dict read is atomic; a miss only costs a query.
+        known = self._placements.get(
+            text
+        )  # No lock: a dict read is atomic, and a miss only costs a query.
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -86,7 +95,7 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Forget the placement of ``key`` (None: of all keys) in this process: it was moved."""
+        """Forget in this process where ``key`` is placed, after it was moved; None forgets all keys."""
         with self._lock:
             if key is None:
                 self._placements.clear()
@@ -94,9 +103,9 @@ class DirectoryStrategy(Strategy):
                 self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Placements do not change with the topology. The dict is shared, so that threads that
-        # still use the former strategy see what is forgotten here. The lock is not, because a
-        # fork may have copied it locked; single operations of the dict are atomic.
+        # Placements do not change with the topology. The dict is shared with the former strategy, so that
+        # threads that still use that one see it when this strategy forgets a placement. The lock is not
+        # shared, because a fork may have copied it locked; single operations of the dict are atomic.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -122,8 +131,8 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _placements holds committed placements only. Others may be rolled back with
-        # the caller's transaction, and then the key has no shard.
+        # Invariant: _placements holds committed placements only. An uncommitted one may be rolled back with
+        # the caller's transaction, and then its key has no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
@@ -133,7 +142,9 @@ class DirectoryStrategy(Strategy):
         return {text: number for text, (number, _) in placements.items()}
 
     def entry(self, key: Any) -> str:
-        """The directory's name of ``key``. Equal keys of any type have equal names.
+        """Return the text under which the directory stores ``key``. Equal keys have equal texts.
+
+        The type does not matter: the integer 7 and the text "7" are stored as the same text.
 
         :raises InvalidShardKey: the value cannot be a key.
         """

@@ -1,4 +1,4 @@
-"""The embedded strategy: reads the shard from bits of the id (Pinterest, P1)."""
+"""The embedded strategy: reads the shard number from bits of an id (Pinterest, P1)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _EXPECTED = "64-bit ids with their shard in them"
 
 
 class EmbeddedStrategy(Strategy):
-    """Computes ``(key >> SHIFT) & (2**BITS - 1)``: by default the 16 bits above bit 46 (P1).
+    """A strategy that reads the shard number from bits of the key.
 
-    The shard key is an id that carries its shard, or a foreign key to such an id. Needs no query
-    and never moves a row. Example: 241294492511762325 is on shard 3429.
+    The shard is ``(key >> SHIFT) & (2**BITS - 1)``; by default bits 46 to 61 (P1). The shard key is
+    an id that carries its shard, or a foreign key to such an id. The strategy needs no query, and a
+    row never moves to another shard. Example: 241294492511762325 is on shard 3429.
     """
 
     option_names = frozenset({"SHIFT", "BITS"})
@@ -53,7 +54,10 @@ class EmbeddedStrategy(Strategy):
         return self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
 
     def _embedded_in(self, key: int) -> int | None:
-        """The shard number in ``key``, whether the shard exists or not; None if it is no id."""
+        """Return the shard number in ``key``, even if there is no such shard; None if the key is no id.
+
+        An id is an integer from 0 to 2**63 - 1.
+        """
         if not 0 <= key < 1 << 63:
             return None
         number: int = (key >> self._shift) & ((1 << self._bits) - 1)

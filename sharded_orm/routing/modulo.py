@@ -1,4 +1,4 @@
-"""The modulo strategy (Instagram, I4); text by its md5 (Pinterest's mod shard, P11)."""
+"""The modulo strategy (Instagram, I4). It hashes text with md5 (Pinterest's mod shard, P11)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
-    """Computes ``key % shards`` for integers, ``md5(key) % shards`` for text, bytes and UUIDs.
+    """A strategy that divides the key by the number of shards and takes the remainder.
 
-    Stateless; needs no query. The number of shards can never change, because nearly every key
-    would move.
+    The shard is ``key % shards`` for integers, and ``md5(key) % shards`` for text, bytes and UUIDs.
+    The strategy has no state and needs no query. The number of shards can never change, because
+    nearly every key would move.
     """
 
     def locate(self, key: Any) -> int:
@@ -26,10 +27,13 @@ class ModuloStrategy(Strategy):
 
 
 def stable_hash(key: Any, strategy: Strategy) -> int:
-    """An integer for ``key`` that is the same in every process and on every machine.
+    """Return an integer for ``key`` that is the same in every process and on every machine.
 
-    An integer is returned as it is. Text becomes the big-endian integer of the md5 of its UTF-8
-    form, by the published rule of P11 (``"1.2.3.4"`` gives shard 1537 of 4096).
+    An integer is returned as it is. For text the result is the md5 of its UTF-8 bytes, read as a
+    big-endian integer, by the published rule of P11 (``"1.2.3.4"`` gives shard 1537 of 4096). For
+    bytes and UUIDs it is the md5 of their bytes.
+
+    :raises InvalidShardKey: the key is of another type.
     """
     if isinstance(key, int):
         return int(key)

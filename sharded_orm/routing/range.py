@@ -13,11 +13,12 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 class RangeStrategy(Strategy):
-    """Shard *n* holds the keys from ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``.
+    """A strategy whose shards each hold one range of keys, set by the option ``BOUNDS`` or ``SIZE``.
 
-    Option ``BOUNDS``: one ascending lower bound per shard. The last shard has no upper end.
-    Alternatively option ``SIZE``: shard *n* holds the integers from ``n * SIZE`` up to, not
-    including, ``(n + 1) * SIZE``. No row has a key outside of the ranges.
+    ``BOUNDS`` lists the lower bound of each shard, ascending. Shard *n* holds the keys from
+    ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``; the last shard has no upper end. With
+    ``SIZE``, shard *n* holds the integers from ``n * SIZE`` up to, not including,
+    ``(n + 1) * SIZE``. No row has a key outside of the ranges.
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
@@ -35,7 +36,7 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            # A range computes its bounds on demand, however many there are.
+            # The ``range`` object computes each bound on demand, so many shards take no memory.
             self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:
@@ -43,7 +44,7 @@ class RangeStrategy(Strategy):
             try:
                 self._bounds = tuple(options["BOUNDS"])
                 ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
-            except TypeError:  # Not a list, or a list of values that cannot be compared.
+            except TypeError:  # BOUNDS is not iterable, or its values cannot be compared.
                 self._bounds, ascending = (options["BOUNDS"],), False
             if len(self._bounds) != group.count or not ascending:
                 raise InvalidConfiguration(

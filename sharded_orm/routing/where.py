@@ -1,9 +1,9 @@
-"""Reads the shards that a query is about from its where tree. Fails closed.
+"""Finds, in a query's where tree, the shards that the query is about. Fails closed.
 
 The result is a *bound*: a set of shards outside of which no row can match. Equality and ``__in``
-on a shard key bound a query. AND intersects bounds, OR unites them; negations and unknown
-conditions have no bound. The caller refuses an unbounded query, or scatters it on request; its
-shards are never guessed.
+on a shard key bound a query. AND intersects bounds, OR unites them. Negations and conditions that
+are not understood have no bound. The caller refuses a query without a bound, or asks every shard
+if the query has ``scatter()``. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 class ShardKey:
     """The group of a model, and the columns whose values name the shard of a row.
 
-    ``columns`` maps the shard key, and foreign keys to a shard key, to None. It maps ids that
-    carry their shard, and foreign keys to such ids, to the shift and bits of the shard.
+    ``columns`` maps the name of each such column to None or to ``(shift, bits)``. None: the column
+    holds shard keys (it is the shard key, or a foreign key to one). ``(shift, bits)``: the column
+    holds ids that carry their shard (or foreign keys to such ids), and these bits of an id are the
+    shard number.
     """
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Methods that write SQL. If a class of a project overrides one, its SQL is unknown.
+# Methods of lookups and expressions that write SQL. The SQL of a project's class that overrides one
+# is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -41,7 +44,10 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the body of ``cls``, a class outside Django, has a method that writes SQL."""
+    """Whether the body of ``cls`` has a method that writes SQL.
+
+    False for classes of Django and of this library.
+    """
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
     return any(map(_WRITES_SQL.match, vars(cls)))
@@ -63,22 +69,23 @@ def _is_same(base: Any, kind: Any) -> bool:
 
 
 def is_equality(lookup: Any) -> bool:
-    """Whether ``lookup`` matches only rows with its value, or one of its values."""
+    """Whether ``lookup`` matches only rows whose column is equal to its value, or to one of its values."""
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
-#: A function that returns the :class:`ShardKey` of a model; None if the model is not sharded.
+#: A function that returns the :class:`ShardKey` of a model, or None if no column names a shard.
 KeyOf = Callable[[type[Model]], ShardKey | None]
-#: A function that returns shard numbers by key, for keys of a group; unplaced keys are left out.
+#: A function of a group and a list of keys. It returns the shard number of each key, by key; keys that
+#: have no shard yet are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
     """A condition that bounds a query to the shard ``alias``.
 
-    It is added to a comparison with an instance (``album=album``), whose primary key does not
-    name the instance's shard. In the SQL of that shard the condition is always true. In the SQL
-    of another shard it is always false, because shards may repeat ids.
+    The library adds it to a comparison with an instance (``album=album``), because the primary key
+    in the SQL does not name the instance's shard. In SQL for that shard the condition is always true.
+    In SQL for another shard it is always false, because another row there may have the same id.
     """
 
     conditional = True
@@ -92,7 +99,9 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            here = None  # The scatter has removed conditions of other shards.
+            # The statement is compiled for many shards at once. Conditions on other shards have been
+            # removed already.
+            here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
             raise EmptyResultSet
@@ -102,7 +111,7 @@ class OnShard(Expression):
 def is_from_django(expression: Any) -> bool:
     """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    A class of a project may derive from ``Exact`` or ``In``, and write ``<>`` or ``NOT IN``.
+    A class of a project may derive from ``Exact`` or ``In``, and yet write ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -115,19 +124,20 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The numbers of the shards that a condition allows, and the reason."""
+    """The numbers of the shards whose rows a condition can match, and the reason as text."""
 
     shards: frozenset[int]
     reason: str
 
 
 class WhereReader:
-    """Reads one query's where tree. Not shared between threads.
+    """A reader of one query's where tree; finds the query's shards. Not for use by several threads.
 
     :param group: the group of the query's model; keys of other groups are ignored.
-    :param resolve: a function that returns the shard number of an alias; None if it is not of
-        the group.
-    :param embedded: shift and bits of the shard in a key, if the group's strategy reads it there.
+    :param resolve: a function that returns the shard number of an alias, or None if the alias is not
+        in the group.
+    :param embedded: ``(shift, bits)`` of the shard number in a key, if the group's strategy reads it
+        there; otherwise None.
     """
 
     def __init__(
@@ -147,7 +157,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """The bound of the whole query; None if rows of any shard may match."""
+        """Return the bound of the whole query, or None if rows of any shard may match."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -189,8 +199,8 @@ class WhereReader:
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
-            # Django turns "= NULL" into IS NULL. A shard key is never NULL, but another foreign
-            # key that names the shard may be.
+            # Django turns "= None" into IS NULL. A shard key is never NULL, so no row matches. But a nullable
+            # foreign key may name the shard too, and rows of any shard may have NULL there.
             is_never_null = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
@@ -216,7 +226,7 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), reason)
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys, so each shard needs only its own."""
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys: each shard then needs only its own keys."""
         return (
             compares_as(In, lookup)
             and lookup.rhs_is_direct_value()
@@ -226,12 +236,12 @@ class WhereReader:
         )
 
     def is_key(self, lhs: Any) -> bool:
-        """Whether ``lhs`` is a column that names the shard, of a model of this query's group.
+        """Whether ``lhs`` is a column whose values name a shard of this query's group.
 
-        It may be a column of a joined table: a join never leaves the shard, so the key of the
-        joined row bounds the whole row.
+        It may be a column of a joined table: a join never leaves the shard, so the key of the joined row
+        names the shard of the query's row too.
         """
-        # A column of an outer query does not bound this query's rows.
+        # In a subquery, a column of the outer query does not limit the subquery's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -245,10 +255,10 @@ class WhereReader:
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """The left side of an equality or ``__in``, with the values that it is compared with.
+    """Return the left side of an equality or ``__in``, paired with the values it is compared with.
 
-    For a composite primary key, each of its columns with its values. Empty if ``__in`` or a
-    composite key is compared with a query.
+    A composite primary key gives one pair for each of its columns. The result is empty if ``__in``
+    or a composite key is compared with a query.
 
     :param lookup: a lookup for which :func:`is_equality` is true.
     """
@@ -269,15 +279,16 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """The distinct values; None if one is an expression, or not of the type that ``field`` stores.
+    """Return the distinct values, or None if one is not a plain value of the type ``field`` stores.
 
-    None among the values is left out, because no row is equal to NULL.
+    An expression is not a plain value. A None in ``values`` is left out, because no row is equal to
+    NULL.
     """
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django prepares plain values only. The database would convert a Value(), and not as
-            # Python does: for MariaDB, "5abc" is equal to the number 5.
+            # Django converts plain values with the field, but not the value inside Value(). The
+            # database converts that one, and not as Python does: for MariaDB, "5abc" equals the number 5.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
@@ -292,16 +303,18 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` have the types that ``prepare``, their field's method, returns.
+    """Whether ``values`` have the types that ``prepare`` returns for them.
 
-    Values compared with an expression are not prepared: ``In(F("owner"), ["1"])``.
+    Django does not prepare values that are compared with an expression: ``In(F("owner"), ["1"])``.
+
+    :param prepare: the method ``get_prep_value()`` of the values' field.
     """
     for kind, value in {type(value): value for value in values}.items():
         try:
             if type(prepare(value)) is not kind:
                 return False
         except (TypeError, ValueError, ValidationError):
-            continue  # A field of a project that cannot prepare a value from the database.
+            continue  # A field of a project may be unable to prepare a value that came from the database.
     return True
 
 

@@ -1,8 +1,9 @@
-"""Counters of tables with packed ids: their first values on each shard (P1, P5).
+"""Sets the counters of tables with packed ids to the first id on each shard (P1, P5).
 
-A table's counter starts at the first id of its shard and type. ``CREATE TABLE … LIKE``,
-``TRUNCATE`` and a replayed table definition reset it to 1. So it is set after each ``migrate``
-and ``flush`` of a shard, and when test shards are cloned.
+A packed id holds the shard, a type and a number that the table counts. So a table's counter
+starts at the first id of its shard and type. ``CREATE TABLE … LIKE``, ``TRUNCATE`` and a replayed
+table definition reset the counter to 1. It is therefore set after each ``migrate`` and ``flush``
+of a shard, and when test shards are cloned.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from sharded_orm.topology.model import Shard
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
-    """The first packed id on ``shard``, by table.
+    """Return the first packed id of each table on ``shard``, by table.
 
-    :param models: the models to look at; by default all of the project.
+    :param models: the models to look at; by default all models of the project.
     """
     ids = {}
     for model in apps.get_models() if models is None else models:
@@ -41,11 +42,12 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the counters of the shard ``using``.
 
-    :param counted: lower bounds of the next ids, by table, as ``migrate_shards`` has read them.
+    :param counted: a lower bound of the next id of each table, by table, as ``migrate_shards`` has
+        read them; None if nothing was read.
 
-    Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are
-    high enough. Otherwise one query lists the tables, and one more reads each table with packed
-    ids; MySQL and MariaDB need another to set a counter.
+    Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are high
+    enough. Otherwise one query lists the tables, and at most two more for each table with packed ids
+    read and set its counter.
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}

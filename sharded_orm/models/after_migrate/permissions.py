@@ -1,4 +1,7 @@
-"""Permissions to view groups of shards: ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]``."""
+"""Permissions of users to view the shards of a group in the admin.
+
+They exist if ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]`` is true.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from django.db import DEFAULT_DB_ALIAS, router
 from sharded_orm import runtime
 
 APP_LABEL = "sharded_orm"
-# The permissions belong to the model that represents all shards.
+# Django attaches a permission to a model: here the model whose rows would be shards.
 MODEL = "shardmap"
 
 
 def codename(group: str) -> str:
-    """The codename of the permission for ``group``, without the app label."""
+    """Return the codename of the permission for ``group``, without the app label."""
     return f"access_{group}"
 
 
 def may_access(user: Any, group: str) -> bool:
-    """Whether the permissions of ``user`` allow viewing ``group``.
+    """Whether the permissions of ``user`` allow viewing the shards of ``group``.
 
-    True for every user unless ``GROUP_PERMISSIONS`` is set. Superusers have every permission. One
-    query per ``user`` object, which caches its permissions; Django's admin sends the same one.
+    If ``GROUP_PERMISSIONS`` is not set, every user may. Superusers always may. Costs one query per
+    ``user`` object, which caches its permissions; Django's admin sends the same query anyway.
     """
     if not runtime.config().admin.group_permissions:
         return True
@@ -33,10 +36,11 @@ def may_access(user: Any, group: str) -> bool:
 def after_migrate(
     sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: create the missing permissions of groups.
+    """Receiver of ``post_migrate``: create those permissions for groups that do not exist yet.
 
-    ``django.contrib.auth.management.create_permissions`` creates those of models only; the order
-    of the two receivers does not matter. Permissions of removed groups stay, as Django's do.
+    Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates permissions
+    of models only. It does not matter which receiver runs first. Permissions of removed groups stay,
+    as Django's permissions of removed models do.
     """
     if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
         return
@@ -44,7 +48,8 @@ def after_migrate(
         content_types = apps.get_model("contenttypes", "ContentType").objects
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
-        return  # These apps are not migrated yet; each migrate sends the signal for all apps.
+        # These apps are not migrated yet. A later signal finds them: each migrate sends one for every app.
+        return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups
     }

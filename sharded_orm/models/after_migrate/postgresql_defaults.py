@@ -1,7 +1,7 @@
-"""Defaults of columns whose timestamped ids PostgreSQL generates (I3).
+"""Sets the column defaults with which PostgreSQL generates timestamped ids (I3).
 
-A migration is the same for all databases, so it cannot hold the function and default of these
-columns. They are set after each ``migrate``, like the counters of packed ids.
+A migration is the same for all databases, so it cannot hold the default of such a column or the
+function that the default calls. Both are set after each ``migrate``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sharded_orm.models.fields.timestamped import TimestampedIDField
 def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Receiver of ``post_migrate``: set the function and default of timestamped ids.
 
-    Does nothing on other databases than PostgreSQL, nor for an app without such ids. Otherwise
-    sends one query, and replaces one function per table. A default is set only if it differs,
-    because that waits for all transactions on the table.
+    Does nothing on other databases than PostgreSQL, nor for an app without such ids. Otherwise it
+    sends one query, and replaces one function per table. A default is set only if it differs, because
+    setting it waits for all open transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:
@@ -36,7 +36,7 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if not fields:
         return
     shard = shard_of(using)
-    # Rows of a template schema, from which test shards are cloned, need no shard number.
+    # A template schema, from which test shards are cloned, has no shard number; 0 serves for its rows.
     number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(
@@ -57,7 +57,7 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 
 
 def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
-    """The timestamped id fields of an app, by table and column."""
+    """Return the timestamped id fields of an app, by table and column."""
     return {
         (model._meta.db_table, str(field.column)): field
         for model in app.get_models()

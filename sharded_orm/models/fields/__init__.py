@@ -1,4 +1,4 @@
-"""Fields for generated ids, and for shard keys of text."""
+"""Model fields for generated ids, and for shard keys that are text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""64-bit ids of shard, type, and a local number that the shard's own table counts."""
+"""64-bit ids made of shard, type and a local number, which the table on the shard counts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sharded_orm.topology.model import Shard
 
 
 class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
-    """A primary key of shard, type and local id, which names the row's shard (Pinterest, P1, P5).
+    """A primary key made of shard, type and local id; it names the row's shard (Pinterest, P1, P5).
 
     :param type_id: the number of this model among the models of its group; it never changes.
-    :param layout: other widths than 16, 10 and 36 bits.
+    :param layout: the widths of the three parts, if not 16, 10 and 36 bits.
 
-    The group's strategy is ``"embedded"`` with the same widths. The table counts the local id,
-    from the first id of its shard and type on; ``migrate`` sets the counter (see
-    ``models/after_migrate/auto_increment.py``). The insert checks the new ids inside its
-    transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and no row
-    is stored. An explicit id is kept if it is of the row's shard and of this type.
+    The group's strategy is ``"embedded"`` with the same widths. The table on each shard counts the
+    local ids from 1, by its auto-increment counter. ``migrate`` sets this to the first id of the
+    shard and type (see ``models/after_migrate/auto_increment.py``). The insert checks the new ids
+    inside its transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and
+    no row is stored. An explicit id is stored if it is of the row's shard and of this type.
 
-    Cost of a new row: one INSERT, with BEGIN and COMMIT around it outside of a
-    transaction; with an explicit id the INSERT alone.
+    Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With an
+    explicit id: one INSERT.
     """
 
     layout: PackedLayout
@@ -48,11 +48,11 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         kwargs["type_id"] = self.type_id
         if self.layout != PACKED:
             kwargs["layout"] = self.layout
-        # The path that migrations name, whatever module this is.
+        # Migrations name this path, so it stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """The ids that the table counts on ``shard``, from local id 1 on."""
+        """Return the range of all ids that the table may count on ``shard``; it begins with local id 1."""
         return self.layout.counted(shard.number, self.type_id)
 
     def insert_rows(
@@ -66,15 +66,17 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            return insert(returning)  # A template, or a database from before the sharding.
+            # The alias is no shard: a template schema, or the database that the rows were in before sharding.
+            return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
         for value in explicit:
             self._check_given(value, shard)
         if len(explicit) == len(instances):
             return insert(returning)
         counted = self.counted_on(shard)
-        # An error in the block rolls the rows back. With autocommit off, the caller may commit
-        # the transaction in spite of the error, so only a savepoint does.
+        # An error in the block must roll the rows back. With autocommit off, the block would open no
+        # transaction of its own, and the caller could commit the rows in spite of the error. Then the block
+        # needs a savepoint.
         connection = connections[alias]
         needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
         with transaction.atomic(using=alias, savepoint=needs_savepoint):
@@ -84,7 +86,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                 for row in rows:
                     if row[position] not in counted:
                         raise self._mismatch(row[position], shard)
-            # INSERT IGNORE, and an INSERT of many rows on MySQL, return no ids.
+            # No ids came back: from INSERT IGNORE, or from an INSERT of many rows on MySQL.
             elif (foreign_id := self._foreign_id(alias, counted)) is not None:
                 raise self._mismatch(foreign_id, shard, returned=False)
         return rows
@@ -99,9 +101,9 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """An id in the table of another shard or type, if there is one. One query."""
+        """Return an id in the table that is of another shard or type, or None. Sends one query."""
         below, above = {f"{self.name}__lt": counted.start}, {f"{self.name}__gte": counted.stop}
-        # A manager of the model may hide rows.
+        # The model's own manager may hide rows.
         rows: Any = models.QuerySet(self.model).using(alias)
         rows = rows.filter(models.Q(**below) | models.Q(**above))
         value: int | None = rows.values_list(self.name, flat=True).first()
@@ -110,7 +112,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # An id that was found in the table may be older than this insert.
+        # If the INSERT returned no ids, the bad id was found in the table, and may be older than the INSERT.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

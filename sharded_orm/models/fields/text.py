@@ -1,4 +1,4 @@
-"""Text whose values are equal in the database only if they are the same text."""
+"""A text field that the database compares exactly, by all characters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sharded_orm.backends.features import features_of
 
 
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
-    """The collation that compares all characters, even trailing spaces; None for the default.
+    """Return the collation that compares all characters, even trailing spaces; None for the default one.
 
-    MySQL has it from 8.0.17 on. The default collation is exact on SQLite, and always on
-    PostgreSQL.
+    None means that the database's default is used. That is exact on SQLite, and always on
+    PostgreSQL. MySQL has an exact collation from 8.0.17 on.
     """
     return features_of(connection).collations.exact_collation(connection)
 
@@ -22,19 +22,19 @@ def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time
     """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
-    For shard keys. ``db_collation`` has the same effect, but needs a name that only one kind of
-    database knows.
+    It is meant for shard keys. ``db_collation`` of a plain ``CharField`` has the same effect, but
+    needs the name of a collation, which only one kind of database knows.
     """
 
     description = "Text (up to %(max_length)s), compared exactly"
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
-        # The path that migrations name, whatever module this is.
+        # Migrations name this path, so it stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.ExactCharField", args, kwargs
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
-        # Overrides CharField.db_parameters, which Django reads to create or alter a column, also
-        # that of a foreign key to this field.
+        # Overrides CharField.db_parameters. Django reads it to create or alter the column of this field, and
+        # the column of a foreign key to this field.
         parameters: dict[str, Any] = dict(super().db_parameters(connection))
         return {**parameters, "collation": parameters["collation"] or exact_collation(connection)}

@@ -1,4 +1,4 @@
-"""Ids from ticket servers."""
+"""A field for ids from ticket servers, which count globally unique ids."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from sharded_orm.conf import MAX_TICKETS
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
-    :param sequence: the name of the sequence; by default the table's name.
+    A ticket server is a database that counts ids for all shards.
 
-    An explicit id is kept. ``bulk_create()`` draws all its ids with one request. A rollback loses
-    ids and never reuses them.
+    :param sequence: the name of the counter on the ticket servers; by default the table's name.
+
+    An id that is set already is kept. ``bulk_create()`` draws all its ids with one request per
+    million rows. A rollback loses its ids; they are never used again.
     """
 
     description = "64-bit id from a ticket server"
@@ -30,7 +32,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         name, _, args, kwargs = super().deconstruct()
         if self.sequence is not None:
             kwargs["sequence"] = self.sequence
-        # The path that migrations name, whatever module this is.
+        # Migrations name this path, so it stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.TicketField", args, kwargs
 
     @property
@@ -38,7 +40,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return self.sequence or self.model._meta.db_table
 
     def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # Like AutoField, it is not part of a form.
+        # Like an AutoField, the id is not part of a form.
         return None
 
     def get_pk_value_on_save(self, instance: models.Model) -> int:
@@ -52,7 +54,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance without one; one request per million instances."""
+        """Give an id to each instance that has none; one request to a ticket server per million of them."""
         new = [i for i in instances if getattr(i, self.attname) is None]
         for start in range(0, len(new), MAX_TICKETS):
             batch = new[start : start + MAX_TICKETS]
@@ -61,6 +63,6 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Like AutoField, the id may be empty until the row is saved.
+        # Like an AutoField, the id may be empty until the row is saved.
         if value is not None:
             super().validate(value, model_instance)

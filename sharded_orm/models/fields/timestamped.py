@@ -1,4 +1,4 @@
-"""64-bit ids of milliseconds, shard and sequence number, which order by time."""
+"""64-bit ids made of milliseconds, shard and sequence number; their order is that of time."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 
-# Attempts of one insert. Each is in another millisecond, where two processes rarely draw the
-# same id; if this many collide in a row, something else is wrong.
+# Attempts of one insert. Each attempt uses a later millisecond, in which two processes rarely draw
+# the same id. If the ids of this many attempts collide in a row, something else is wrong.
 TRIES = 10
 
 
 class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
-    """An id that orders by time and names the row's shard (Instagram, I2).
+    """An id whose order is that of time, and which names the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it never changes.
-    :param layout: other widths than 41, 13 and 10 bits; the layout includes the epoch.
+    :param layout: the widths of the three parts, if not 41, 13 and 10 bits, and the epoch. Give
+        either this or ``epoch``.
 
-    On MySQL, MariaDB and SQLite the process generates the id when it inserts the row; on
-    PostgreSQL the column's default does. In a group whose strategy is ``"embedded"`` with the
-    same SHIFT and BITS, the id routes queries; in any other group it is unique over all shards.
-    An explicit id is kept. Where ids route, it must be of the row's shard
-    (:exc:`CrossShardRelation`).
+    On MySQL, MariaDB and SQLite the process generates the id when it inserts the row. On PostgreSQL
+    the column's default does. In a group whose strategy is ``"embedded"`` with the same SHIFT and
+    BITS, a query by the id goes to the shard in the id. In any other group the id is only unique over
+    all shards. An id that is set already is kept. If it routes queries, it must be of the row's shard
+    (:exc:`CrossShardRelation` otherwise).
 
-    Cost of a new row: the INSERT alone. If another process has generated the same id, one query
-    finds that out, and the INSERT is repeated with an id of the next millisecond. Except on
-    PostgreSQL, ``bulk_create()`` that ignores or updates conflicts by this id is refused.
+    Cost of a new row: one INSERT. If another process has generated the same id, one query finds that
+    out, and the INSERT is repeated with an id of a later millisecond. ``bulk_create()`` is refused,
+    except on PostgreSQL, if it ignores or updates conflicts of this field.
     """
 
     layout: TimestampedLayout
@@ -74,7 +75,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             kwargs["epoch"] = self.epoch
         else:
             kwargs["layout"] = self.layout
-        # The path that migrations name, whatever module this is.
+        # Migrations name this path, so it stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.TimestampedIDField", args, kwargs
 
     def insert_rows(
@@ -104,16 +105,16 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             self._fill(new, alias)
             rows = self._insert_filled(new, alias, returning, insert)
         except BaseException:
-            # After a failed insert the rows have no ids; the next save() draws new ones.
+            # After a failed insert the rows get None as their ids again; the next save() draws new ones.
             for row in new:
                 setattr(row, self.attname, None)
             raise
         if on_conflict is not None:
-            # The database does not report which rows were stored. A later save() must not use an
-            # id that was not.
+            # The database does not report which rows were stored. A later save() must not use the id of a row
+            # that was not stored, so all rows get None as their ids again.
             for row in new:
                 setattr(row, self.attname, None)
-        # QuerySet.bulk_create() expects one result per row.
+        # QuerySet.bulk_create() expects one result per row, even if the INSERT returned none.
         return rows or [()] * len(instances)
 
     def _takes_for_conflict(
@@ -122,15 +123,18 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether ``bulk_create()`` would take an equal id of another process for a conflict."""
+        """Whether ``bulk_create()`` would take an equal id from another process for a conflict.
+
+        It would then ignore or update a row that has nothing to do with the new one.
+        """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to every unique key.
+        # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to conflicts of every unique key.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Raise if an explicit id is of another shard, in a group that routes by ids."""
+        """Raise if an explicit id is of another shard, in a group whose strategy reads shards from the ids."""
         shard = shard_of(alias)
         if shard is None or runtime.strategy(shard.group).embedded != self.embedded_shard:
             return
@@ -147,7 +151,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
-        # Rows of a template schema, from which test shards are cloned, need no shard number.
+        # A template schema, from which test shards are cloned, has no shard number; 0 serves for its rows.
         number = shard.number if shard is not None else 0
         table = f"{alias}.{self.model._meta.db_table}"
         if again:
@@ -161,7 +165,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     ) -> list[Any]:
         for _ in range(TRIES):
             try:
-                # Needs no savepoint: these databases roll back the failed statement alone.
+                # No savepoint is needed: these databases roll back only the failed statement.
                 return insert(returning)
             except IntegrityError:
                 taken = self._taken(new, alias) if self.unique else []
@@ -171,13 +175,13 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         return insert(returning)
 
     def _taken(self, rows: list[Any], alias: str) -> list[Any]:
-        """The rows whose ids are in the table already."""
+        """Return those of ``rows`` whose ids are in the table already."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
-        # A manager of the model may hide rows.
+        # The model's own manager may hide rows.
         stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
-            # The transaction's snapshot may be older than the other row.
+            # The snapshot that the transaction reads may be older than the row of the other process.
             stored = stored.select_for_update()
         condition = {f"{self.name}__in": list(by_id)}
         ids = stored.filter(**condition).values_list(self.name, flat=True)
@@ -186,7 +190,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     def _insert_default(
         self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
     ) -> list[Any]:
-        """Let the column's default generate the ids, and read them from the result."""
+        """Let the column's default generate the ids of the rows ``new``, and set them on these rows."""
         default = DatabaseDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
@@ -194,8 +198,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         try:
             rows = insert([*returning, self])
         finally:
-            # One result per row, those with explicit ids included; none at all if the insert
-            # ignores conflicts.
+            # ``rows`` has one item for each instance, also for those with explicit ids. If the insert
+            # ignores conflicts, ``rows`` is empty.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

@@ -1,4 +1,4 @@
-"""The base of reading and writing querysets: a queryset that knows its shards."""
+"""The base class of reading and writing querysets: a queryset that finds its shards."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class RoutedQuerySet(CachedQuerySet):
-    """A queryset that is routed each time it runs; see :class:`ShardedQuerySet`."""
+    """A queryset that finds its shards each time it runs; see :class:`ShardedQuerySet`."""
 
     _scatters = False
     _partial = False
     _is_using_called = False
-    #: The alias of the running query, which is not routed again.
+    #: The alias on which the query is running, so that it is not routed again; None if it is not running.
     _running_on: str | None = None
-    #: Errors by the alias of their shard, after a read with ``scatter(partial=True)``.
+    #: The errors of shards in a read with ``scatter(partial=True)``, by alias of the shard.
     failed_shards: dict[str, BaseException] = {}
 
     def __init__(
@@ -52,18 +52,18 @@ class RoutedQuerySet(CachedQuerySet):
         return options
 
     def _is_pinned(self) -> bool:
-        """Whether an alias is set that names one shard; the group's own alias does not."""
+        """Whether an alias is set that names one shard. The alias of the whole group does not."""
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller, and not a related manager, named the shard with ``using()``."""
+        """Whether the caller has named the shard with ``using()``; False if a related manager has set it."""
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
         return self._is_pinned()
 
     def __repr__(self) -> str:
-        # A shell or an error page shows it, so a missing key must not raise.
+        # A shell or an error page shows the repr, so a missing shard key must not raise here.
         try:
             return super().__repr__()
         except ShardKeyRequired as exc:
@@ -81,10 +81,10 @@ class RoutedQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias that this query would run on now; the group's alias for several shards.
+        """The alias that this query would run on now; the group's alias if it is about several shards.
 
-        SQL on the group's alias is refused, so code that cannot handle several shards fails
-        closed.
+        SQL on the group's alias is refused. So code that cannot handle several shards fails, and does not
+        miss rows.
         """
         if self._running_on is not None:
             return self._running_on
@@ -97,7 +97,7 @@ class RoutedQuerySet(CachedQuerySet):
         return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
-        """The one alias on which Django's own code is right, or the shards to merge."""
+        """Return the one alias on which Django's own code can run, or the shards whose results to merge."""
         if self._is_pinned():
             if not self._is_pinned_by_using():
                 self._check_colocation_on(str(self._db), ordered=ordered)
@@ -122,18 +122,18 @@ class RoutedQuerySet(CachedQuerySet):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """The check of what a statement at ``destination`` reads."""
+        """Return a checker that a statement at ``destination`` reads only rows that are there."""
         if isinstance(destination, str):
             return colocation_on(self._options, destination)
         return colocation(self._options, frozenset(target.shard.number for target in destination))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
-        """The shards to merge; None if Django's own code on :attr:`db` is right."""
+        """Return the shards whose results to merge; None if Django's own code can run on :attr:`db`."""
         destination = self._destination(ordered=ordered)
         return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run Django's own code on ``alias``, without routing for each use of :attr:`db`."""
+        """Call ``run``, Django's own code, so that each use of :attr:`db` in it gives ``alias`` at once."""
         self._running_on = alias
         try:
             return run(*args, **kwargs)
@@ -141,7 +141,7 @@ class RoutedQuerySet(CachedQuerySet):
             self._running_on = None
 
     def _for_target(self, target: Target) -> Self:
-        """This queryset on the shard of ``target``, with the query for that shard."""
+        """Return a copy of this queryset for the shard of ``target``, with the query for that shard."""
         clone = self._chain()
         clone.query = target.query.chain()
         clone._db, clone._is_using_called = target.shard.alias, True
@@ -150,7 +150,7 @@ class RoutedQuerySet(CachedQuerySet):
     def explain_routing(self) -> Route:
         """Return the route of this query: ``shards``, ``aliases``, ``nodes`` and ``reason``.
 
-        ``str()`` of the route is a sentence. Sends no query but that of the directory.
+        ``str()`` of the route is a sentence. Sends no query, except to the directory of keys.
         """
         if self._is_pinned():
             alias, group = str(self._db), self._options.group
@@ -164,17 +164,16 @@ class RoutedQuerySet(CachedQuerySet):
     def scatter(self, *, partial: bool = False) -> Self:
         """Allow this query to ask every shard of its group.
 
-        :param partial: return the rows of the shards that answer, instead of raising
-            :exc:`ScatterError`; :attr:`failed_shards` then has the errors of the others. If a
-            table or column is missing on every shard, the query may be wrong, and
-            :exc:`ScatterError` is raised all the same.
+        :param partial: if shards fail, return the rows of the others instead of raising
+            :exc:`ScatterError`. The errors are then in :attr:`failed_shards`. If a table or column is
+            missing on every shard, the query may be wrong, and :exc:`ScatterError` is raised nevertheless.
         """
         clone = self._chain()
         clone._scatters, clone._partial = True, partial
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """The query on ``alias``: conditions and subqueries see the rows of this shard only."""
+        """Return the query on ``alias``: conditions and subqueries see only the rows of this database."""
         clone = super().using(alias)
         clone._is_using_called = True
         return clone
@@ -203,16 +202,16 @@ class RoutedQuerySet(CachedQuerySet):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            combined._hints = {}  # Those of the first part do not hold for the others.
+            combined._hints = {}  # The hints of the first part do not hold for the others.
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination on the alias of its left side, which does not have the rows
-        # of the other side.
+        # Django runs a combination of querysets on the alias of its left side, which does not have
+        # the rows of the other sides.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
-            # The queryset of a plain base manager may have an alias as well.
+            # The queryset of a plain base manager is not one of the library's, but may have an alias too.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
             if (self._is_pinned() or is_pinned) and alias != self._db:
@@ -222,7 +221,7 @@ class RoutedQuerySet(CachedQuerySet):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # Django keeps the hints of the left side, which do not hold for the other side.
+        # Django keeps the routing hints of the left side, which do not hold for the other side.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

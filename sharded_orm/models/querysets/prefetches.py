@@ -1,4 +1,4 @@
-"""Instances, and prefetch lookups, grouped by the database of their rows."""
+"""Splits instances, and prefetch lookups, by the database of their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.models.sharding.options import colocated_alias, group_of, shard
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    """``instances`` in one list for each database."""
+    """Return ``instances`` in one list for each database."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
         groups.setdefault(alias_of(instance), []).append(instance)
@@ -21,7 +21,10 @@ def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 
 
 def alias_of(instance: Any) -> str | None:
-    """The alias of the database that has ``instance``; for a new row, that of its key's shard."""
+    """Return the alias of the database that has ``instance``.
+
+    For a new row of a sharded model, return the alias of its key's shard; None if there is none yet.
+    """
     options = shard_options(type(instance))
     if options is None:
         return instance._state.db  # type: ignore[no-any-return]  # not in the stubs
@@ -29,12 +32,12 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The lookups that begin with a foreign key to another group, and all others."""
+    """Return two lists: the lookups that begin with a foreign key to another group, and all others."""
     other_group: list[Any] = []
     same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # Looked up as Django does: by descriptor, not by the name of a field.
+        # As in Django, a lookup begins with the name of a descriptor, which is not always the field's name.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)

@@ -1,4 +1,4 @@
-"""Reads of sharded models: Django's own code on one shard, merged results over several."""
+"""The reads of sharded querysets: Django's own code on one shard, merged results of several shards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from sharded_orm.models.sharding.statements import check_aggregates, named_aggre
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 
-# Default number of rows read at a time, as of QuerySet.iterator().
+# How many rows an iterator reads at a time by default, as in QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 
 class ReadingQuerySet(RoutedQuerySet):
-    """The methods of a sharded queryset that read."""
+    """A mixin with the methods of a sharded queryset that read."""
 
     def _rows(self, targets: list[Target]) -> Iterator[Any]:
         return scatter.fetch(self, targets, **self._merge_options())
 
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
-        """Options of the scatter engine: how shards may fail, and which columns stay on a shard.
+        """Return the keyword arguments for :mod:`sharded_orm.scatter`.
 
-        :param groups: whether the call takes ``local_columns``.
+        They say what to do if a shard fails, and name the shard key's column among ``local_columns``:
+        rows with the same key are on one shard, so groups by the key need no merge.
+
+        :param groups: whether the function to be called takes ``local_columns``.
         """
         failures: dict[str, BaseException] = {}
         self.failed_shards = failures
@@ -41,7 +44,8 @@ class ReadingQuerySet(RoutedQuerySet):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # The database's collation may take two keys of text for equal.
+        # Rows with different text keys, which may be on two shards, can be one group for the database: its
+        # collation may take the keys for equal.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -69,7 +73,7 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def _prefetch_related_objects(self) -> None:
-        # Django routes a prefetch by its first instance. So rows of several shards are
+        # Django routes a prefetch by the first of its instances. So instances of several shards are
         # prefetched shard by shard, except for their foreign keys to other groups.
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         rows: list[Model] = self._result_cache or []
@@ -86,7 +90,7 @@ class ReadingQuerySet(RoutedQuerySet):
         return self._scattered_iterator(targets, chunk_size)
 
     def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
-        # Streams, because an iterator is for results that do not fit in memory.
+        # Rows are streamed, because an iterator is for results that do not fit in memory.
         rows = scatter.fetch(
             self, targets, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merge_options()
         )
@@ -101,7 +105,7 @@ class ReadingQuerySet(RoutedQuerySet):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        # Routing may query the directory, which would block the event loop.
+        # Finding the shards may query the directory of keys, which would block the event loop.
         settled = await sync_to_async(self._on_one_shard)()
         if settled is not None:
             async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
@@ -114,7 +118,7 @@ class ReadingQuerySet(RoutedQuerySet):
                 yield row
 
     def _on_one_shard(self) -> Self | None:
-        """This queryset on its one shard; None if it is about several shards."""
+        """Return a copy of this queryset that runs on its one shard; None if it is about several shards."""
         if self._targets() is not None:
             return None
         clone = self._chain()
@@ -127,8 +131,8 @@ class ReadingQuerySet(RoutedQuerySet):
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
-        # As Django's method, but with one copy of the query instead of two, because this is the
-        # commonest of all queries.
+        # Like Django's get(), but with one copy of the query instead of two, because this is the commonest of
+        # all queries.
         matching = self.filter(*args, **kwargs)
         matching.query.clear_ordering(force=True)
         matching.query.set_limits(high=MAX_GET_RESULTS)
@@ -142,7 +146,7 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
-        # Django asks for the alias before it filters by the ids, which may name the shards.
+        # The ids may name the shards, so filter by them first. Django's in_bulk() asks for the alias before.
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
@@ -150,8 +154,8 @@ class ReadingQuerySet(RoutedQuerySet):
         return super(ReadingQuerySet, matching).in_bulk(field_name=field_name)
 
     def contains(self, obj: Any) -> bool:
-        # Overrides QuerySet.contains, which compares primary keys only: rows of several shards
-        # may have the same.
+        # Overrides QuerySet.contains, which compares primary keys only. Rows of two shards may have the same
+        # primary key.
         home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
         if home is None or self._fields is not None or self.query.combinator:
             return super().contains(obj)
@@ -193,7 +197,7 @@ class ReadingQuerySet(RoutedQuerySet):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # One plan per shard, because the plan depends on a shard's rows.
+        # Each shard makes a plan of its own, because a plan depends on the shard's rows.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets
@@ -202,7 +206,7 @@ class ReadingQuerySet(RoutedQuerySet):
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
     ) -> Any:
-        """Run raw SQL on one shard: the shard of ``using``, or of the filters so far.
+        """Run raw SQL on one shard: the one that ``using`` names, or else the one that earlier filters name.
 
         :raises ShardKeyRequired: neither names one shard.
         """

@@ -1,7 +1,7 @@
-"""The shards of a query: the one place that decides where a query goes.
+"""Finds the shards of a query: the one place that decides where a query goes.
 
-A *bound* is a set of shards outside of which no row can match. A query without a bound may only
-scatter: go to all shards of its group.
+A *bound* is a set of shards outside of which no row can match. A query without a bound is sent to
+all shards of its group if it has ``scatter()``, and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias for queries that name no shard. Set while Django validates an instance: whether
-# its values are unique can only be asked of the instance's own shard.
+# The alias on which queries run that name no shard; None if there is none. Set while Django validates
+# an instance: whether its values are unique can be asked on its own shard only.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
 @contextmanager
 def scoped(alias: str) -> Iterator[None]:
-    """Send queries that name no shard to ``alias``, within the block and this context."""
+    """Within the block, send queries of this context that name no shard to ``alias``."""
     token = _scope.set(alias)
     try:
         yield
@@ -53,15 +53,16 @@ def scoped(alias: str) -> Iterator[None]:
 class Route:
     """The shards that a query goes to, and the reason.
 
-    ``shards`` are the ascending shard numbers in ``group``; ``aliases`` their Django aliases;
-    ``nodes`` the primaries that hold them. ``str(route)`` is a sentence for people.
+    ``shards`` are the ascending shard numbers in ``group``. ``aliases`` are the Django aliases of
+    these shards. ``nodes`` are the names of the primary database servers that hold them.
+    ``str(route)`` is a sentence for people.
     """
 
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias of ``using()`` if that is no shard of the group, such as the database where the
-    #: table was before its model was sharded.
+    #: The alias that ``using()`` names if it is no shard of the group, such as the database where the
+    #: table was before its model was sharded. Otherwise None.
     outside: str | None = None
 
     @property
@@ -105,15 +106,15 @@ def route(
 ) -> Route:
     """Return the shards that ``query`` is about.
 
-    Sends nothing for strategies that compute; for the directory strategy at most one
-    directory query per condition on the key.
+    With a strategy that computes shards this sends nothing. With the directory strategy it sends at
+    most one query to the directory for each condition on the key.
 
     :param scatter: whether the query may go to all shards.
-    :param ordered: whether the order of the rows will be compiled; a count has no order.
+    :param ordered: whether the SQL will have an ORDER BY; that of a count has none.
     :param group: the group of ``options``, if the caller has it.
-    :raises ShardKeyRequired: nothing bounds the query, and it does not scatter.
+    :raises ShardKeyRequired: nothing bounds the query, and it may not go to all shards.
     :raises CrossShardRelation: the query reads rows that are not on its shards.
-    :raises UnknownExpression: the rows that an expression reads are not known.
+    :raises UnknownExpression: the library cannot tell which rows an expression reads.
     """
     bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
@@ -139,7 +140,10 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """The check of what a statement on ``shards`` reads; None for all shards of the group."""
+    """Return a checker that a statement on ``shards`` reads only rows that these shards have.
+
+    None for ``shards`` means all shards of the group.
+    """
 
     def bound_of(query: Query) -> Bound | None:
         alias = getattr(query, "_db", None)
@@ -152,30 +156,30 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """The check of what a statement on the shard ``alias`` reads."""
+    """Return a checker that a statement on the shard ``alias`` reads only rows that this shard has."""
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# Types of keys that are hashable and hold no expression.
+# Types of shard keys whose values are hashable and contain no expression.
 _PLAIN_KEYS = frozenset({int, str, UUID})
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
-    """The shard of a query of the form ``key = value AND …``; None for any other query.
+    """Return the shard of a query of the form ``key = value AND …``; None for any other query.
 
-    A shortcut for the commonest queries: the same answer as :func:`route` in a fifth of its
-    time. If it returns None, ask :func:`route`.
+    This is a shortcut for the commonest queries: it gives the same answer as :func:`route` in a fifth
+    of the time. If it returns None, :func:`route` must be asked.
     """
     value = plain_key(options, query, ordered=ordered)
     return None if value is None else runtime.locate(options.group, value)
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """The one value that names the shard of a simple query; None if the query is not simple.
+    """Return the one value that names the shard of a simple query; None if the query is not simple.
 
-    A simple query reads one table with plain comparisons. Exactly one of them is an equality of
-    the shard key, or of an id that carries its shard. Sends nothing.
+    A simple query reads one table with plain comparisons. Exactly one comparison is an equality with
+    the shard key, or with an id that carries its shard. Sends nothing.
     """
     where = query.where
     if (
@@ -197,8 +201,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Another condition only excludes rows if it reads this row alone. A list of keys
-            # might exclude the whole shard.
+            # A condition that is no equality is passed over if it compares with plain values: it can only
+            # exclude rows of the shard. But a list of keys might exclude the whole shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -216,7 +220,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def _joins(query: Query) -> bool:
-    # A join that Django has trimmed (album_id=) stays in alias_map, unreferenced.
+    # A join that Django has trimmed (album_id=) stays in alias_map, with a reference count of 0.
     return len(query.alias_map) > 1 and any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -249,7 +253,10 @@ def _number_in(group: str) -> Any:
 
 
 def _bound_of_combination(options: ShardOptions, query: Query) -> Bound | None:
-    """The bound of a union(), intersection() or difference(), whose parts share one shard."""
+    """Return the bound of a union(), intersection() or difference(), or None if a part has no bound.
+
+    :raises ScatterNotSupported: the parts are about more than one shard.
+    """
     bounds = []
     for part in query.combined_queries:
         bound = _bound_of_combination(options, part) if part.combinator else _bound(options, part)
@@ -275,9 +282,9 @@ def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | Non
 
 
 def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
-    """Each shard of ``route`` with the query to send to it.
+    """Return each shard of ``route`` with the query to send to it.
 
-    Where the query lists keys with ``__in``, each shard is asked for its own keys only.
+    If ``query`` lists keys with ``__in``, each shard is asked for its own keys only.
 
     :param group: the group of ``options``.
     """
@@ -316,9 +323,11 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
 def _narrowed_query(
     reader: WhereReader, query: Query, shard: Shard, numbers: dict[Any, int]
 ) -> Query:
-    """``query`` with only the keys, and the conditions on instances, of ``shard``.
+    """Return a copy of ``query`` whose lists of keys (``key IN (…)``) have only keys of ``shard``.
 
-    :param numbers: shard numbers by key; a key without a shard is left out.
+    Conditions on instances of other shards match nothing in the copy.
+
+    :param numbers: the shard number of each key, by key; keys without a shard are left out.
     """
     narrowed = query.clone()
     for where, position, lookup in list(_key_lists(reader, narrowed.where)):

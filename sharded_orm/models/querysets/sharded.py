@@ -12,19 +12,19 @@ from sharded_orm.models.querysets.writes import WritingQuerySet
 
 
 class ShardedQuerySet(ReadingQuerySet, WritingQuerySet):
-    """A :class:`~django.db.models.query.QuerySet` that routes itself.
+    """A :class:`~django.db.models.query.QuerySet` that goes to the right shards by itself.
 
-    The conditions name the shards each time the query runs: equality on the shard key names
-    one shard, ``__in`` the shards of the listed keys, an instance the instance's own shard.
-    A query that names no shard raises :exc:`ShardKeyRequired`; :meth:`scatter` asks all shards.
-    Reads of several shards are merged exactly as one database would answer, or refused with
-    :exc:`ScatterNotSupported`. Writes run shard by shard, each atomic on its own shard only
-    (P14).
+    Each time the query runs, its conditions name the shards. Equality on the shard key names one
+    shard, ``__in`` names the shards of the listed keys, and a comparison with an instance names the
+    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`;
+    :meth:`scatter` asks all shards. Reads of several shards give exactly the result that one database
+    would give, or are refused with :exc:`ScatterNotSupported`. Writes run shard by shard: each is
+    atomic on its shard, but all together are not (P14).
     """
 
 
 ShardedManager: Callable[[], Manager[Any]] = Manager.from_queryset(
     ShardedQuerySet, class_name="ShardedManager"
 )
-"""The manager of :class:`ShardedModel`; derive yours from it or from a
-:class:`ShardedQuerySet` with ``as_manager()``."""
+"""The manager class of :class:`ShardedModel`. Derive a manager of your own from this class, or make one
+by ``as_manager()`` of a :class:`ShardedQuerySet`."""

@@ -1,4 +1,4 @@
-"""Writes of sharded models: each row on the shard of its key."""
+"""The writes of sharded querysets: each row is written on the shard of its key."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from sharded_orm.models.sharding.statements import check_insert, check_update, c
 
 
 class WritingQuerySet(RoutedQuerySet):
-    """The methods of a sharded queryset that write."""
+    """A mixin with the methods of a sharded queryset that write."""
 
     def create(self, **kwargs: Any) -> Any:
         if not self._is_pinned():
-            # The row's own key decides its shard; earlier filters do not.
+            # The row's own key decides its shard; earlier filters of the queryset do not.
             self._for_write = True
             obj = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
@@ -54,7 +54,10 @@ class WritingQuerySet(RoutedQuerySet):
         )
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """This queryset on the shard of the row ``near``, which is removed from ``values``."""
+        """Return this queryset on the shard of the row ``values["near"]``, and remove that item.
+
+        Return the queryset unchanged if there is no such item, or the model does not generate its key.
+        """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
             return self
@@ -67,15 +70,15 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
-        """This queryset on the shard of the row that is found or created by ``values``.
+        """Return this queryset on the shard of the row that is found or created by ``values``.
 
-        The key must be among the lookup values: a key in ``defaults`` alone could miss a row
-        of another shard.
+        The shard key must be among ``values``, unless they name one shard otherwise. A key in
+        ``defaults`` alone does not count: a row on another shard could match ``values`` and be missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
-        # Checked on a named shard as well, because the new row holds these values.
+        # Checked even if using() names the shard, because a new row would refer to these instances.
         _refuse_rows_of_other_shards(self._options, values.values(), alias)
-        # As get(), which has no order.
+        # The row is read by get(), which has no order.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
@@ -96,10 +99,10 @@ class WritingQuerySet(RoutedQuerySet):
         return route.aliases[0]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Insert rows, with one request for all ids and one INSERT per shard and batch.
+        """Insert rows, with one request to a ticket server for all ids, and one INSERT per shard and batch.
 
-        Atomic on each shard, but not over shards: if a shard fails, the shards before it keep
-        their rows.
+        The insert is atomic on each shard, but not over several shards: if it fails on one shard, the
+        shards before that one keep their new rows.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -122,7 +125,9 @@ class WritingQuerySet(RoutedQuerySet):
         return objs
 
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``bulk_create()`` on one shard. If it fails, the rows have no new ids."""
+        """Insert ``objs`` on one shard, by Django's ``bulk_create()``. If that fails, ``objs``
+        have no new ids.
+        """
         model: Any = self.model
         if self._options.key_is_generated:
             for obj in objs:
@@ -137,7 +142,8 @@ class WritingQuerySet(RoutedQuerySet):
         try:
             rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
         except BaseException:
-            # If a later batch has failed, the batches before it are rolled back, too.
+            # If a later batch has failed, the earlier batches are rolled back too. So all rows
+            # lose their new ids.
             for obj, attname in without_id:
                 setattr(obj, attname, None)
             raise
@@ -154,8 +160,8 @@ class WritingQuerySet(RoutedQuerySet):
         using: str | None = None,
         **conflict: Any,
     ) -> Any:
-        # Overrides QuerySet._insert, which stores all new rows, single or many. Each field that
-        # generates ids on the shard wraps the insert.
+        # Overrides QuerySet._insert, by which every new row is stored. Each field that generates ids with a
+        # shard number wraps the insert in its insert_rows().
         def insert(returning: Any) -> Any:
             return super(WritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
                 objs, fields, returning, raw, using, **conflict
@@ -187,12 +193,12 @@ class WritingQuerySet(RoutedQuerySet):
         if self._is_pinned():
             key = self._options.key
             for obj in objs:
-                # A deferred key is not None.
+                # A row is not checked if its key is None. A deferred key, which is not loaded, is not None.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # Checked for all rows first: super() checks those of one shard, after others are written.
+        # All rows are checked first. The checks in super() would come shard by shard, some after a write.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -209,7 +215,7 @@ class WritingQuerySet(RoutedQuerySet):
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # The filters of the queryset are sent to each shard as well.
+            # The filters of the queryset are part of the UPDATE on each shard.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
@@ -220,7 +226,7 @@ class WritingQuerySet(RoutedQuerySet):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Django refuses it.
+            return super().update(**kwargs)  # Django raises an error for such a query.
         destination = self._destination()
         aliases = (
             [destination]
@@ -241,7 +247,7 @@ class WritingQuerySet(RoutedQuerySet):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Django refuses it.
+            return super().delete()  # Django raises an error for such a query.
         targets = self._targets(ordered=False)
         if targets is None:
             return super().delete()
@@ -278,7 +284,7 @@ class WritingQuerySet(RoutedQuerySet):
 
 
 def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
-    """Raise if a row on ``alias`` would refer to an instance of another shard."""
+    """Raise if a row on ``alias`` would refer to a row on another shard: an instance in ``values``."""
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
         if value_alias is not None and value_alias != alias:
@@ -290,7 +296,7 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise unless ``alias`` has all that new rows refer to and read."""
+    """Raise unless the shard ``alias`` has all rows that the new ``rows`` refer to and read."""
     for row in rows:
         options.refuse_key_changed_on_insert(row)
         _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
@@ -298,9 +304,9 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
-    """Place the keys of new rows; return the rows of each shard, in their order."""
+    """Return the new rows ``objs`` by alias of their shard, in their order. Place new keys first."""
     for obj in objs:
-        # Takes the primary keys of related rows that were saved after their assignment.
+        # Copies the primary key of a related row that was saved after it was assigned.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:
@@ -313,9 +319,10 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     awaiting = (
         {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
     )
-    # With the types, because 1, 1.0 and True are equal but have other texts.
+    # The types are kept, because 1, 1.0 and True are equal, but may be different keys as text.
     values = [(type(value), value) for value in map(read, objs)]
-    # Rows are many and their keys few, and preparing a key costs more than a dict look-up.
+    # Each key is prepared once: rows are many, keys are few, and to prepare a key costs more than to look
+    # it up in a dict.
     samples = {
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
     }

@@ -1,7 +1,7 @@
 """Descriptors for both sides of the relations of sharded models.
 
-Django prefetches a list of instances with one query, which is routed by the first instance. If
-the list spans several shards, each shard needs a query for its own instances.
+Django prefetches for a list of instances with one query, which is routed by the first instance.
+If the instances are on several shards, each shard needs a query of its own.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from sharded_orm.models.sharding.options import describe, group_of, options_of
 
 
 class _PerShard:
-    """Prefetches shard by shard, and matches rows by shard and value.
+    """A mixin that prefetches shard by shard, and matches rows with instances by shard and value.
 
-    A list of instances spans shards if it was prefetched below global rows, or was given to
-    ``prefetch_related_objects()``. Shards may repeat ids, so the value alone does not match.
+    Instances of several shards come from an outer prefetch for global rows, or from a call of
+    ``prefetch_related_objects()``. The value alone does not match, because rows of two shards may
+    have the same id.
     """
 
     get_queryset: Callable[..., Any]
 
     def _sides(self) -> tuple[Any, Any]:
-        """The model of the instances, and that of the related rows."""
+        """Return the model of the instances, and the model of the related rows."""
         raise NotImplementedError
 
     def _stays_on_shard(self) -> bool:
@@ -54,7 +55,8 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
-        # On copies, because Django adds the instance to a queryset's hints, which route it.
+        # The querysets are copied, because Django adds an instance to a queryset's hints, by which it is
+        # then routed.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
             return self._refuse_several_rows(fetch(instances, querysets))
@@ -72,7 +74,7 @@ class _PerShard:
         )
 
     def _refuse_several_rows(self, part: Any) -> Any:
-        """Refuse several rows for a single relation: values are unique on each shard only."""
+        """Raise if a relation to a single row has found several: values are unique on each shard only."""
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         model = self._sides()[1]
         if not single or group_of(model) is None:
@@ -89,11 +91,14 @@ class _PerShard:
 
 
 class _ByConditions(_PerShard):
-    """Finds a single related row by its conditions, if the instance is of another group."""
+    """A mixin for relations to a single row, which may be of another group than the instance.
+
+    The shard of such a row is found by the conditions of the query.
+    """
 
     def get_queryset(self, **hints: Any) -> Any:
-        # Overrides the descriptor's get_queryset, which asks a plain base manager: its queryset
-        # asks the router, which does not know the relation.
+        # Overrides get_queryset() of Django's descriptor, which asks a plain base manager. The queryset of
+        # that manager would ask the router, which does not know the relation.
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
@@ -113,15 +118,16 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
-        # save() refuses another key as well, but ``person.albums.add(album)`` does not call
-        # save(): it updates the column by a query.
+        # save() refuses another key too. But person.albums.add(album) does not call save(): it updates the
+        # column by a query.
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        field: Any = self.field  # Narrowed to what a key may be; it is a relation.
+        # Any, because the type checker takes a shard key for a plain field; it is a relation here.
+        field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
-        # getattr() loads a deferred key.
+        # getattr() loads the key if it is deferred.
         if key != getattr(instance, name):
             raise ShardKeyChanged(
                 f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
@@ -131,22 +137,25 @@ class _Forward(_ByConditions):
 
 
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``photo.album``, and its prefetch over several shards."""
+    """The descriptor of a foreign key, such as ``photo.album``; prefetches over several shards."""
 
 
 class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``profile.user`` of a one-to-one field, and its prefetch over several shards."""
+    """The descriptor of a one-to-one field, such as ``profile.user``; prefetches over several shards."""
 
 
 class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``user.profile``, the other side of a one-to-one field."""
+    """The descriptor of the other side of a one-to-one field, such as ``user.profile``."""
 
     def _sides(self) -> tuple[Any, Any]:
         return self.related.model, self.related.related_model
 
 
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``album.photos``, and its prefetch over several shards."""
+    """The descriptor of the other side of a foreign key, such as ``album.photos``.
+
+    It prefetches over several shards.
+    """
 
     @cached_property
     def related_manager_cls(self) -> Any:
@@ -154,7 +163,10 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 
 
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """``photo.tags`` and ``tag.photos``, and their prefetches over several shards."""
+    """The descriptor of both sides of a many-to-many field, such as ``photo.tags`` and ``tag.photos``.
+
+    It prefetches over several shards.
+    """
 
     @cached_property
     def related_manager_cls(self) -> Any:
@@ -162,7 +174,7 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
 
 
 class _RelatedManager(_PerShard):
-    """The common part of all related managers."""
+    """The base class of all related managers that this module makes."""
 
     instance: Any
     _django: type[Any]
@@ -170,13 +182,13 @@ class _RelatedManager(_PerShard):
     _reverse: bool
 
     def __call__(self, *, manager: str) -> Any:
-        # Overrides __call__ of Django's related managers, which returns a manager without ours.
+        # Overrides __call__() of Django's managers, whose result would lack the methods of this module.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
         return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters of Django's related managers, which changes the hints of the
-        # queryset. prefetch_one_level() passes the queryset of a Prefetch, which is the caller's.
+        # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the queryset. A
+        # copy is passed, because prefetch_one_level() gives the caller's queryset (of a Prefetch object).
         return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
@@ -185,9 +197,10 @@ class _RelatedManager(_PerShard):
 
 
 def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
-    """A subclass of the related manager that Django has made for ``rel``.
+    """Return a subclass of ``manager``, the related manager that Django has made for ``rel``.
 
-    :param reverse: True for the rows that have the field; False for the rows that it refers to.
+    :param reverse: True for a manager of the rows that have the field of ``rel``; False for a manager
+        of the rows that the field refers to.
     """
     same_group = group_of(rel.model) == group_of(rel.related_model)
     bases: tuple[type[Any], ...]
@@ -209,9 +222,10 @@ _FORWARD: dict[type, type] = {
 
 
 def install_descriptors(model: type[Model]) -> None:
-    """Install the descriptors above on both sides of a sharded model's relations.
+    """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The other side may be a global or a plain model: only the descriptor knows the relation.
+    The model on the other side may be global, or a plain Django model. It gets a descriptor too,
+    because the router does not know which relation is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:
@@ -222,7 +236,7 @@ def install_descriptors(model: type[Model]) -> None:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))
         elif type(descriptor) is ManyToManyDescriptor:
             setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
-        # Django installs the other side once both models exist. This is called after that.
+        # Django installs the other side once both models exist. _install_reverse() is called after that.
         lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
 
 
@@ -230,7 +244,7 @@ def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     accessor = field.remote_field.get_accessor_name()
     if accessor is None:
         return
-    # For a foreign key to a proxy, Django installs the descriptor on the concrete model.
+    # For a foreign key to a proxy model, Django installs the other side's descriptor on the concrete model.
     for holder in dict.fromkeys((related, related._meta.concrete_model)):
         descriptor = holder.__dict__.get(accessor)
         if type(descriptor) is ReverseOneToOneDescriptor:

@@ -1,8 +1,8 @@
 """Mixins for Django's related managers.
 
 Django's managers ask the router for one alias, by their instance. That is right if the related
-rows are on the shard of the instance (:class:`Beside`, :class:`ManyBeside`). It is wrong if the
-instance is global or of another group (:class:`FromOutside`).
+rows are on the shard of the instance: see :class:`Beside` and :class:`ManyBeside`. It is wrong if
+the instance is global or of another group: see :class:`FromOutside`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sharded_orm.routing.where import OnShard
 
 
 class RelatedRows:
-    """Attributes of Django's related managers."""
+    """The base of the mixins. It declares the attributes of Django's related managers that they use."""
 
     instance: Any
     model: Any
     #: The foreign key, or the many-to-many field.
     field: Any
     _db: str | None
-    #: The class that Django made, which follows ours in the MRO.
+    #: The class of Django's related manager, which comes after the mixin in the MRO.
     _django: type[Any]
 
     @property
@@ -44,27 +44,31 @@ class RelatedRows:
 
 
 def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` for rows of other shards: this shard may repeat their ids."""
+    """Raise :exc:`CrossShardRelation` if one of ``rows`` is on another shard than ``instance``.
+
+    A different row with the same id may be on the shard of ``instance``.
+    """
     for row in rows:
         if isinstance(row, Model):
             router.allow_relation(row, instance)
 
 
 class Beside(RelatedRows):
-    """``album.photos``: rows on the shard of the instance.
+    """The manager of ``album.photos``: the related rows are on the shard of the album.
 
-    Django compares primary keys, which rows of other shards may repeat.
+    Django compares primary keys, and a row of another shard may have the same primary key. So rows of
+    other shards are refused.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, so that the refusal comes before a transaction begins.
+        # Overrides RelatedManager.add, to refuse rows of other shards before a transaction begins.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set (create_reverse_many_to_one_manager).
+        # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other shards.
         objs = tuple(objs)
         _refuse_rows_of_other_shards(self.instance, objs)
         super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
@@ -73,10 +77,10 @@ class Beside(RelatedRows):
 
 
 class NullableBeside(Beside):
-    """``album.photos`` of a foreign key that may be NULL."""
+    """The manager of ``album.photos`` if the foreign key may be NULL, so that there is ``remove()``."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.remove.
+        # Overrides RelatedManager.remove, to refuse rows of other shards.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
@@ -84,24 +88,25 @@ class NullableBeside(Beside):
 
 
 class ManyBeside(RelatedRows):
-    """``photo.tags``, from either side: the rows and the many-to-many table are on one shard."""
+    """The manager of ``photo.tags``, on either side: rows and many-to-many table are on one shard."""
 
     through: Any
     target_field: Any
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters, which compares the primary key only:
-        # later conditions must not lead to another shard with an equal one. Calls add_q(), because
-        # filter() would refuse a slice and end the deferral of Django's next filter.
+        # Overrides ManyRelatedManager._apply_rel_filters, which compares the instance's primary key only. A
+        # later condition must not lead to another shard, where another row may have this primary key. This
+        # calls add_q(), because filter() would refuse a sliced queryset, and would end the deferral of
+        # Django's next filter.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add. With INSERT IGNORE, MariaDB silently drops a row that
-        # refers to a row of another shard.
+        # Overrides ManyRelatedManager.add, which inserts by INSERT IGNORE. If the new row refers to a row of
+        # another shard, MariaDB silently drops the new row.
         self._check_targets(objs)
         super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
@@ -110,7 +115,7 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set, which removes rows before it checks the new ones.
+        # Overrides ManyRelatedManager.set, which removes old rows before it checks the new ones.
         objs = tuple(objs)
         self._check_targets(objs)
         super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
@@ -118,14 +123,15 @@ class ManyBeside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def remove(self, *objs: Any) -> None:
-        # Overrides ManyRelatedManager.remove, which compares primary keys.
+        # Overrides ManyRelatedManager.remove, which compares primary keys. A row of another shard may
+        # have the same primary key, so it is refused.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_targets(self, objs: Any) -> None:
-        # Called before a transaction begins, which an error would break.
+        # Called before a transaction begins, because an error would break the transaction.
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -153,17 +159,18 @@ class ManyBeside(RelatedRows):
 
 
 class FromOutside(RelatedRows):
-    """``person.photos``: rows on any shard, of an instance that is global or of another group.
+    """The manager of ``person.photos``, if the person is global or of another group than the photos.
 
-    If the relation is the shard key, its rows are on one shard. Otherwise each row, or the
-    caller, names the shard. The router is not asked, because it does not know the relation.
+    The photos may be on any shard. If their foreign key to the person is the shard key, one person's
+    photos are on one shard. Otherwise each photo, or the caller, names the shard. The router is not
+    asked, because it does not know the relation.
     """
 
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides RelatedManager._apply_rel_filters, without the case of databases that take an
-        # empty string for NULL: none of them can have shards.
+        # Overrides RelatedManager._apply_rel_filters with a copy of it. One case is left out: databases that
+        # store an empty string as NULL. No such database can have shards.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -177,7 +184,7 @@ class FromOutside(RelatedRows):
         return queryset
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which updates the rows of one alias.
+        # Overrides RelatedManager.add, which updates rows on one alias only.
         self._begin_change()
         for obj in objs:
             self._check_type(obj)
@@ -198,7 +205,7 @@ class FromOutside(RelatedRows):
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set.
+        # Overrides RelatedManager.set, which works on one alias only.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
@@ -206,21 +213,21 @@ class FromOutside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create, which uses one alias: here the row's key decides.
+        # Overrides RelatedManager.create, which uses one alias. Here the key of the new row decides.
         self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create, which uses one alias.
+        # Overrides RelatedManager.get_or_create, which works on one alias only.
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create, which uses one alias.
+        # Overrides RelatedManager.update_or_create, which works on one alias only.
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
@@ -237,7 +244,7 @@ class FromOutside(RelatedRows):
         return {**values, self.field.name: self.instance}
 
     def _plain_manager_method(self, name: str) -> Any:
-        """The method ``name`` of the model's own manager, the base of Django's related manager."""
+        """Return the method ``name`` of the model's own manager, skipping Django's related manager."""
         return getattr(super(self._django, self), name)
 
     def _check_type(self, obj: Any) -> None:
@@ -245,7 +252,10 @@ class FromOutside(RelatedRows):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """Primary keys of stored rows, by the alias of their shard."""
+        """Return the primary keys of stored rows, by the alias of their shard.
+
+        :raises ValueError: a row is not stored.
+        """
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
             alias = obj._state.db
@@ -257,7 +267,7 @@ class FromOutside(RelatedRows):
         return by_alias
 
     def _atomic(self, *, several_statements: bool = True) -> AbstractContextManager[Any]:
-        # A single statement needs no block.
+        # A single statement needs no transaction block.
         if not several_statements:
             return nullcontext()
         return transaction.atomic(using=self._options.group, savepoint=False)
@@ -276,10 +286,10 @@ class FromOutside(RelatedRows):
 
 
 class NullableFromOutside(FromOutside):
-    """``person.photos`` of a foreign key that may be NULL."""
+    """The manager of ``person.photos`` if the foreign key may be NULL; see :class:`FromOutside`."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.remove.
+        # Overrides RelatedManager.remove, which works on one alias only.
         if not objs:
             return
         self._check_fk_val()
@@ -307,14 +317,14 @@ class NullableFromOutside(FromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear.
+        # Overrides RelatedManager.clear, which works on one alias: the rows may be on any shard.
         self._check_fk_val()
         raise self._unbounded("clear()")
 
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Django accepts a row that was not read, if it has a primary key.
+        # Django accepts a row that was not read from a database, if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

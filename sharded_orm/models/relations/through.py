@@ -1,7 +1,7 @@
-"""Automatic many-to-many tables: each row is on the shard of the rows that it relates.
+"""Makes automatic many-to-many tables sharded: each row is on the shard of the rows that it relates.
 
-Django derives their models from :class:`~django.db.models.Model`. This module adds the methods
-of :class:`~sharded_orm.models.ShardedModel`.
+Django derives the models of these tables from :class:`~django.db.models.Model`. So this module
+adds the methods that :class:`~sharded_orm.models.ShardedModel` has.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from sharded_orm.models.sharding.options import colocated_alias, describe, shard
 
 
 def install_through(model: type[Model]) -> None:
-    """Route the automatic many-to-many tables that ``model`` declares."""
+    """Add the manager and checks of sharded models to the many-to-many tables that ``model`` declares.
+
+    Only automatic tables are changed, not those with an explicit ``through`` model.
+    """
     fields: Any = model._meta.local_many_to_many
     for field in fields:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
-        # Django's own manager would have precedence over ours.
+        # Django's own manager would have precedence over the library's.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base
@@ -41,19 +44,19 @@ def _save_base(
     using: str | None = None,
     update_fields: Any = None,
 ) -> None:
-    # Overrides Model.save_base, where the router or the caller has chosen the alias.
+    # Overrides Model.save_base. The router or the caller has chosen the alias ``using`` before.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
 
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
-    # Overrides Model._perform_unique_checks: values are unique on this row's shard.
+    # Overrides Model._perform_unique_checks: values must be unique on this row's shard.
     with scoped(router.db_for_write(type(self), instance=self)):
         return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if ``self`` relates a row that is known to be on another shard than ``alias``."""
+    """Raise if ``self`` links a row that is known to be on another shard than ``alias``."""
     options = shard_options(type(self))
     assert options is not None
     target = runtime.topology().resolve(alias)

@@ -29,12 +29,13 @@ from sharded_orm.routing.where import Bound, is_from_django
 
 
 class Colocation:
-    """Checks that the database of a statement has all rows that the statement reads.
+    """A check that the database of a statement has all rows that the statement reads.
 
     :param options: options of the statement's model; None for a global model.
     :param alias: the alias of a database that the statement can be compiled for.
-    :param shards: the numbers of the shards that run the statement; None for all of the group.
-    :param bound_of: a function that returns the shards that a subquery's own conditions name.
+    :param shards: the numbers of the shards that run the statement; None for all shards of the group.
+    :param bound_of: a function that returns the shards that a subquery's own conditions name, or None
+        if they name none.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class Colocation:
         ordered: bool = True,
         values: Iterable[Any] = (),
     ) -> None:
-        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads.
+        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads there.
 
         :param outer: the enclosing queries, outermost first.
-        :param ordered: whether the order of the rows will be compiled.
-        :param values: other resolved expressions of the statement.
-        :raises UnknownExpression: the rows that an expression reads are not known.
+        :param ordered: whether the SQL will have an ORDER BY, so that its expressions are checked.
+        :param values: other resolved expressions of the statement, such as values to be written.
+        :raises UnknownExpression: the library cannot tell which rows an expression reads.
 
-        Costs next to nothing for a query on one table with plain values. Sends nothing but the
-        directory queries of ``bound_of``.
+        For a query on one table with plain values the check costs next to nothing. It sends nothing
+        itself; only ``bound_of`` may query the directory of keys.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -93,17 +94,18 @@ class Colocation:
             return
         tables: dict[str, Any] = query.alias_map
         for alias, join in tables.items():
-            # A join that Django has trimmed stays in alias_map, unreferenced.
+            # A join that Django has trimmed stays in alias_map, with a reference count of 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, join.join_field.related_model, "joins")
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if joined rows may be on other shards. Foreign keys stay on a shard."""
+        """Raise if joined rows may be on another shard. Rows joined by a foreign key never are."""
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
-        # No database enforces a GenericRelation or a ForeignObject.
+        # No database enforces a GenericRelation or a ForeignObject. Such a join must compare columns whose
+        # equal values are on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
@@ -130,7 +132,8 @@ class Colocation:
     def _check_select_related(self, query: Query) -> Query:
         """Check the relations that ``select_related()`` follows.
 
-        Returns the query, with the joins of filtered relations added to a copy.
+        Return the query. If it has a :class:`FilteredRelation` among these relations, return a copy that
+        has the joins of the filtered relations too.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -138,7 +141,7 @@ class Colocation:
             self._check_required_relations(query, meta, query.max_depth)
             return query
         self._check_named_relations(query, meta, relations)
-        # As SQLCompiler.get_related_selections(), which adds these joins when it compiles.
+        # Like SQLCompiler.get_related_selections(), which adds these joins only when the query is compiled.
         filtered = query._filtered_relations.keys() & relations.keys()  # type: ignore[attr-defined]  # not in the stubs
         if filtered:
             query = query.chain()
@@ -148,7 +151,10 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Check ``select_related()`` without names, which follows all relations that are not null."""
+        """Check ``select_related()`` without names, which follows all foreign keys that are not nullable.
+
+        :param depth: how many relations in a row are followed.
+        """
         if not depth:
             return
         for field in meta.fields:
@@ -163,7 +169,7 @@ class Colocation:
         for name, deeper in relations.items():
             relation = names.get(name)
             if relation is None or relation.related_model is None:
-                continue  # Django reports an unknown name, with the choices.
+                continue  # For an unknown name Django raises an error that lists the choices.
             self._check_model(query, relation.related_model, "follows (select_related)")
             if deeper:
                 self._check_named_relations(query, relation.related_model._meta, deeper)
@@ -173,8 +179,9 @@ class Colocation:
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
         """Raise unless each shard of the statement has all rows that the subquery reads.
 
-        It has them if the subquery's own conditions name this one shard, or if a condition ties
-        its rows to the outer row by two columns whose equal values are on one shard.
+        This is so if the statement runs on one shard and the subquery's own conditions name that shard.
+        It is also so if a condition ties each row of the subquery to the outer row, by two columns whose
+        equal values are on one shard.
         """
         inner = nested.query
         parts = inner.combined_queries or (inner,)
@@ -201,9 +208,9 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether a condition such as ``ref=OuterRef("pk")`` ties ``inner`` to the outer row.
+        """Whether a condition such as ``ref=OuterRef("pk")`` ties the rows of ``inner`` to the outer row.
 
-        The condition applies before rows are grouped or sliced, so ``inner`` may do both.
+        ``inner`` may also group and slice its rows, because the condition applies before that.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -220,10 +227,10 @@ class Colocation:
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether a comparison such as ``pk__in=….values("ref")`` ties the subquery's rows.
+        """Whether a comparison such as ``pk__in=….values("ref")`` ties its subquery to the outer row.
 
-        The comparison sees the rows that the subquery returns on this shard. A slice or an
-        aggregate depends on other rows as well, so its result would differ from shard to shard.
+        The comparison sees the rows that the subquery returns on this shard. A subquery with a slice or
+        an aggregate would return other rows on each shard, so it is not tied.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -243,14 +250,15 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # On one database a NULL, which may be on another shard, turns "false" into "unknown".
+        # A NULL among the compared values turns "false" into "unknown", as it would on one database. The NULL
+        # may be on another shard, so where the difference matters, neither side may have one.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether rows with equal values in these columns are on one shard."""
+        """Whether rows are on one shard if their values in ``columns`` equal those in ``others``."""
         assert self._options is not None
         group = self._options.group
         return any(
@@ -260,11 +268,11 @@ class Colocation:
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Tokens of a field, for finding fields whose equal values are on one shard of ``group``.
+    """Return tokens that tell which fields have their equal values on one shard of ``group``.
 
     If two fields have a token in common, rows with equal values in them are on one shard: both
-    hold the shard key, or both name the same row. A field without tokens may have equal values
-    on any shard.
+    fields hold the shard key, or both name the same row. For a field without tokens, equal values
+    may be on any shard.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -280,11 +288,15 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            return frozenset(keys)  # Other fields are unique on their shard only.
+            # The field referred to is no primary key: it is unique on each shard only.
+            return frozenset(keys)
 
 
 def _value_kind(field: Any) -> Any:
-    """The kind of a field's values: equal values of one kind are equal keys. 1 is not "1"."""
+    """Return a class that stands for the kind of values of ``field``.
+
+    Equal values of one kind are the same shard key. The number 1 and the text "1" are of two kinds.
+    """
     field = target_field(field)
     if isinstance(field, IntegerField):
         return IntegerField

@@ -1,9 +1,9 @@
-"""The subqueries inside a query, wherever Django allows an expression.
+"""Finds the subqueries inside a query, wherever Django allows an expression.
 
 ``get_source_expressions()`` does not list every subquery: others are in the values of a lookup,
-in the condition of a joined relation, or in an attribute that a later Django adds. So the walk
-goes through all attributes of an object. It refuses classes outside Django that write their own
-SQL, and SQL text with a SELECT.
+in the condition of a joined relation, or in an attribute that a later Django adds. So this
+module looks into all attributes of an object. It refuses classes outside Django that write their
+own SQL, and SQL text with a SELECT.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ HOLDS_EXPRESSIONS = frozenset(
         "group_by", "inner_query", "related_updates", "select", "values", "where",
     }
 )  # fmt: skip
-#: Attributes with names that Django resolves to expressions when it compiles;
-#: :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
+#: Attributes of ``Query`` that hold names, which Django resolves to expressions when it compiles the
+#: query. :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
-#: All other attributes: flags, numbers, names, rows, and copies of expressions.
+#: All other attributes of ``Query``. They hold flags, numbers, names, rows, or copies of expressions.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # Only joins that use a filtered relation are compiled; they hold a copy of its condition.
+        # A filtered relation is compiled only as part of a join, which holds a copy of its condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "default_cols",
@@ -68,16 +68,16 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# The parts of a union are queries of their own, which the caller checks.
+# Attributes that are not searched. The parts of a union are queries, which the caller checks.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
-# Types whose values hold no expression.
+# Types whose values cannot contain an expression.
 _PLAIN = frozenset(
     {
         bool, bytes, date, datetime, Decimal, float, int, str, time, timedelta, type(None), UUID,
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Constructor arguments of expressions, from before they were resolved.
+# Attributes that hold the constructor arguments of an expression, from before it was resolved.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -87,7 +87,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: the SQL of ``cls`` reads nothing but its own source expressions.
+    """Declare that the SQL of a class reads nothing but its own source expressions; a decorator.
 
     ::
 
@@ -97,9 +97,9 @@ def reads_own_row(cls: _Class) -> _Class:
 
             def as_sql(self, compiler, connection): ...
 
-    For lookups, transforms, functions and other expressions of a project that override a method
-    which writes SQL. Without the decorator, a query on shards that uses them is refused
-    (:exc:`UnknownExpression`), because it could read rows of another shard. A subclass that
+    It is for lookups, transforms, functions and other expressions of a project that override a
+    method which writes SQL. A query on shards with an undeclared class is refused
+    (:exc:`UnknownExpression`), because the class could read rows of another shard. A subclass that
     overrides such a method needs the decorator again.
     """
     _registered.add(cls)
@@ -111,11 +111,13 @@ def reads_own_row(cls: _Class) -> _Class:
 class Nested:
     """A subquery and its place in the outer query.
 
-    :param query: the resolved subquery: its references to the outer query are columns.
-    :param compared: the left side of ``column IN (query)``; None elsewhere.
-    :param certain: whether "unknown" and "false" have the same effect, as in a condition that is
-        not negated.
-    :param not_null: columns that are not NULL in the rows for which the comparison matters.
+    :param query: the subquery; its references to the outer query are resolved to columns.
+    :param compared: the left side, if the subquery is the right side of ``column IN (query)``;
+        otherwise None.
+    :param certain: whether "unknown" has the same effect as "false" at this place, as in a condition
+        that is not negated.
+    :param not_null: columns that other conditions at this place (joined by AND) require to be not
+        NULL.
     """
 
     query: Query
@@ -125,11 +127,11 @@ class Nested:
 
 
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
-    """Yield the direct subqueries of ``query`` and of the expressions ``more``.
+    """Yield the direct subqueries of ``query`` and of the expressions ``more``; none inside a subquery.
 
     :param trusted: whether unknown SQL is allowed, as on the global database, which has all rows
         of its tables.
-    :raises UnknownExpression: the rows that an expression reads are not known.
+    :raises UnknownExpression: the library cannot tell which rows an expression reads.
     """
     for name, value in vars(query).items():
         if not value or name in _SKIPPED:
@@ -155,7 +157,7 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 
 
 def required_conditions(where: WhereNode) -> Iterator[Any]:
-    """Yield the conditions that every matching row of ``where`` meets."""
+    """Yield the conditions in ``where`` that each matching row must meet: not those under OR or NOT."""
     if where.negated or (where.connector != AND and len(where.children) != 1):
         return
     for child in where.children:
@@ -166,7 +168,7 @@ def required_conditions(where: WhereNode) -> Iterator[Any]:
 
 
 def columns(expression: Any) -> tuple[Col, ...]:
-    """The columns of ``expression`` if it is a column or a tuple of columns; else none."""
+    """Return the columns of ``expression``, which is a column or a tuple of columns; otherwise ``()``."""
     if type(expression) is Col:
         return (expression,)
     if type(expression) is ColPairs:
@@ -175,7 +177,7 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether all that the SQL of this class reads is in the attributes of its instances."""
+    """Whether the attributes of an instance of ``kind`` show everything that its SQL reads."""
     known = _known_kinds.get(kind)
     if known is None:
         known = _known_kinds[kind] = _shows_its_sql(kind)
@@ -184,7 +186,7 @@ def is_known(kind: type) -> bool:
 
 def is_plain_value(value: Any) -> bool:
     """Whether ``value`` is a value, or a list of values, that cannot hold an expression."""
-    # Compares types, because a list of keys is long and its values have few types.
+    # Compares types, because a list of keys is long, and its values are of few types.
     kind = type(value)
     return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
 
@@ -192,7 +194,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # The decorator covers all that the class inherits.
+            return True  # reads_own_row declares all that the class inherits, too.
         if writes_own_sql(cls):
             return False
     return True
@@ -216,7 +218,7 @@ def _in_where(
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The usual condition compares a column with a value or a list: no subquery.
+        # The usual condition compares a column with a value or a list. It has no subquery.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)

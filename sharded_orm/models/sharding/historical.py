@@ -1,7 +1,7 @@
-"""Groups of historical models: those that only migrations still know.
+"""Finds the groups of historical models, which are no longer installed and occur in migrations only.
 
-Migrations of a renamed or deleted model still run on every new shard, and must not run anywhere
-else.
+Migrations of a renamed or deleted model still run on every new shard of its group, and must not
+run on any other database.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 def group_of_historical_model(app_label: str, model_name: str) -> str | None:
-    """The group of a model that is not installed; None for the global database.
+    """Return the group of a model that is not installed, or None for the global database.
 
-    In this order: the group whose ``FORMER_MODELS`` names the model; the group of the model that
-    replaced it by renaming; the group of the app, if all current models of the app are in one.
+    It is the first of these that exists: the group whose ``FORMER_MODELS`` names the model; the group
+    of the installed model to which it was renamed; the group of the app, if all current models of
+    the app are in one group.
 
     Reads the app's migrations from disk, once per process.
     """
@@ -38,7 +39,7 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
 
 
 def groups_of_app(app_label: str) -> set[str | None]:
-    """The groups in which the app has tables; None among them is the global database."""
+    """Return the groups in which the app has tables. None among them stands for the global database."""
     groups: set[str | None] = {
         group.name
         for group in runtime.topology().groups.values()
@@ -55,7 +56,7 @@ def groups_of_app(app_label: str) -> set[str | None]:
 
 
 def _current_name(app_label: str, module: str | None, model_name: str) -> str | None:
-    """The present name of a renamed model; None if it was not renamed, or was deleted."""
+    """Return the present name of a renamed model; None if it was not renamed, or was deleted later."""
     names = _new_names(app_label, module)
     name, seen = model_name.lower(), set[str]()
     while name in names and name not in seen:
@@ -68,7 +69,7 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # The module is part of the cache key, because tests may set another one.
+    # ``module`` is used only as a part of the cache key: tests may set another migrations module.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {
         operation.old_name_lower: operation.new_name_lower

@@ -1,4 +1,4 @@
-"""Keeps the shard of a row while the row is saved, so that its strategy is asked once."""
+"""Keeps the shard of a row while the row is saved, so that the routing strategy is asked once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sharded_orm.topology.model import Shard
 
 
 class KeptShard:
-    """The last shard that was found for one row, kept until :meth:`close`.
+    """The shard that was last found for one row, kept until :meth:`close`.
 
-    The router, ``save_base()`` and the insert each ask for the shard of a row. A kept shard holds
-    for one value and one topology: a receiver of ``pre_save`` may change the key, and the
-    topology may change.
+    The router, ``save_base()`` and the insert each ask for the shard of a row. The kept shard answers
+    only for the same key value and the same topology, because a receiver of ``pre_save`` may change
+    the key, and the topology may change meanwhile.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class KeptShard:
         self._shard: Shard | None = None
 
     def close(self) -> None:
-        """Keep nothing from now on, nor in copies of the row that share this object."""
+        """Stop keeping a shard, also for copies of the row, which share this object."""
         self._is_open = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -33,10 +33,12 @@ class KeptShard:
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """Return ``find(group, value)``, or the shard kept for this value."""
+        """Return the shard kept for ``value``; otherwise call ``find(group, value)`` and keep its result."""
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            return find(group, value)  # The object may later hold another key.
-        # Read before the look-up: if the topology changes in between, the next call looks up again.
+            # A mutable value may later be another key, so no shard is kept for it.
+            return find(group, value)
+        # The generation counts changes of the topology. It is read before the look-up: if the topology
+        # changes in between, the next call looks up again.
         question = (relocation.generation, group, type(value), value)
         if self._shard is None or question != self._question:
             self._shard, self._question = find(group, value), question
@@ -45,7 +47,7 @@ class KeptShard:
 
 @contextmanager
 def keep_shard(instance: Any) -> Iterator[None]:
-    """Keep the shard of ``instance`` within the block."""
+    """Within the block, look up the shard of ``instance`` only once per key."""
     state = instance._state
     kept = state.kept_shard = KeptShard()
     try:
@@ -58,9 +60,9 @@ def keep_shard(instance: Any) -> Iterator[None]:
 def find_shard(
     instance: Any, group: str, value: Any, find: Callable[[str, Any], Shard | None]
 ) -> Shard | None:
-    """The shard of ``value`` in ``group``; the kept one while ``instance`` is saved.
+    """Return the shard of ``value`` in ``group``. While ``instance`` is saved, use the kept shard.
 
-    :param value: the shard key of ``instance``, or an id that it refers to.
+    :param value: the shard key of ``instance``, or an id that ``instance`` refers to.
     :param find: :func:`runtime.locate` or :func:`runtime.place`.
     """
     kept: KeptShard | None = instance._state.__dict__.get("kept_shard")

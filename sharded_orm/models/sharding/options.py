@@ -1,7 +1,7 @@
-"""``class ShardMeta`` of a model: its group, its shard key, and the shards of its rows.
+"""What ``class ShardMeta`` of a model says: its group and shard key; and the shards of its rows.
 
-A group is a numbered set of shards with one routing strategy. To *place* a key is to choose its
-shard for good, where the strategy does not compute it.
+A group is a numbered set of shards with one routing strategy. To *place* a key is to choose and
+record its shard for good. Strategies that compute the shard do not need this.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sharded_orm.topology.model import Shard
 class ShardOptions:
     """The group and shard key of a model.
 
-    ``key`` is None for an automatic many-to-many table, whose rows are on the shard of the rows
-    that they relate.
+    ``key`` is None for an automatic many-to-many table: each of its rows is on the shard of the rows
+    that it relates.
     """
 
     model: type[Model]
@@ -36,9 +36,10 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard, as of :class:`ShardKey`."""
+        """The columns whose values name the shard of a row; see :class:`ShardKey` for the dict's values."""
         bits_by_column: dict[str, tuple[int, int] | None] = {}
-        # In multi-table inheritance, parent and child may have columns of the same name.
+        # In multi-table inheritance, parent and child may have columns of the same name. Such columns are
+        # left out.
         names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
             if names[field.column] > 1:
@@ -50,13 +51,16 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The columns that name the shard, for :mod:`sharded_orm.routing.where`."""
+        """The group, and the columns that name the shard, for :mod:`sharded_orm.routing.where`.
+
+        None if no column names the shard.
+        """
         return ShardKey(self.group, self.columns) if self.columns else None
 
     def _shard_bits(self, field: Any) -> tuple[int, int] | Literal[False] | None:
-        """Shift and bits of the shard in values of ``field``.
+        """Return ``(shift, bits)`` of the shard number in values of ``field``.
 
-        None if the values are shard keys; False if they do not name a shard.
+        Return None if the values are shard keys, and False if they do not name a shard.
         """
         if self.key is not None and field.column == self.key.column:
             return None
@@ -71,7 +75,7 @@ class ShardOptions:
         return False
 
     def names_shard(self, field: Any) -> bool:
-        """Whether values of ``field``, of this model's own table, name the shard."""
+        """Whether values of ``field``, which is in this model's own table, name the row's shard."""
         if field.column not in self.columns:
             return False
         bits = self.columns[field.column]
@@ -79,21 +83,24 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """The arguments that name the shard of a row without a shard key."""
+        """Arguments such as ``photo=…``, for error messages about a model without a shard key.
+
+        With these arguments, a row of the model refers to rows that name its shard.
+        """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
         ]
 
     @cached_property
     def key_is_generated(self) -> bool:
-        """Whether the key is an id that the shard generates, by or just before the insert."""
+        """Whether the key is an id that is generated when the row is inserted, or just before."""
         return hasattr(self.key, "embedded_shard")
 
     @cached_property
     def key_has_pre_save(self) -> bool:
-        """Whether the key's field has a ``pre_save()`` of the project.
+        """Whether the key's field has a ``pre_save()`` that the project defines.
 
-        It may store another value than the instance has, such as the same text in lower case.
+        That method may store another value than the instance has, such as the same text in lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
@@ -101,16 +108,17 @@ class ShardOptions:
         )
 
     def awaits_key(self, instance: Model) -> bool:
-        """Whether ``instance`` is new and its key not generated yet, so any shard may take it."""
+        """Whether ``instance`` is new and its key is not generated yet. Any shard may then take the row."""
         if not self.key_is_generated or not instance._state.adding:
             return False
         return self.key is not None and instance.__dict__.get(self.key.attname) is None
 
     def key_of(self, instance: Model) -> Any:
-        """The shard-key value of ``instance``, as the database would store it.
+        """Return the shard-key value of ``instance``, as the database would store it.
 
-        :raises ShardKeyRequired: the value is None, or the model has no shard key.
-        :raises InvalidShardKey: the value is an expression, which the database computes.
+        :raises ShardKeyRequired: the value is None or was not loaded, or the model has no shard key.
+        :raises InvalidShardKey: the value is an expression, which only the database can compute, or it
+            has more decimal places than the column.
         """
         if self.key is None:
             raise ShardKeyRequired(
@@ -142,7 +150,7 @@ class ShardOptions:
         return value
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
-        # A database rounds to the decimal places of the column.
+        # A database rounds a value to the decimal places of its column.
         places = (
             getattr(target_field(self.key), "decimal_places", None)
             if type(value) is Decimal
@@ -156,7 +164,8 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # The insert checks keys that the shard generates.
+        # A generated key is checked by the insert. A pre_save() of the project is called before the shard is
+        # chosen: see key_of().
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -165,10 +174,10 @@ class ShardOptions:
         )
 
     def refuse_key_changed_on_insert(self, instance: Model) -> None:
-        """Refuse a row whose key the field's ``pre_save()`` changes on insert.
+        """Refuse a row whose shard key would be changed on insert, by ``pre_save()`` of the key's field.
 
-        A field of Django with ``auto_now_add`` does: the row is already on the shard of the value
-        that it had before.
+        Django's fields with ``auto_now_add`` do that. By then the row's shard has been chosen by the
+        earlier value.
 
         :raises ShardKeyRequired: ``pre_save()`` returns another key than ``instance`` has.
         """
@@ -185,23 +194,23 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """The shard of ``instance``'s key; None for a key without a shard.
+        """Return the shard of ``instance``; None if its key has no shard yet.
 
-        If the key is not generated yet, or the model has none: the shard of ``near``, or of the
-        rows of the group that ``instance`` refers to.
+        If the key is not generated yet, or the model has no key, the shard is that of the row given as
+        ``near=``, or of a row of the group that ``instance`` refers to.
         """
         if self.key is None or self.awaits_key(instance):
             return self._shard_of_relations(instance)
         return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
     def place(self, instance: Model) -> Shard:
-        """The shard of ``instance``, which is about to be written; its key is placed if need be.
+        """Return the shard of ``instance``, which is about to be written. Place its key if need be.
 
-        If the key is not generated yet and ``instance`` refers to no row of the group, a random
-        shard among the open ones is drawn. ``instance`` keeps that shard until it is stored.
+        If the key is not generated yet and ``instance`` refers to no row of the group, a random shard
+        among the open ones is drawn. ``instance`` keeps that shard until it is stored.
 
         :raises NoOpenShard: no shard takes new rows.
-        :raises UnplacedKey: ``near`` is a row without a shard.
+        :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
         :raises InvalidShardKey: no row can have the key, or an id that ``instance`` refers to.
         """
         shard = None
@@ -234,8 +243,9 @@ class ShardOptions:
             if hasattr(value, "resolve_expression"):
                 continue  # The database computes the value, so it names no shard yet.
             if value is not None and self.names_shard(field):
-                # runtime.place() refuses a reference to a row that cannot exist. In a group that
-                # places keys, it would place the key of the referenced row: only look it up.
+                # runtime.place() refuses an id that no row can have. But in a group whose keys must be
+                # placed, it would place the key of the referenced row, which is not being written: only
+                # look that key up.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -246,9 +256,9 @@ _options_by_model: dict[Any, ShardOptions | None] = {}
 
 
 def shard_options(model: type[Any]) -> ShardOptions | None:
-    """The options of ``model``; None if its rows are in the global database.
+    """Return the group and shard key of ``model``, or None if its rows are in the global database.
 
-    An automatic many-to-many table is in the group of the model that declares it.
+    An automatic many-to-many table is in the group of the model that declares the relation.
     """
     try:
         return _options_by_model[model]
@@ -257,9 +267,10 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
 
 
 def options_of(instance: Any) -> ShardOptions | None:
-    """The options of an instance's model.
+    """Return the group and shard key of the model of ``instance``; None if its rows are global.
 
-    Reads ``__class__``, which of a lazy object such as ``request.user`` is the model.
+    Reads ``__class__``: for a lazy object such as ``request.user``, that is the model and ``type()``
+    is not.
     """
     return shard_options(instance.__class__)
 
@@ -287,28 +298,31 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
 
 
 def group_of(model: type[Any]) -> str | None:
-    """The group of ``model``; None for the global database."""
+    """Return the name of the group of ``model``, or None if its rows are in the global database."""
     options = shard_options(model)
     return options.group if options is not None else None
 
 
 def where_key(model: type[Any]) -> ShardKey | None:
-    """The columns that name the shard of ``model``'s rows; None if it has none."""
+    """Return the group and the columns that name the shard of a row; None if there is no such column."""
     options = shard_options(model)
     return options.where_key if options is not None else None
 
 
 def target_field(field: Any) -> Any:
-    """The field at the end of a chain of foreign keys; a field without relation itself."""
+    """Return the field at the end of a chain of foreign keys; ``field`` itself if it is no relation."""
     while field.is_relation:
         field = field.target_field
     return field
 
 
 def describe(instance: Model) -> str:
-    """``instance`` for an error message, without ``__str__``, which may need a database."""
-    # Reads __dict__ (of a lazy object, that of the wrapped row): while Model.__init__ runs, the
-    # primary key may not be set, and Django would try to load it.
+    """Return a name for ``instance`` in an error message.
+
+    Does not call ``__str__``, which may send a query.
+    """
+    # Reads __dict__, because the primary key may not be set while Model.__init__ runs, and Django would
+    # try to load it. A lazy object has its row in _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -316,9 +330,9 @@ def describe(instance: Model) -> str:
 
 
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
-    """The alias of the shard that has ``instance``, if it is of the group of ``options``.
+    """Return the alias of the shard that has ``instance``, if that shard is in the group of ``options``.
 
-    None if ``instance`` is global, of another group, or not on a shard yet.
+    Return None if ``instance`` is global, of another group, or not on a shard yet.
     """
     other = options_of(instance)
     if other is None or other.group != options.group:
@@ -326,8 +340,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # Reads __dict__: while Model.__init__ runs, a key declared after the relation is not set
-    # yet, and Django would take it for deferred and load it.
+    # Reads __dict__ and not the attribute: while Model.__init__ runs, a key that is declared after the
+    # relation is not set yet, and Django would take it for deferred and load it.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)
@@ -335,7 +349,10 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """The error for a query that names no shard, with the remedies."""
+    """Return the error for a query that names no shard. Its message lists the remedies.
+
+    :param problem: what is wrong with the query, as a clause of the message.
+    """
     name = options.model._meta.object_name
     if options.key is None:
         what = f"{name} is an automatic many-to-many table of group {options.group!r}"

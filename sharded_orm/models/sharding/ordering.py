@@ -1,7 +1,8 @@
 """Resolves the names in ORDER BY and DISTINCT ON before the query is compiled.
 
-Django resolves them when it compiles; only then they join tables or add a subquery. The checks
-of :mod:`sharded_orm.models.sharding.colocation` must know earlier.
+Django resolves these names when it compiles the query, and only then adds the joins and
+subqueries that they stand for. The checks of :mod:`sharded_orm.models.sharding.colocation` need
+them earlier.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` has no order, or only its own columns and annotations in it."""
+    """Whether the order of ``query`` uses only its own columns and annotations, or there is no order."""
     if query.distinct_fields or query.extra_order_by:
         return False
     names: Any = query.order_by
@@ -31,7 +32,7 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Annotations are already resolved.
+        # Ordering by an annotation adds no join, because the query has resolved it already.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
@@ -39,12 +40,15 @@ def is_plain(query: Query) -> bool:
 
 @lru_cache(maxsize=1024)
 def own_names(model: Any) -> dict[str, str]:
-    """Columns of the model's own table, by the names that order by this column alone."""
+    """Return the columns of the model's own table, by name in ``order_by()``.
+
+    Included are only names by which a query is sorted by that one column.
+    """
     meta = model._meta
     columns = {}
     for field in meta.concrete_fields:
         if field.is_relation:
-            # Ordering by the relation's name orders by the other table, if that has an order.
+            # The name of a relation sorts by the other model's Meta.ordering, if it has one.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:
@@ -55,20 +59,20 @@ def own_names(model: Any) -> dict[str, str]:
 
 
 def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
-    """A copy of ``query`` with the joins of its order, and the expressions of the order.
+    """Return a copy of ``query`` with the joins of its order, and the expressions of the order.
 
     Sends nothing.
 
     :param alias: the alias of a database that the query can be compiled for.
-    :raises FieldError: a name does not exist, as Django raises it.
+    :raises FieldError: a name does not exist. The error is Django's.
     """
     copy = query.chain()
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # A name is a column of the result; an expression is added to each part.
+        # In the order of a union, a name is a column of the result; an expression is added to each part.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
-    # As SQLCompiler.get_order_by() and get_distinct().
+    # Like SQLCompiler.get_order_by() and get_distinct().
     expressions = [
         pair[0].resolve_expression(copy, allow_joins=True, reuse=None)
         for pair in compiler._order_by_pairs()

@@ -1,7 +1,8 @@
-"""Checks expressions outside the query of a statement: aggregates, and values to be written.
+"""Checks expressions that are not part of a query: aggregates, and values to be written.
 
-Django resolves them when it sends the statement. Here they are resolved earlier, on copies, and
-checked by the same rule as the query: each shard must have all rows that they read.
+Django resolves such an expression when it sends the statement. Here it is resolved earlier, on a
+copy of the query, and checked by the query's own rule: each shard must have all rows that the
+expression reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sharded_orm.models.sharding.expressions import nested_queries
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``aggregate()`` by name, as ``QuerySet.aggregate()`` names them."""
+    """Return the arguments of ``aggregate()`` by name, as ``QuerySet.aggregate()`` names them."""
     named = dict(kwargs)
     for arg in args:
         try:
@@ -29,13 +30,13 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise unless the database of ``query`` has all rows that ``aggregates`` read."""
+    """Raise :exc:`CrossShardRelation` unless each database of ``query`` has all rows ``aggregates`` read."""
     copy = query.chain()
     expressions = []
-    # As Query.get_aggregation(): a later aggregate may refer to an earlier one.
+    # Like Query.get_aggregation(): a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
-            return  # Django refuses it.
+            return  # It is no aggregate. Django raises the error.
         resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved
@@ -44,13 +45,16 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise unless the database of ``query`` has all rows that the values of its UPDATE read."""
+    """Raise :exc:`CrossShardRelation` unless each updated database has all rows that ``values`` read.
+
+    :param query: the query whose rows are updated.
+    """
     expressions = [value for value in values if hasattr(value, "resolve_expression")]
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # As UpdateQuery.add_update_fields(). Joins are allowed here because Django updates the table
-    # of a multi-table parent by a query of its own; it refuses all other joins.
+    # Like UpdateQuery.add_update_fields(). Joins are allowed here, because Django updates the table of a
+    # multi-table parent by a query of its own. Django refuses all other joins.
     resolved = [
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
@@ -60,7 +64,7 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """Raise unless the database has all rows that values of an UPDATE of ``rows`` read.
+    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows that their database lacks.
 
     :param names: the fields to be saved; None for all.
     """
@@ -70,12 +74,12 @@ def check_update(
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
-    """Raise unless the database of new rows has all rows that their values read."""
+    """Raise :exc:`CrossShardRelation` if values of new ``rows`` read rows that their database lacks."""
     expressions = _expressions(rows)
     if not expressions:
         return
     query = InsertQuery(type(rows[0]))
-    # As SQLInsertCompiler.prepare_value().
+    # Like SQLInsertCompiler.prepare_value().
     resolved = [
         value.resolve_expression(query, allow_joins=False, for_save=True) for value in expressions
     ]
@@ -83,7 +87,7 @@ def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
 
 
 def check_constraint(constraint: Any) -> None:
-    """Raise if ``constraint`` has a subquery, which would read the rows of one shard only."""
+    """Raise if ``constraint`` has a subquery, because that would see the rows of one shard only."""
     query = Query(None)
     if any(True for _ in nested_queries(query, *vars(constraint).values())):
         raise CrossShardRelation(
@@ -101,7 +105,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         name = field.attname
         if selected is not None and field.name not in selected and name not in selected:
             continue
-        # Looks at types first, because rows are many and their types few.
+        # Looks at the types of the values first, because rows are many and types are few.
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
@@ -114,6 +118,6 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether ``value`` is the field's ``db_default``, which no database lets read rows."""
+    """Whether ``value`` is the field's ``db_default``. No database lets a default read rows."""
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

@@ -1,6 +1,7 @@
-"""Models without tables, for the permissions and log entries of the admin's fleet pages.
+"""Models without tables, which stand for shards and topology versions in the admin.
 
-Their rows would only repeat the topology.
+The admin's pages about shards and topology need these models for permissions and log entries. Rows
+would only repeat the topology.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ M = TypeVar("M", bound=models.Model)
 
 
 class NoRows(models.Manager[M]):
-    """A manager without rows or queries, for admin views such as ``/admin/r/…``."""
+    """A manager that returns no rows and sends no queries, for admin views such as ``/admin/r/…``."""
 
     def get_queryset(self) -> models.QuerySet[M]:
         return super().get_queryset().none()
 
 
 class ShardMap(models.Model):
-    """A shard, or a range of shards: ``photos_00042``, ``photos 0-511``."""
+    """A shard or a range of shards, named like ``photos_00042`` or ``photos 0-511``."""
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
 
@@ -39,7 +40,7 @@ class ShardMap(models.Model):
 
 
 class TopologyVersion(models.Model):
-    """A version of the topology, which the topology's source stores."""
+    """A version of the topology. The versions themselves are stored by the topology's source."""
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
 

@@ -1,4 +1,4 @@
-"""The journal of long operations in the global database: runs, steps and scripts.
+"""The journal: tables of the global database that record long operations, such as migrations of shards.
 
 Only :mod:`sharded_orm.operations.runs.journal` writes these tables. Rows of finished runs may be
 deleted.
@@ -15,10 +15,10 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and the process that holds its lease.
+    """One run of a long operation, and the process that executes it: the holder of the run's lease.
 
-    ``unfinished`` is true or NULL, never false: so the constraint allows one unfinished run of a
-    kind and subject, and any number of finished ones.
+    ``unfinished`` is true or NULL, never false: so the unique constraint allows one unfinished run
+    for each kind and subject, and any number of finished runs.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -31,16 +31,17 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The lease. No process holds it while the token is empty.
+    # The fields from here on are the lease: they say which process executes the run. While the token is
+    # empty, no process does.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: Time of the database's clock, in UTC.
+    #: When the process last reported that it is alive: UTC, by the clock of the database.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
     user: models.CharField[str, str] = models.CharField(max_length=64, default="")
     host: models.CharField[str, str] = models.CharField(max_length=255, default="")
-    #: Identifies the machine on which the process id is valid.
+    #: Identifies the machine on which ``pid`` is valid.
     machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
     pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
 
@@ -61,7 +62,7 @@ class OperationRun(models.Model):
 
 
 class OperationStep(models.Model):
-    """The state of one shard in one run."""
+    """The state of one shard in one run of a long operation."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="steps"
@@ -88,7 +89,7 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Content that a run records once, for many of its steps."""
+    """Content that many steps of one run of an operation need; the run records it only once."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"

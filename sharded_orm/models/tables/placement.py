@@ -1,4 +1,4 @@
-"""The directory table of shard keys, and the store that the directory strategy uses (Y2)."""
+"""The directory: a table of shard keys with their shards, and the store that reads and writes it (Y2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 500
 
 
 class Placement(models.Model):
-    """One shard key of one group, and the number of the shard with its rows."""
+    """A shard key of one group, and the number of the shard on which its rows are."""
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
     key: models.CharField[str, str] = ExactCharField(max_length=100)
@@ -37,11 +37,11 @@ class Placement(models.Model):
 
 
 class DatabaseDirectory:
-    """The placements in the directory table on ``alias``; thread-safe.
+    """A store of placements (shards of keys) in the directory table on ``alias``; thread-safe.
 
-    Reads and writes are autonomous statements: the caller's transaction can neither hide nor
-    roll back a placement. Inside Django's ``TestCase`` they are part of the test's transaction,
-    and placements are returned as not committed.
+    Reads and writes are autonomous statements: the caller's transaction can neither hide nor roll
+    back a placement. Inside Django's ``TestCase`` they are part of the test's transaction instead,
+    and the placements that they return are marked as not committed.
     """
 
     def __init__(self, alias: str) -> None:
@@ -59,7 +59,7 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # The first insert of a key wins; all others read its placement.
+            # If several processes insert a key, the first insert wins. The others read its placement below.
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()
