@@ -49,7 +49,7 @@ def read_unleased(
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
     """Run all reads in ``steps`` together until each has ended.
 
-    If a server is down, the reads that need it end without an outcome from it.
+    If a server is down, the reads that need it are stopped: their requests bypass the cache.
 
     :param exchange: sends a query and returns the reply: :func:`read_leased` or
         :func:`read_unleased`.

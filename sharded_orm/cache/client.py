@@ -115,7 +115,7 @@ class CacheClient:
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # Another project may use an alias of ALSO_MARK for its objects, its lists or both.
+            # Processes with other settings may keep objects, lists or both on this server.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)
