@@ -193,7 +193,9 @@ class TransactionMarkers:
         return bool(self._placed)
 
     def announce(self) -> None:
-        """Open a marker in the guard of each scope with touched rows. Called before COMMIT.
+        """Open a marker in the guard of each scope with touched rows.
+
+        Called before COMMIT, and before a statement that may commit implicitly.
 
         One round trip per cache server; none if all guards were marked less than COMMIT_WITHIN
         seconds ago.

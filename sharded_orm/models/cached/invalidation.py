@@ -49,7 +49,7 @@ class ModelCache:
             Photo.cache.invalidate(user_id=1)
             # One row, and all lists of its user:
             Photo.cache.invalidate(user_id=1, pk=10001)
-            # One row, the lists of its album, and the lists of all its user's albums together:
+            # One row, the lists of its album, and its user's lists that do not filter by album:
             Photo.cache.invalidate(user_id=1, album_id=7, pk=10001)
             # Everything, on every shard:
             Photo.cache.invalidate()
