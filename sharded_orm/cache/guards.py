@@ -135,7 +135,7 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting is worth its round trip."""
+        """Whether compacting would save enough bytes to be worth its round trip."""
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:

@@ -441,5 +441,5 @@ class Queue:
                 raise
 
 
-#: The queue of this process.
+#: The queue of this process: closings of markers that wait for their cache servers.
 unfinished = Queue()

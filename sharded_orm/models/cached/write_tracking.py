@@ -340,7 +340,7 @@ class TrackedWrite:
             if values is None or len(values) > MAX_LISTED:
                 return None
             tokens = tuple(map(token_of, values))
-            return None if None in tokens else tokens  # type: ignore[return-value]  # no None in it
+            return None if None in tokens else tokens  # type: ignore[return-value]  # None is excluded by the test before
 
         return AffectedRows(
             tokens(key, cached.key_token),
@@ -384,8 +384,8 @@ class TrackedWrite:
             self._touch_rows(
                 AffectedRows(
                     None if key is None else (key,),
-                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # no None in it
-                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # no None in it
+                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # None is excluded by the test before
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # None is excluded by the test before
                 ),
                 new_isolates,
             )
@@ -419,8 +419,8 @@ class TrackedWrite:
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
         """Read and lock the rows that the statement would change, and limit it to these rows.
 
-        One query. If a primary key is not known from the conditions, the statement gets the
-        condition that it is one of those that were read.
+        One query. Unless the conditions name exactly the primary keys that were read, these keys
+        are added to the conditions of the statement.
 
         :param known: the keys that the conditions of the statement determine.
         :returns: tokens of the shard key, the primary key and the isolate key of each row; None
