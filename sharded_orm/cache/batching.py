@@ -1,8 +1,8 @@
 """Several reads from the cache, run together to save round trips.
 
 A read is a generator: it yields a query to a cache server, and is sent the server's reply.
-:func:`drive` advances all reads by one query at a time. Their queries to the same server go in
-one packet, for one round trip.
+:func:`drive` runs several reads step by step. In each step every read has one query, and all
+queries to the same server are sent in one packet, for one round trip.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def read_unleased(
 ) -> Reply:
     """Read entries for a caller that will not store missing objects.
 
-    No lease is taken: an unused lease would keep other readers from storing the object.
+    No lease (a server's permission to store an object) is taken: an unused lease would keep other
+    readers from storing the object.
     """
     if not objects:
         return read_leased(server, names, (), again)

@@ -24,6 +24,8 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 class Holder(NamedTuple):
     """A cache server that must be told of writes to a place, since it has entries of that place.
 
+    A place is one shard, or one global model.
+
     :param objects: whether the server may hold objects of the place.
     :param lists: whether the server may hold lists of the place.
     """
@@ -52,7 +54,7 @@ class CacheClient:
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        #: Whether the objects and the lists of each place are on the same server.
+        #: Whether the objects and the lists of each shard or global model are on the same server.
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
@@ -85,7 +87,12 @@ class CacheClient:
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
-        """Return the server that holds the objects of ``place`` and the guards of these objects."""
+        """Return the server that holds the objects of ``place``.
+
+        It also holds their guards, the entries that say whether the objects are valid.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._objects[place]
         except KeyError:
@@ -93,7 +100,12 @@ class CacheClient:
             return self._objects.setdefault(place, servers[node_index(place, len(servers))])
 
     def lists(self, place: str) -> CacheServer:
-        """Return the server that holds the lists and counts of ``place`` and their guards."""
+        """Return the server that holds the lists and counts of ``place``.
+
+        It also holds their guards, the entries that say whether the lists are valid.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._lists[place]
         except KeyError:
@@ -101,7 +113,10 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that must be told of writes to ``place``, each once."""
+        """Return the servers that must be told of writes to ``place``, each once.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._holders[place]
         except KeyError:

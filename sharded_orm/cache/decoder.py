@@ -25,7 +25,8 @@ class Counters(Protocol):
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
     """Return a list of rows as the process remembers it.
 
-    :param revision: the revision of the guards under which the list is valid.
+    :param revision: the digest of the guards under which the list is valid. Guards are the entries
+        that say whether others are valid.
     :param pks: tokens of the rows' primary keys, in the order of the list.
     """
     pks = tuple(pks)
@@ -110,7 +111,7 @@ class EntryDecoder:
         """Return the list or number that is stored under ``name``; None if it cannot be used.
 
         :param entry: the entry that was read under ``name``; None if it is missing.
-        :param revision: the revision in ``name``.
+        :param revision: the part of ``name`` that changes with each write to the list's rows.
         """
         items = values.unpack_list(entry, name, request.format.fingerprint)
         if isinstance(items, Unusable):

@@ -62,9 +62,10 @@ class Filler:
         self._decoder = decoder
 
     def lease(self, request: CacheRequest, now: float) -> None:
-        """Take leases for the missing objects of ``request``, which missed.
+        """Take leases, permissions of the server, to store the missing objects of ``request``.
 
-        If its guards are too new, or the server is down, forbid to store its result instead.
+        If that is not safe, mark ``request`` so that nothing is stored: a server is down, or a
+        guard (an entry that says whether others are valid) is younger than QUARANTINE seconds.
 
         :param now: the time in seconds since 1970.
         """
@@ -72,8 +73,8 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # The guard is new: an earlier guard may have been evicted, together with the marker
-            # of a writer that has not committed yet.
+            # A guard is new. An earlier one may have been evicted, together with the marker by
+            # which a writer has announced a write that it has not committed yet.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -185,8 +186,8 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # This server gave the leases now, not on reading: after the guards were read. So the
-            # guards must be read once more.
+            # This kind of server gives leases by lease(), not by read(). So the leases are
+            # younger than the last reading of the guards, which must be read once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)

@@ -42,13 +42,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-#: The most primary keys that a marker lists. For more rows the marker says "all".
+#: The most primary keys that a marker (the announcement of a write) lists. For more rows it says
+#: "all".
 MAX_LISTED = 100
 #: Bytes: guards that are larger may be compacted.
 COMPACT_FROM = 2048
-#: The most closing lines without their ``+`` line that compacting keeps: the latest ones.
+#: How many lines that close a marker are kept by compacting, though the line that opens the
+#: marker has not arrived: at most this number, the latest ones.
 _MAX_EARLY = 16
-#: Bytes of the largest guard whose result :func:`parse` remembers.
+#: Bytes of the largest guard for which :func:`parse` remembers its result.
 _MAX_REMEMBERED = 8192
 
 # These patterns are strict, as anybody may have written to the cache, and the tokens of primary
@@ -104,9 +106,10 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether the line that closes the marker must change the generation of the guard.
+        """Whether closing the marker must make all entries under the guard void.
 
-        It must if the marker does not list which objects and narrower scopes it concerns.
+        True if the marker does not list which objects and narrower scopes the write concerns. The
+        line that closes the marker then gives the guard a new generation.
         """
         return self.pks is None or self.wide
 
@@ -139,12 +142,12 @@ class Guard:
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether an open marker concerns the object whose primary key has the token ``pk``."""
+        """Whether a write is under way to the object whose primary key has the token ``pk``."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property
     def has_wide(self) -> bool:
-        """Whether an open marker may concern all narrower scopes; see :class:`Marker`."""
+        """Whether a write is under way that may concern all narrower scopes, as isolate keys."""
         return any(marker.wide for marker in self.open)
 
 
@@ -168,7 +171,7 @@ def header(now: float) -> bytes:
 
 
 def opening(marker: Marker) -> bytes:
-    """Return the line that opens ``marker``."""
+    """Return the line that adds ``marker`` to a guard: the announcement of a write."""
     writer = marker.writer
     pks = "*" if marker.pks is None else ";".join(sorted(marker.pks))
     parts = (
@@ -179,9 +182,10 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """Return the line that closes the marker with ``token``.
+    """Return the line that closes the marker with ``token``: the announced write is over.
 
-    :param void: whether the line also changes the generation of the guard.
+    :param void: whether the line also gives the guard a new generation, which makes all entries
+        void that carry an earlier one.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
@@ -251,7 +255,10 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def compacted(guard: Guard) -> bytes:
-    """Return the bytes of ``guard`` without its closed markers, and with a new salt."""
+    """Return the bytes of a shorter guard: ``guard`` without its closed markers.
+
+    Its open markers and its generation stay the same. A new salt makes its digest unique.
+    """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
     return b"".join([first, *map(opening, guard.open), *early])
@@ -270,7 +277,9 @@ def digest(*parts: bytes | str) -> str:
 def stamp(guards: Iterable[Guard]) -> str:
     """Return the stamp that a valid object carries: the generations of its guards.
 
-    :param guards: the guards of the object's scope, that of the table first.
+    If a guard gets a new generation, all objects with the earlier one are void.
+
+    :param guards: the guard of the object's table, then that of its shard key, if it has one.
     """
     return "".join([guard.generation for guard in guards])
 

@@ -42,7 +42,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The guard of the shard key; the guard of the table if the key is unknown.
+        # The name of the guard of the shard key, or of the table if the key is unknown. It is the
+        # entry that says whether the objects are valid.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

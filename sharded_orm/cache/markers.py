@@ -30,14 +30,15 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: How often a transaction tries to mark its guards within COMMIT_WITHIN before it is rolled back.
+#: How often a transaction tries to tell the cache servers of its writes within COMMIT_WITHIN
+#: seconds, before it is rolled back.
 _ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """The interface of a database connection that markers use."""
+    """The interface of a database connection, as far as :class:`TransactionMarkers` uses it."""
 
     alias: str
 
@@ -48,7 +49,7 @@ class MarkedConnection(Protocol):
 class TouchedRows:
     """The rows that a transaction wrote under one shard key, or in one table.
 
-    :param scope: the scope of that shard key or table.
+    :param scope: identifies that shard key or table in the cache.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
@@ -74,7 +75,7 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield each guard that must be marked, once."""
+        """Yield each guard that must get a marker, once, with what the marker must say."""
         pks = None if self.pks is None else frozenset(self.pks)
         # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
@@ -102,9 +103,9 @@ class GuardUpdate(NamedTuple):
 
 
 class PlacedMarker(NamedTuple):
-    """A marker of this transaction that was sent to a guard, and may have arrived there.
+    """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
 
-    :param update: the guard, and what the marker says.
+    :param update: the guard to which the marker belongs, and what the marker says.
     :param server: the cache server that has the guard.
     :param holds_objects: whether the server may also have the objects of the written rows.
     """
@@ -131,7 +132,7 @@ class TransactionMarkers:
         self._placed: list[PlacedMarker] = []
         # Servers that could not be marked, if ON_CACHE_FAILURE lets the transaction go on.
         self._unmarked: set[CacheServer] = set()
-        # For each server: the sizes of marked guards in bytes, keyed by the guards' names.
+        # For each server: the sizes in bytes of the guards that were marked, keyed by their names.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
         # Monotonic time of the last marking; None if rows were touched after it.
         self._marked_at: float | None = None
@@ -189,7 +190,7 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether a marker of this transaction may be in the cache."""
+        """Whether the cache may have been told of this transaction's writes, by markers."""
         return bool(self._placed)
 
     def announce(self) -> None:
@@ -225,7 +226,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # The marker is noted before it is sent, as even a failed call may place it.
+                # The marker is noted before it is sent: even if sending fails, the server may
+                # have received it.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -317,7 +319,10 @@ class TransactionMarkers:
         return closings
 
     def _close(self, end: Unfinished) -> bool:
-        """Close the markers on one server. Return whether the server answered. Raise nothing."""
+        """Close the transaction's markers on one server. Raise nothing.
+
+        :returns: whether the server has answered, and the markers are closed.
+        """
         server = end.server
         try:
             unfinished.flush(server)
@@ -355,15 +360,18 @@ class TransactionMarkers:
 
 
 def _home(scope: Scope) -> str | None:
-    """Return the guard under whose name the request's cache keeps the rows of ``scope``.
+    """Return the name under which the per-request cache keeps the rows of ``scope``.
 
-    None for the scope of a whole table on a shard: its rows are kept under several guards.
+    It is the name of the guard of their shard key or global table. None if ``scope`` is a whole
+    table on a shard, whose rows are kept under several names.
     """
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None
 
 
 class Unfinished:
-    """What one server must do to close markers: delete objects, then append lines to guards.
+    """What one server must do after a transaction: delete objects, then append lines to guards.
+
+    These lines close the transaction's markers.
 
     :ivar objects: the names of the objects to delete.
     :ivar records: the name of a guard and the line to append, for each marker.
@@ -413,7 +421,7 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send ``server`` the closings that wait for it. No round trip if there are none.
+        """Send ``server`` the closings of markers that wait for it. No round trip if there are none.
 
         :raises ServerDown: the server does not answer; the closings stay in the queue.
         """

@@ -222,8 +222,11 @@ class Reader:
     def _guard_state(
         self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
     ) -> GuardState | None:
-        """Return the state of guards. If one is missing or broken, create it again: return None.
+        """Return the state of guards, the entries that say whether other entries are valid.
 
+        If a guard is missing or broken, a new one is created, and None is returned.
+
+        :param server: the cache server that holds the guards.
         :param names: the names of the guards, that of the widest scope first.
         :param home: the position of the guard that says whether objects are valid.
         :param raws: the bytes of the guards, as they were read.
@@ -252,9 +255,9 @@ class Reader:
         return None
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
-        """Close the markers that dead writers left open in the guards of ``state``.
+        """Close markers (announcements of writes) that dead writers left open.
 
-        Later reads benefit. ``state`` itself does not change: it still has the markers.
+        Only later reads benefit: ``state``, from which this read decides, still has the markers.
         """
         if request.sessions is None:
             return

@@ -35,7 +35,7 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer
 
-#: Seconds for which readers wait for the writer of a marker to close it.
+#: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
 #: Seconds after which a process may ask the database about the same marker again, or close it
 #: in the same guard again.
@@ -44,7 +44,10 @@ _REMEMBERED = 4096
 
 
 class Sessions(Protocol):
-    """The sessions of a database, to find out which writers are dead."""
+    """The interface to a database by which a reader finds out which writers are dead.
+
+    A writer is dead if its database session has ended.
+    """
 
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can tell if the session of ``writer`` has ended.
@@ -63,7 +66,7 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows about a marker. Times are on the monotonic clock.
+    """What this process knows about a marker and its writer. Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
     :param asked_at: when the database was last asked about its writer; None: not yet.
@@ -175,7 +178,12 @@ class Repairer:
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return ``dead`` without the markers that this process has just closed in this guard."""
+        """Return the markers in ``dead`` that this process has not just closed already.
+
+        :param server: the name of the cache server that has the guard.
+        :param guard: the name of the guard that has the markers.
+        :param dead: markers of dead writers.
+        """
         tick = self._monotonic()
         unclosed: list[Marker] = []
         with self._lock:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 
-#: The most rows and lists in a first level. If there are more, it is cleared.
+#: The most rows and lists in one first-level cache. If there are more, it is emptied.
 MAX_ENTRIES = 10_000
 
 
@@ -36,11 +36,16 @@ class RequestCache:
         self._entries = 0
         self.is_closed = False
         self.is_request = is_request
-        #: The first level that was in use when this one began; None if there was none.
+        #: The first-level cache that was in use when this one began; None if there was none.
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:
-        """Return the dict of entries under the home guard ``guard``, keyed by their names."""
+        """Return the entries of one shard key or global table, keyed by their names.
+
+        The dict is the one in use: the caller adds its entries to it.
+
+        :param guard: the name of the guard of that shard key or table.
+        """
         entries = self._homes.get(guard)
         if entries is None:
             # The dict itself counts as an entry: many empty dicts must not fill the memory.
@@ -49,7 +54,7 @@ class RequestCache:
         return entries
 
     def count(self, entries: int) -> None:
-        """Add to the number of entries; clear the level if there are too many.
+        """Add to the number of entries. Drop all entries if there are more than MAX_ENTRIES.
 
         :param entries: the number of entries that the caller has added.
         """
@@ -69,7 +74,7 @@ class RequestCache:
         self._entries = 0
 
     def close(self) -> None:
-        """Clear the level, and turn it off for tasks that run on after the request."""
+        """Drop all entries, and turn the cache off for tasks that outlive the request or block."""
         self.is_closed = True
         self.clear()
 
@@ -82,7 +87,7 @@ _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
 def current() -> RequestCache | None:
-    """Return the first level of this request or block; None outside of both."""
+    """Return the first-level cache of this request or ``cache_scope()`` block; None outside."""
     level = _current.get()
     if level is None:
         context = SyncToAsync.thread_sensitive_context.get(None)
@@ -111,9 +116,9 @@ def cache_scope() -> Iterator[None]:
 
 
 def begin_request(**kwargs: Any) -> None:
-    """Start an empty first level. Receiver of ``request_started``.
+    """Start an empty first-level cache for a request. Receiver of ``request_started``.
 
-    If an earlier request did not end its level, that level is closed.
+    If an earlier request in this context did not end its own first-level cache, that is closed.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
@@ -127,7 +132,7 @@ def begin_request(**kwargs: Any) -> None:
 
 
 def end_request(**kwargs: Any) -> None:
-    """Close the first level of the request. Receiver of ``request_finished``."""
+    """Close the first-level cache of the request. Receiver of ``request_finished``."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     level = _of_request.pop(context, None) if context is not None else None
     if level is not None:
@@ -140,11 +145,12 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop entries from the first level of this request or block, and of blocks around it.
+    """Drop entries from the first-level cache of this request or block, and of blocks around it.
 
     Called at each write, and again when the write's transaction has ended.
 
-    :param home_guard: the name of the home guard whose entries are dropped; None: all entries.
+    :param home_guard: the name under which the entries to drop are kept: that of the guard of
+        their shard key or global table. None: drop all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)

@@ -23,7 +23,7 @@ from sharded_orm.cache.values import Row
 #: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# Bytes: if all guards of a scope together are longer, their state is not remembered.
+# Bytes: if the guards of a scope are longer together, judge() does not remember their state.
 _LONGEST_GUARDS = 4096
 
 
@@ -53,9 +53,9 @@ class GuardState:
         own = len(parsed) - 1
         #: The bytes of the guards. If they are equal at two moments, nothing was written between.
         self.raws = raws
-        #: The stamp that valid objects carry: the generations of their guards.
+        #: What a valid object must carry: the generations of its guards.
         self.stamp = guards.stamp(parsed[: home + 1])
-        #: The revision in the names of valid lists: a digest of all guards.
+        #: What the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
         #: When the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
@@ -70,7 +70,7 @@ class GuardState:
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
-        #: The guards that have open markers, each with its position in ``raws``.
+        #: The guards with open markers (announcements of writes), with their positions in ``raws``.
         self.open: tuple[tuple[int, Guard], ...] = tuple(
             (index, guard) for index, guard in enumerate(parsed) if guard.open
         )
@@ -141,10 +141,11 @@ class CacheRequest:
         self.rows: list[Row] | None = None
         #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
         self.value: int | None = None
-        #: After a miss, the guards under which the result may be stored; None if it must not be.
+        #: After a miss, the guards that were valid when the result was found missing. The result
+        #: is stored under these guards; None if it must not be stored.
         self.state: GuardState | None = None
-        #: After a miss, the guards under which the objects of the result may be stored; None if
-        #: they must not be. The objects may be on another server than the list.
+        #: The same as ``state``, but for the objects of the result, which may be on another server
+        #: than the list; None if they must not be stored.
         self.object_state: GuardState | None = None
         #: After a miss, keyed by the name of each object: the entry to replace, with the lease
         #: for it; None if the object is valid, or another reader stores it.

@@ -1,4 +1,7 @@
-"""Counts of cache hits, misses and other events of each model: in this process, and in all."""
+"""Counts of cache hits, misses and other events for each model.
+
+They are kept for this process, and summed over all processes on the cache servers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class CacheStatistics:
 
     #: Seconds after the last send from which :meth:`add` sends; None: :meth:`add` never sends.
     interval: float | None = 10.0
-    #: Minimum of seconds between two sends, if a send is due at the end of a request.
+    #: Seconds after the last send from which the end of a request sends.
     request_interval = 1.0
 
     def __init__(
@@ -92,7 +95,7 @@ class CacheStatistics:
         self._total: dict[str, dict[str, int]] = {}
         # Counts for which the signal cache_counted was not sent yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # Counts for which the signal was sent, but which no cache server has got yet.
+        # Counts for which that signal was sent, but which were not sent to a cache server yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 

@@ -50,7 +50,7 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, of another generation, or of another version of the model.
+    #: The entry is missing, was made void by a write, or is of another version of the model.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"

@@ -85,7 +85,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
-        """Take the leases to store objects. No round trip if :meth:`read` has given the leases.
+        """Take leases, the permissions to store objects.
+
+        No round trip if :meth:`read` has already given the leases.
 
         :param objects: the names of the objects.
         :param entries: what :meth:`read` returned for these objects.
@@ -108,7 +110,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
-        """Append a line to each of several guards. A missing guard is created with ``header``.
+        """Append a line to each of several guards, entries that say whether others are valid.
+
+        A missing guard is created from ``header`` first.
 
         :param records: names of guards, each with the line to append.
         :param header: the first line of a guard that is created.
@@ -118,7 +122,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
-        """Delete ``objects``, which makes their leases void, then append a line to each guard.
+        """Delete ``objects``, then append a line to each of several guards.
+
+        The deletion also makes leases for these objects void.
 
         :param records: names of guards, each with the line to append. A guard that is missing is
             not created.
@@ -126,7 +132,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create those of ``guards`` that are missing.
+        """Create those of ``guards`` that are missing; see :meth:`mark`.
 
         :param guards: names, each with the value of a new guard.
         :param ttl: seconds that each guard lives from now on.

@@ -43,7 +43,8 @@ _MAX_RECORD = 16_000
 #: and hashing.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: The text between two names in a packet of reads: for reads without a lease, and with leases.
+#: The text between two names in a packet of ``mg`` commands: for entries that are only read, and
+#: for objects, for which a lease (permission to store) is asked.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 #: The answer to one command: its first line without the line end, and the value, or None if the
@@ -214,8 +215,8 @@ class MemcachedServer(RemoteServer):
         parts: list[bytes] = []
         for name, record in records:
             key = name.encode("ascii")
-            # Three commands: create the guard if it is missing (ME), append the record (MA,
-            # which creates nothing), and read the size of the guard and prolong its life.
+            # Three commands: create the guard if it is missing (ME); append the record to it (MA,
+            # which creates nothing); read its size and prolong its life.
             parts += (
                 b"ms %b %d ME T%d\r\n%b\r\n" % (key, len(header), seconds, header),
                 b"ms %b %d MA\r\n%b\r\n" % (key, len(record), record),

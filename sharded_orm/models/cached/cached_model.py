@@ -33,7 +33,7 @@ from sharded_orm.topology.model import ALIAS_DIGITS
 #: The token of NULL as the value of an isolate key. No other value has this token.
 NULL = "%N"
 
-# The number of scopes that are remembered for each model.
+# How many Scope objects (sets of rows with a common guard in the cache) each model remembers.
 _SCOPES = 2048
 # The types of those arguments of a field that go into the model's fingerprint.
 _PLAIN = (str, int, float, bool, type(None))
@@ -182,7 +182,10 @@ class CachedModel:
         return scope
 
     def place(self, alias: str) -> str:
-        """Return the place of the rows on ``alias``: the name that decides their cache server."""
+        """Return the place of the rows on ``alias``, by which their cache server is chosen.
+
+        It is ``alias`` itself for a sharded model, and the name of the type for a global one.
+        """
         return alias if self.type.sharded else self.type.name
 
     def caches_alias(self, alias: str) -> bool:

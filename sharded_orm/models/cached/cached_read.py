@@ -92,7 +92,7 @@ class CachedRead:
             entries[self.key] = rows
             self.level.count(1 + len(rows))
             if isinstance(request, ListRequest) and request.object_names is not None:
-                # Later reads of one of these objects by its key find it under its own name.
+                # Each row is also stored under the name of its object, for reads by its key.
                 entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 

@@ -20,7 +20,9 @@ from sharded_orm.models.cached.write_tracking import TrackedWrite
 
 
 def transaction_markers(connection: Any) -> TransactionMarkers:
-    """Return the markers of the open transaction of ``connection``, which is about to write.
+    """Return the object that collects what the open transaction of ``connection`` writes.
+
+    Before COMMIT it tells the cache of these writes, by markers.
 
     ``connection`` must be inside of a transaction, and a cache must be configured. From now on,
     reads in this transaction bypass the cache.
@@ -37,8 +39,8 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 class CacheObserver:
     """Notes the rows that writes affect, to be marked in the cache.
 
-    Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app sets the
-    one instance.
+    Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
+    one instance when it starts.
     """
 
     cached_model_of = staticmethod(cached_model)

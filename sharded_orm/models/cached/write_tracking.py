@@ -108,7 +108,7 @@ class TrackedWrite:
     """One statement that writes rows of a cached model, inside of a transaction.
 
     :param compiler: the compiler of the statement.
-    :param markers: the markers of the transaction, to which the affected rows are added.
+    :param markers: collects the affected rows, and tells the cache of them before COMMIT.
     :param counted: whether the result of the statement is the number of rows that matched.
     """
 
@@ -135,7 +135,7 @@ class TrackedWrite:
         pks: Iterable[str] | None,
         isolates: Iterable[str] | None,
     ) -> None:
-        """Add rows of one shard key to the markers of the transaction.
+        """Note rows of one shard key as affected; ``self._markers`` tells the cache of them.
 
         :param key: the token of the shard key; None for a global model, or if it is unknown.
         :param pks: tokens of the rows' primary keys; None for all rows of the key.
@@ -152,7 +152,7 @@ class TrackedWrite:
             self._markers.touch(scope, pks, isolates=narrow)
 
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
-        """Add rows to the markers of the transaction.
+        """Note ``rows`` as affected; ``self._markers`` tells the cache of them.
 
         :param new_isolates: tokens of the isolate keys that the write gives to the rows; empty if
             it does not change them, None if they are unknown.
@@ -204,7 +204,7 @@ class TrackedWrite:
         return result
 
     def _touch_new(self, key: Any, isolate: Any, keys: list[Any] | None, upsert: bool) -> None:
-        """Add the rows of an INSERT to the markers of the transaction.
+        """Note the rows of an INSERT as affected; ``self._markers`` tells the cache of them.
 
         Called after ``pre_save`` of the fields, which may set attributes of the instances.
 
@@ -394,7 +394,7 @@ class TrackedWrite:
     def _select(self, names: list[str]) -> Any:
         """Return a query that selects and locks the rows that the statement would change.
 
-        Its limit is one row more than a marker can list, to find out whether there are too many.
+        Its limit is MAX_LISTED + 1 rows, to find out whether there are more than can be listed.
 
         :param names: names of the fields to select.
         """
@@ -424,7 +424,7 @@ class TrackedWrite:
 
         :param known: the keys that the conditions of the statement determine.
         :returns: tokens of the shard key, the primary key and the isolate key of each row; None
-            if there are more rows than a marker can list.
+            if there are more than MAX_LISTED rows.
         :raises EmptyResultSet: no row can match the conditions.
         """
         cached, query, connection = self._cached, self._query, self._connection

@@ -52,10 +52,11 @@ from sharded_orm.cache.stores.redis.protocol import (
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: The name of the entry that holds the ``run_id`` of the data's server, and their incarnation.
+#: The name of the entry that says who owns the data. Its value has the ``run_id`` of the server
+#: that wrote them, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
-#: The number of characters of an incarnation.
+#: The number of characters of an incarnation, the random word before all names of entries.
 _LENGTH = 12
 _READ_OWNER = (b"GET", _OWNER)
 
@@ -157,9 +158,10 @@ class RedisServer(RemoteServer):
         return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in on a new connection. Return the value of the entry :data:`_OWNER`.
+        """Log in on a new connection. Return who owns the data: the value of :data:`_OWNER`.
 
-        If this value was written by another server, it is replaced first, with a new incarnation.
+        If another server has written this value, it is replaced first, by the ``run_id`` of this
+        server and a new incarnation.
 
         :param connection: a connection object of redis-py.
         :param deadline: a time on the monotonic clock.
@@ -412,8 +414,8 @@ class RedisServer(RemoteServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         if not names:
             return []
-        # Names that are bytes get no incarnation as their prefix, so counters survive a change of
-        # the incarnation.
+        # _pipeline() puts the incarnation only before names that are str. Counters have names that
+        # are bytes, so they survive a change of the incarnation.
         keys = [name.encode("ascii") for name in names]
         (reply,) = self._pipeline([(b"MGET", *keys)])
         values = self._checked(reply, list)
