@@ -38,13 +38,13 @@ class Holder(NamedTuple):
 class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
-    Only ``runtime.cache()`` makes one. All entries of a place are on the same server of an alias.
-    While that server is down, no other server takes over: the first server would miss writes, and
-    be stale when it returns.
+    Only ``runtime.cache()`` makes an instance. All entries of a place (a shard or a global model)
+    are on the same server of an alias. While that server is down, no other server takes over:
+    otherwise the first one would miss writes, and be stale when it returns.
 
     :param open_servers: returns the servers of an alias without calling any of them.
-    :raises ImproperlyConfigured: ``CACHES`` does not have a configured alias, or the alias cannot
-        be used for this cache.
+    :raises ImproperlyConfigured: ``options`` names an alias that ``CACHES`` does not have, or that
+        cannot be used for this cache.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:

@@ -80,8 +80,8 @@ class Decoded:
     same bytes, name and stamp (the generations of its guards), so it cannot be out of date.
     """
 
-    #: The most bytes of entries that all instances in a process remember together. If they
-    #: exceed this, all instances are emptied.
+    #: The most bytes of entries that all instances of this class in a process remember together.
+    #: If there are more, all instances are emptied.
     LIMIT = 4 << 20
     #: Bytes of the longest entry that is remembered.
     LONGEST = 1 << 14

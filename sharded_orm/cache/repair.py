@@ -153,8 +153,8 @@ class Repairer:
                 if state.is_dead:
                     dead.append(marker)
                     continue
-                # If the writer's clock is ahead, now - marker.at may stay negative. Then the
-                # time since this process first saw the marker counts.
+                # If the writer's clock is ahead, now - marker.at is too small, or even negative.
+                # So the marker is at least as old as the time since this process first saw it.
                 age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue

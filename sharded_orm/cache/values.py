@@ -121,7 +121,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: The CRC-32 of any bytes that end with the CRC-32 of the bytes before: so the checksum is right.
+#: Any bytes that end with the CRC-32 of the bytes before have this CRC-32. So an entry that has it
+#: is undamaged.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 

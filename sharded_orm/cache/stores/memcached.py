@@ -33,8 +33,8 @@ from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteSe
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
 #: The longest life of an entry in seconds. The server would take a larger number for a date.
 _MAX_TTL = 30 * 24 * 3600
-#: The most bytes of commands that read in one packet. If a packet were larger than the network
-#: buffers, client and server would wait for each other: each sends, and neither receives.
+#: The most bytes in one packet of reading commands. If a packet were larger than the network
+#: buffers, client and server could wait for each other: each sends, and neither receives.
 _MAX_READ = 64 * 1024
 #: The most bytes of a packet under TLS; only a single command may be longer. If a long value ends
 #: inside a TLS record, the server loses the commands in the rest of that record.

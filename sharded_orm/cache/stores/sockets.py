@@ -1,6 +1,6 @@
 """Sockets to cache servers: pooled, with a time limit for each call.
 
-After an error a socket is closed, since a late answer could be taken for that to the next call.
+After an error a socket is closed: a late answer could be mistaken for the answer to the next call.
 """
 
 from __future__ import annotations

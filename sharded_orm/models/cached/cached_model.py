@@ -376,7 +376,7 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """Return the :class:`TokenField` of ``field``: with the rules by which its values are equal.
+    """Return the :class:`TokenField` of ``field``: which of its values the database takes for equal.
 
     :param collations: the collations of the database that holds the field's column.
     """
@@ -386,8 +386,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # Decimals, floats and datetimes with a time zone are not exact: the database takes some values
-    # for equal that are written in different ways.
+    # Decimals, floats and datetimes are not exact: the database takes some values for equal that
+    # are written in different ways, for example with another time zone.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

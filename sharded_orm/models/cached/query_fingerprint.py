@@ -185,7 +185,8 @@ def _plain_value(value: Any) -> Any:
     return value.value if isinstance(value, Choices) else value
 
 
-# The lookup classes of Django that were met. Their SQL depends only on class, column and value.
+# The lookup classes of Django that queries have used so far. The SQL of such a lookup depends only
+# on its class, column and value.
 _KNOWN: dict[type, bool] = {}
 
 
@@ -250,8 +251,8 @@ _UNSTEADY = (Now, Random, RawSQL, Subquery)
 def _is_steady(node: Any) -> bool:
     """Whether the value of ``node`` depends only on the row for which it is computed.
 
-    True only for Django's own expressions of which that is known; not for ``Now``, ``Random``,
-    ``RawSQL``, ``Subquery`` and functions that the project names.
+    True only for Django's own expressions of which that is known. False for ``Now``, ``Random``,
+    ``RawSQL``, ``Subquery``, functions that the project names, and expressions of other packages.
 
     :param node: an expression, a condition or a tree of conditions.
     """
