@@ -1,8 +1,8 @@
-"""Reads that run side by side, so that one packet serves them all.
+"""Several reads from the cache, run together to save round trips.
 
-A read is a generator that yields queries to cache servers and gets the replies.
-:func:`drive` runs several reads: in each phase, all their queries to one server cost one round
-trip.
+A read is a generator: it yields a query to a cache server, and is sent the server's reply.
+:func:`drive` runs several reads step by step. In each step every read has one query, and all
+queries to the same server are sent in one packet, for one round trip.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
-#: A server, and the arguments of its :meth:`CacheServer.read`.
+#: A query: the server to ask, and the three arguments of :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
 #: The result of :meth:`CacheServer.read`.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
-#: A read, phase by phase.
+#: A read: a generator that yields queries and is sent replies.
 Steps = Generator[CacheQuery, Reply, None]
 
 
 def read_leased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """Read for a caller that fills: servers that lease on reading lease it missing objects."""
+    """Read entries for a caller that will store missing objects.
+
+    A *lease* is a server's permission to store one entry. Servers that give leases on reading
+    give the caller one for each missing object.
+    """
     if unfinished.waiting:
         unfinished.flush(server)
     return server.read(names, objects, again)
@@ -32,7 +36,11 @@ def read_leased(
 def read_unleased(
     server: CacheServer, names: Sequence[str], objects: Sequence[str], again: Sequence[str]
 ) -> Reply:
-    """Read for a caller that does not fill: a lease would keep others from filling."""
+    """Read entries for a caller that will not store missing objects.
+
+    No lease (a server's permission to store an object) is taken: an unused lease would keep other
+    readers from storing the object.
+    """
     if not objects:
         return read_leased(server, names, (), again)
     raws, _, after = read_leased(server, (*names, *objects), (), again)
@@ -40,7 +48,13 @@ def read_unleased(
 
 
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
-    """Run reads side by side. A server that is down ends the reads that need it."""
+    """Run all reads in ``steps`` together until each has ended.
+
+    If a server is down, the reads that need it are stopped: their requests bypass the cache.
+
+    :param exchange: sends a query and returns the reply: :func:`read_leased` or
+        :func:`read_unleased`.
+    """
     if len(steps) == 1:
         read = steps[0]
         try:
@@ -49,7 +63,7 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    waiting = [(read, next(read)) for read in steps]  # Each has at least one query.
+    waiting = [(read, next(read)) for read in steps]  # Every read yields at least one query.
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
         for read, query in waiting:
@@ -59,11 +73,11 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                continue  # Its requests bypass the cache.
+                continue  # The reads that need this server bypass the cache.
 
 
 class _Packet:
-    """The queries of several reads to one server."""
+    """The queries of several reads to one server, joined into one query."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -83,7 +97,11 @@ class _Packet:
     def exchange(
         self, server: CacheServer, exchange: Callable[..., Reply]
     ) -> list[tuple[Steps, CacheQuery]]:
-        """The reads that go on, with their next queries. One round trip."""
+        """Send the joined query in one round trip, and give each read its part of the reply.
+
+        :returns: the reads that have not ended, each with its next query.
+        :raises ServerDown: the server is down.
+        """
         names, objects, again = exchange(
             server, list(self._names), self._objects, list(self._again)
         )

@@ -1,6 +1,6 @@
-"""The cache servers of the project, and which of them holds the entries of each place.
+"""The cache servers of the project, and which server holds which entries.
 
-A *place* is a shard, or a global model.
+Entries are distributed by *place*: a place is one shard, or one global (not sharded) model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from sharded_orm.cache.stores.factory import name_prefix
 from sharded_orm.cache.stores.factory import open_servers as open_alias
 from sharded_orm.conf import CacheOptions
 
-#: The servers behind an alias of ``CACHES``, in the order of its LOCATION.
+#: A function that returns the servers of an alias of ``CACHES``, in the order of its LOCATION.
 Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A server that must be marked for writes to a place, and the entries that it holds of it."""
+    """A cache server that must be told of writes to a place, since it has entries of that place.
+
+    A place is one shard, or one global model.
+
+    :param objects: whether the server may hold objects of the place.
+    :param lists: whether the server may hold lists of the place.
+    """
 
     server: CacheServer
     objects: bool
@@ -32,26 +38,28 @@ class Holder(NamedTuple):
 class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
-    Only ``runtime.cache()`` makes one. All entries of a place are on one server of an alias, and
-    on no other while that is down: the server would miss writes and be stale when it returns.
+    Only ``runtime.cache()`` makes an instance. All entries of a place (a shard or a global model)
+    are on the same server of an alias. While that server is down, no other server takes over:
+    otherwise the first one would miss writes, and be stale when it returns.
 
-    :param open_servers: returns the servers of an alias, without a call to any.
-    :raises ImproperlyConfigured: ``CACHES`` has no such alias, or one that cannot be used.
+    :param open_servers: returns the servers of an alias without calling any of them.
+    :raises ImproperlyConfigured: ``options`` names an alias that ``CACHES`` does not have, or that
+        cannot be used for this cache.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
         self.options = options
-        #: The beginning of all names, which keeps projects apart that share a server.
+        #: The prefix of all names of entries. It keeps projects apart that share a cache server.
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        #: Whether objects and lists are on the same servers.
+        #: Whether the objects and the lists of each shard or global model are on the same server.
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
-            # Two aliases may name the same servers. A place has the same one of them if they
-            # stand in the same order.
+            # Two aliases may name the same servers. If these are also in the same order, the
+            # objects and lists of a place are on the same server.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
@@ -63,7 +71,7 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # One entry per place.
+        # Memos of objects(), lists() and holders(): one item per place.
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
@@ -71,11 +79,20 @@ class CacheClient:
 
     @property
     def guard_ttl(self) -> float:
-        """Seconds that a guard lives after its last use: longer than the entries under it."""
+        """Seconds that a guard stays in the cache after its last use.
+
+        A *guard* is the entry that says whether objects and lists are still valid, so it must
+        live longer than these.
+        """
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
-        """The server of the objects of ``place``, and of their guards."""
+        """Return the server that holds the objects of ``place``.
+
+        It also holds their guards, the entries that say whether the objects are valid.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._objects[place]
         except KeyError:
@@ -83,7 +100,12 @@ class CacheClient:
             return self._objects.setdefault(place, servers[node_index(place, len(servers))])
 
     def lists(self, place: str) -> CacheServer:
-        """The server of the lists and counts of ``place``, and of their guards."""
+        """Return the server that holds the lists and counts of ``place``.
+
+        It also holds their guards, the entries that say whether the lists are valid.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._lists[place]
         except KeyError:
@@ -91,7 +113,10 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """The servers that must be marked for writes to ``place``, each once."""
+        """Return the servers that must be told of writes to ``place``, each once.
+
+        :param place: the alias of a shard, or the type name of a global model.
+        """
         try:
             return self._holders[place]
         except KeyError:
@@ -99,13 +124,13 @@ class CacheClient:
 
     def _find_holders(self, place: str) -> list[Holder]:
         objects, lists = self.objects(place), self.lists(place)
-        # Two aliases may name one server.
+        # The aliases of objects and lists may both name this server.
         is_same = lists.name == objects.name
         holders = {objects.name: Holder(objects, True, is_same)}
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # Elsewhere, the server may hold both objects and lists of the place.
+            # Processes with other settings may keep objects, lists or both on this server.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)
@@ -113,7 +138,7 @@ class CacheClient:
 
     @property
     def servers(self) -> tuple[CacheServer, ...]:
-        """All servers, each once; those of objects first."""
+        """All cache servers, each once: first those of objects, then lists, then ALSO_MARK."""
         also = [server for servers in self._also for server in servers]
         by_name: dict[str, CacheServer] = {}
         for server in (*self.object_servers, *self.list_servers, *also):
@@ -121,11 +146,14 @@ class CacheClient:
         return tuple(by_name.values())
 
     def type_name(self, label: str) -> str:
-        """The beginning of the names of the model with this label."""
+        """Return the prefix of the names of all entries of a model.
+
+        :param label: the model's ``app_label.ModelName``.
+        """
         return self.prefix + label
 
     def close(self) -> None:
-        """Close idle connections. The next call opens new ones."""
+        """Close the idle connections to all servers. The next call opens new ones."""
         for servers in (self.object_servers, self.list_servers, *self._also):
             for server in servers:
                 server.close()

@@ -1,4 +1,7 @@
-"""Cache entries as the rows and lists they hold; useless entries are counted and reported missing."""
+"""Decoding of cache entries into rows and lists.
+
+An entry that cannot be used counts as missing. A broken one is also counted in the statistics.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,20 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """The list of the rows with ``pks``, with the names of their objects."""
+    """Return a list of rows as the process remembers it.
+
+    :param revision: the digest of the guards under which the list is valid. Guards are the entries
+        that say whether others are valid.
+    :param pks: tokens of the rows' primary keys, in the order of the list.
+    """
     pks = tuple(pks)
     return Listed(revision, pks, tuple(map(request.scope.object_name, pks)), None)
 
 
 class EntryDecoder:
-    """Decodes the entries of one cache. Thread-safe.
+    """A decoder of cache entries. Thread-safe.
 
-    :param counters: where broken entries are counted.
+    :param counters: the statistics in which broken entries are counted.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -41,9 +49,13 @@ class EntryDecoder:
         entries: Sequence[FoundEntry],
         stamp: str,
     ) -> list[Row] | None:
-        """The rows of objects; None if one is missing, and then ``request.fillable`` says which.
+        """Return the rows of the objects ``names``, or None if an object is missing or unusable.
 
-        :param stamp: what the objects must carry.
+        If None is returned, ``request.fillable`` has each name: with the entry if the object must
+        be stored again, with None if it is valid.
+
+        :param entries: the entries that were read under ``names``, in the same order.
+        :param stamp: the generations of the guards; an object with another stamp is not valid.
         """
         format = request.format
         decoded = format.decoded
@@ -96,7 +108,11 @@ class EntryDecoder:
     def listed(
         self, request: ListRequest, name: str, entry: bytes | None, revision: str
     ) -> Listed | None:
-        """The list that is stored under ``name``; None if there is none that can be used."""
+        """Return the list or number that is stored under ``name``; None if it cannot be used.
+
+        :param entry: the entry that was read under ``name``; None if it is missing.
+        :param revision: the part of ``name`` that changes with each write to the list's rows.
+        """
         items = values.unpack_list(entry, name, request.format.fingerprint)
         if isinstance(items, Unusable):
             if items is Unusable.BROKEN:
@@ -106,7 +122,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # They become names, and anybody may have written the entry.
+            # The primary keys become parts of names. They are checked strictly, as anybody may
+            # have written the entry.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

@@ -1,4 +1,4 @@
-"""Filling the cache with what the database returned for requests that missed."""
+"""Storing the rows that the database returned for cache misses ("filling" the cache)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, Ob
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
 from sharded_orm.cache.values import Row
 
-#: Longer lists are not cached: a multi-get of so many objects is no faster than the query.
+#: Rows in the longest list that is cached. To get more objects from the cache is no faster than
+#: the SQL query.
 MAX_ROWS = 1000
 
 _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
 
 
 class ReaderOptions(Protocol):
-    """The settings that count for readers, all in seconds."""
+    """The settings of the cache that readers use, in seconds."""
 
     @property
     def ttl(self) -> float: ...
@@ -28,7 +29,7 @@ class ReaderOptions(Protocol):
 
 
 class CacheServers(Protocol):
-    """The part of :class:`sharded_orm.cache.client.CacheClient` that readers use."""
+    """The interface of :class:`sharded_orm.cache.client.CacheClient` that readers use."""
 
     @property
     def options(self) -> ReaderOptions: ...
@@ -43,14 +44,16 @@ class CacheServers(Protocol):
 
 
 def forbid_fill(request: CacheRequest) -> None:
-    """Let nobody fill the cache for ``request``."""
+    """Make sure that the result of ``request`` is not stored in the cache."""
     request.state = request.object_state = None
 
 
 class Filler:
-    """Takes leases for requests that missed, and stores what the database returned for them.
+    """Stores in the cache what the database returned for requests that missed.
 
-    One for all threads of the process. No method raises an error of the cache.
+    An object is stored under a *lease*: the server's permission, taken before the SQL query, which
+    is void if the entry was deleted in between. The threads of a process share one instance. No
+    method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -59,15 +62,19 @@ class Filler:
         self._decoder = decoder
 
     def lease(self, request: CacheRequest, now: float) -> None:
-        """Take the leases that ``request`` needs to be filled, or forbid to fill it.
+        """Take leases, permissions of the server, to store the missing objects of ``request``.
 
-        :param now: seconds since 1970.
+        If that is not safe, mark ``request`` so that nothing is stored: a server is down, or a
+        guard (an entry that says whether others are valid) is younger than QUARANTINE seconds.
+
+        :param now: the time in seconds since 1970.
         """
         youngest = max(
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # A marker may have been lost with the guard that stood there before.
+            # A guard is new. An earlier one may have been evicted, together with the marker by
+            # which a writer has announced a write that it has not committed yet.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -83,7 +90,7 @@ class Filler:
             request.fillable[name] = None if lease is None else FoundEntry(None, lease)
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store what the database returned; see :meth:`Reader.fill`."""
+        """Store what the database returned for ``misses``; see :meth:`Reader.fill`."""
         packets: _Packets = {}
         for request, pks, rows in misses:
             if request.state is None or len(rows) > MAX_ROWS:
@@ -93,7 +100,7 @@ class Filler:
             except ServerDown:
                 continue
         for server, entries in packets.items():
-            # Reading the guards lets them live longer than the new entries.
+            # fill() also prolongs the lives of these guards, so that they outlive the new entries.
             names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
             try:
                 stored, _ = server.fill(
@@ -156,10 +163,14 @@ class Filler:
     def _lease_unknown(
         self, request: ListRequest, server: CacheServer, names: Iterable[str], state: GuardState
     ) -> None:
-        """Take leases for rows of the result that were not known before the query.
+        """Take leases for objects whose names were not known before the SQL query.
 
-        The guards are read once more after these leases. If they are as before, nothing was
-        written in between.
+        These leases are younger than the rows. So the guards are read again after the leases: if
+        they have not changed, no row was written in between. Otherwise no lease is kept.
+
+        :param server: the server that holds both the lists and the objects.
+        :param names: the names of all objects of the list.
+        :param state: the guards as they were before the SQL query.
         """
         unknown = [name for name in names if name not in request.fillable]
         if not unknown:
@@ -175,7 +186,8 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # Reading gave no leases here: these are younger than the guards that were read.
+            # This kind of server gives leases by lease(), not by read(). So the leases are
+            # younger than the last reading of the guards, which must be read once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)
@@ -190,6 +202,6 @@ class Filler:
             return
         value = values.pack_object(name, request.format.fingerprint, stamp, row)
         if value is None:
-            return  # It has a value of a kind that the format does not know.
+            return  # A field has a value of a type that the format does not know.
         server = self._cache.objects(request.scope.place)
         packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))

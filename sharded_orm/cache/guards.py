@@ -1,27 +1,34 @@
-"""Guards: the cache entry of each scope that changes with every write to its rows.
+"""Guards: cache entries that say whether other entries are still valid.
 
-It is what Yupoo's revision (Y15) has become. Pure: no Django, no driver. A guard is a log of
-lines. Writers only append to it; it is rewritten only to compact it:
+A *scope* is a set of rows: of a table on a shard, of a shard key, or of an isolate key. Each scope
+has one guard, an entry that changes with every write to these rows. Guards have developed from
+Yupoo's revision (Y15). This module uses neither Django nor a driver.
+
+A guard is a log of text lines. Writers only append lines; a guard is rewritten only to compact
+it. The first character of a line says what it is:
 
 ``=`` generation, salt, time
-    The first line, written by the reader or writer that finds the guard missing.
+    The first line, written by the reader or writer that found the guard missing.
 ``+`` token, time, width, server, account, connection, pks
-    A writer is about to commit what it wrote to these rows: an *open marker*.
-``-`` token
-    That transaction is over, and the objects of its rows were deleted.
+    An *open marker*: a transaction wrote the rows ``pks``, and is about to commit. The token
+    identifies the marker.
+``-`` token, salt
+    The marker with this token is closed: its transaction is over, and the objects of its rows
+    were deleted from the cache.
 ``!`` token, salt
-    The same, and all entries that carry an earlier generation are void.
+    The marker is closed, and the guard gets a new *generation*: all entries that carry an
+    earlier generation of this guard are void.
 
-Appending needs no reading, so a writer marks in one round trip, and writers, readers and
-repairs do not wait for each other. Lines may arrive late, twice and in any order. A marker is
-open while the log has its ``+``, and neither its ``-`` nor its ``!``. The generation is a digest
-of the first line's generation and the different ``!`` lines, so no late line brings back an
-earlier generation. Each line has a random token or salt, so the digest of a guard never comes
-back either.
+Appending needs no reading. So a writer adds its marker in one round trip, and writers, readers
+and repairs do not wait for each other. Lines may arrive late, twice and in any order. A marker is
+open while the log has its ``+`` line, but neither a ``-`` nor a ``!`` line with its token. The
+generation is a digest of the first line's generation and the salts of all ``!`` lines, so no late
+line brings back an earlier generation. Each line has a random token or salt, so the digest of a
+whole guard is never repeated either.
 
-Compacting drops closed markers. A ``+`` that arrives after that opens its marker again: until
-the marker is repaired, readers bypass the cache, and nothing is stale. If the ``-`` came before
-its ``+``, which may still come, compacting keeps the ``-``.
+Compacting drops closed markers. If a ``+`` line arrives again after that, its marker is open
+again: readers bypass the cache until the marker is repaired, and no reader gets stale rows. If the
+log has a ``-`` line without its ``+`` line, the ``+`` may still arrive; so compacting keeps the ``-``.
 """
 
 from __future__ import annotations
@@ -35,16 +42,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-#: A marker lists at most this many primary keys; for more it says "all".
+#: The most primary keys that a marker (the announcement of a write) lists. For more rows it says
+#: "all".
 MAX_LISTED = 100
-#: Guards of more bytes are compacted.
+#: Bytes: guards that are larger may be compacted.
 COMPACT_FROM = 2048
-#: Closings that came before their marker are kept up to this number, the latest ones.
+#: How many lines that close a marker are kept by compacting, though the line that opens the
+#: marker has not arrived: at most this number, the latest ones.
 _MAX_EARLY = 16
-#: Guards of more bytes are not remembered by :func:`parse`.
+#: Bytes of the largest guard for which :func:`parse` remembers its result.
 _MAX_REMEMBERED = 8192
 
-# Strict: anybody may have written to the cache, and tokens of primary keys become names again.
+# These patterns are strict, as anybody may have written to the cache, and the tokens of primary
+# keys in a guard become names of entries.
 _HEADER = re.compile(r"=([0-9a-f]{16}),[0-9a-f]{16},([0-9]{1,15})")
 _OPENING = re.compile(
     r"\+([0-9A-Za-z]{1,32}),([0-9]{1,15}),([nw]),([0-9A-Za-z_.%~-]*),([0-9A-Za-z_.%~-]*)"
@@ -54,16 +64,17 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """The entry under the name of a guard is no guard."""
+    """The bytes that were read under the name of a guard are not a valid guard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The database session of a transaction.
+    """The database session of a transaction that wrote.
 
-    :param server: identity of the database server, for comparisons; empty if it has none.
-    :param account: its account on that server, for comparisons.
-    :param connection: id of the session on that server; 0 if it has none.
+    :param server: the identity of the database server, only to be compared; empty if the server
+        has none.
+    :param account: the session's account on the server, only to be compared.
+    :param connection: the id of the session on the server; 0 if sessions have no ids.
     """
 
     server: str = ""
@@ -73,12 +84,15 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An announced write.
+    """A marker: the announcement of a write that may be committed at any time.
 
-    :param at: seconds since 1970 on the writer's clock when it was made.
-    :param wide: whether it may concern rows of every narrower scope.
-    :param pks: tokens of the rows' primary keys, as :func:`~sharded_orm.cache.keys.token`
-        gives them; None for all. Empty for new rows, which cannot have objects.
+    :param token: identifies the marker.
+    :param at: the time of the announcement on the writer's clock, in seconds since 1970.
+    :param wide: whether the write may concern all narrower scopes, for example every isolate key
+        of a shard key.
+    :param pks: tokens of the written rows' primary keys, as
+        :func:`~sharded_orm.cache.keys.token` gives them; None for all rows. Empty if all rows
+        are new: these cannot be in the cache as objects.
     """
 
     token: str
@@ -92,7 +106,11 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing it must change the generation, as it does not list its objects."""
+        """Whether closing the marker must make all entries under the guard void.
+
+        True if the marker does not list which objects and narrower scopes the write concerns. The
+        line that closes the marker then gives the guard a new generation.
+        """
         return self.pks is None or self.wide
 
 
@@ -100,13 +118,14 @@ class Marker:
 class Guard:
     """A parsed guard.
 
-    :param generation: objects and narrower revisions that carry another one are void.
-    :param created: seconds since 1970 when it was created.
-    :param open: markers of transactions that may commit at any time.
-    :param digest: of all its bytes; the revision of lists.
-    :param size: in bytes.
-    :param early: tokens of closings whose marker has not come yet.
-    :param spare: bytes that compacting would save.
+    :param generation: the guard's generation. Objects with another one are void, and so are the
+        lists of narrower scopes whose revision was computed with another one.
+    :param created: when the guard was created, in seconds since 1970.
+    :param open: the open markers, of transactions that may commit at any time.
+    :param digest: a digest of all bytes of the guard, used in the revision of its lists.
+    :param size: the size of the guard in bytes.
+    :param early: tokens of closing lines whose ``+`` line has not arrived.
+    :param spare: the number of bytes that compacting would save.
     """
 
     generation: str
@@ -119,37 +138,40 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting is worth its round trip."""
+        """Whether compacting would save enough bytes to be worth its round trip."""
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether an open marker concerns the object ``pk``."""
+        """Whether a write is under way to the object whose primary key has the token ``pk``."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property
     def has_wide(self) -> bool:
-        """Whether an open marker concerns every narrower scope."""
+        """Whether a write is under way that may concern all narrower scopes, as isolate keys."""
         return any(marker.wide for marker in self.open)
 
 
-# Tokens must differ, but may be guessed. Randomness of the system would cost more than all else
-# in a line.
+# Tokens must be unique, but need not be secret. The system's random numbers would take longer
+# than everything else in making a line.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_token() -> str:
-    """16 hexadecimal digits that nobody else has. Thread-safe; different after a fork."""
+    """Return a unique token of 16 hexadecimal digits. Thread-safe, and safe after a fork."""
     return f"{_random.getrandbits(64):016x}"
 
 
 def header(now: float) -> bytes:
-    """The first line of a new guard."""
+    """Return the first line of a new guard.
+
+    :param now: the time in seconds since 1970.
+    """
     return f"={new_token()},{new_token()},{round(now * 1000)}\n".encode()
 
 
 def opening(marker: Marker) -> bytes:
-    """The line that opens ``marker``."""
+    """Return the line that adds ``marker`` to a guard: the announcement of a write."""
     writer = marker.writer
     pks = "*" if marker.pks is None else ";".join(sorted(marker.pks))
     parts = (
@@ -160,17 +182,21 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """The line that ends the marker ``token``; with ``void`` it changes the generation."""
+    """Return the line that closes the marker with ``token``: the announced write is over.
+
+    :param void: whether the line also gives the guard a new generation, which makes all entries
+        void that carry an earlier one.
+    """
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # The salt makes a second closing change the digest, too.
+    # With its salt, a second line that closes the same marker changes the digest again.
     return f"-{token},{new_token()}\n".encode()
 
 
 def parse(raw: bytes) -> Guard:
-    """The guard with the bytes ``raw``.
+    """Parse the bytes of a guard.
 
-    :raises BrokenGuard: it is no guard, or a line is damaged.
+    :raises BrokenGuard: ``raw`` is not a guard, or one of its lines is damaged.
     """
     return _remembered(raw) if len(raw) <= _MAX_REMEMBERED else _parse(raw)
 
@@ -229,14 +255,17 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def compacted(guard: Guard) -> bytes:
-    """The guard without its closed markers, and with another salt."""
+    """Return the bytes of a shorter guard: ``guard`` without its closed markers.
+
+    Its open markers and its generation stay the same. A new salt makes its digest unique.
+    """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
     return b"".join([first, *map(opening, guard.open), *early])
 
 
 def digest(*parts: bytes | str) -> str:
-    """24 characters that stand for all of ``parts``."""
+    """Return a digest of ``parts``, 24 hexadecimal characters."""
     hashed = hashlib.blake2b(digest_size=12)
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -246,15 +275,21 @@ def digest(*parts: bytes | str) -> str:
 
 
 def stamp(guards: Iterable[Guard]) -> str:
-    """The stamp that a valid object carries: the generations of its guards, table's first."""
+    """Return the stamp that a valid object carries: the generations of its guards.
+
+    If a guard gets a new generation, all objects with the earlier one are void.
+
+    :param guards: the guard of the object's table, then that of its shard key, if it has one.
+    """
     return "".join([guard.generation for guard in guards])
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """The revision in the name of a valid list: a digest of its guards.
+    """Return the revision in the name of a valid list: a digest of the guards of its scope.
 
-    :param guards: the widest first. The last one, the list's own, counts with its digest, the
-        others with their generations.
+    :param guards: the guards, that of the widest scope first. The last one is the guard of the
+        list's own scope. Any change to this guard changes the revision; a change to another guard
+        does so only if its generation changes.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

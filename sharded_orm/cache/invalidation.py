@@ -1,4 +1,4 @@
-"""Voiding of entries after SQL that the library did not see."""
+"""Making cache entries void after SQL that the library did not see."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 
 @dataclass(frozen=True)
 class VoidRows:
-    """Rows whose entries become void.
+    """Rows whose cache entries must become void.
 
-    :param scope: of the isolate key of the rows if it is known, else of their shard key or table.
-    :param pks: tokens of their primary keys; None for all rows of the scope.
-    :param wide: whether the model has an isolate key, and its value is unknown.
+    :param scope: the narrowest scope that is known to hold the rows: that of their isolate key,
+        else of their shard key, else of the table.
+    :param pks: tokens of the rows' primary keys; None for all rows of the scope.
+    :param wide: whether the model has an isolate key whose value is unknown for these rows.
     """
 
     scope: Scope
@@ -27,20 +28,22 @@ class VoidRows:
 
 
 def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
-    """Void the entries of rows, in one round trip per cache server.
+    """Make the cache entries of ``targets`` void, in one round trip per cache server.
 
-    Call it after the write was committed. A reader that queried the database before this call
-    cannot store its result any more.
+    Call this after the write was committed. A reader that queried the database before this call
+    can no longer store its result.
 
-    :raises ServerDown: a server did not answer. The entries on the other servers are void.
+    :raises ServerDown: a server did not answer, and its entries may still be valid. The entries
+        on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # By server: the names of guards, and whether all entries under the guard become void.
+    # For each server: whether all entries under a guard become void, keyed by the guard's name.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The guard of the table, if the key is unknown.
+        # The name of the guard of the shard key, or of the table if the key is unknown. It is the
+        # entry that says whether the objects are valid.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

@@ -1,4 +1,4 @@
-"""Names of the entries in the cache (Yupoo, Y13-Y16). Pure: no Django, no driver.
+"""Names of the entries in the cache (Yupoo, Y13-Y16). Uses neither Django nor a driver.
 
 ======  ============================================  =======================
 entry   of a sharded model                            of a global model
@@ -10,8 +10,12 @@ guard   ``Photo-{key}-revision``
 guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision``
 ======  ============================================  =======================
 
-A *token* stands for each value in a name (:func:`token`), so no value can make one name look
-like another. :func:`fit` shortens each name, so memcached accepts it.
+A *guard* is the entry that says whether objects and lists are still valid: it changes with each
+write. There is one for the table on each shard, one for each shard key, and one for each value of
+the model's isolate key, which divides the lists of a shard key.
+
+In names each value is represented by a *token* (:func:`token`), so no value can make one name
+look like another. :func:`fit` shortens names that are too long for memcached.
 """
 
 from __future__ import annotations
@@ -26,31 +30,31 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-MAX_LENGTH = 250  # bytes; the limit of memcached
+MAX_LENGTH = 250  # bytes of a name: the limit of memcached
 _MAX_TOKEN = 64
 _RESERVED = frozenset({"revision", "list"})
 _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
 
 
 def token(value: Any) -> str:
-    """A value as a part of a name: printable ASCII without ``-``, at most 64 characters.
+    """Return ``value`` as a part of a name: printable ASCII without ``-``, 64 characters at most.
 
-    Different values of one field (as its ``get_prep_value`` gives them) have different
-    tokens, and values that are equal to the database have the same token. Long values are
-    hashed. Texts are equal here if they are the same: do not use a collation for keys that
-    says otherwise.
+    ``value`` is what ``get_prep_value`` of its field returns. Different values of a field have
+    different tokens, and values that are equal in the database have the same token. Long values
+    are hashed. Texts have the same token only if they are identical: a key must not use a
+    collation under which different texts are equal.
     """
-    if isinstance(value, int):  # True is 1, as in the database
+    if isinstance(value, int):  # True becomes 1, as in the database.
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        text = str.__str__(value)  # of an enumeration: its value, not its name
+        text = str.__str__(value)  # For a member of an enumeration: its value, not its name.
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
     elif isinstance(value, Decimal):
         text = _decimal(value)
     elif isinstance(value, float):
-        text = repr(value + 0.0)  # no negative zero
+        text = repr(value + 0.0)  # Adding 0.0 turns a negative zero into 0.0.
     elif isinstance(value, datetime) and value.utcoffset() is not None:
         text = value.astimezone(UTC).isoformat()
     elif isinstance(value, datetime | date | time):
@@ -63,7 +67,8 @@ def token(value: Any) -> str:
         return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
-        # The empty text has a token, too, that no other text has.
+        # A reserved word gets its first character escaped; the empty text becomes "%", which is
+        # the token of no other text.
         safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
@@ -71,7 +76,10 @@ def token(value: Any) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """One text for 1, 1.0 and 1E0. ``Decimal.normalize()`` would round."""
+    """Return the same text for equal numbers, such as 1, 1.0 and 1E0.
+
+    ``Decimal.normalize()`` is not used, as it would round.
+    """
     if not value.is_finite():
         return str(value)
     sign, digits, exponent = value.as_tuple()
@@ -84,16 +92,18 @@ def _decimal(value: Decimal) -> str:
 
 
 def fit(name: str) -> str:
-    """``name``; its beginning with a digest if it is too long for memcached."""
+    """Return ``name``, or its beginning and a digest if ``name`` is too long for memcached."""
     if len(name) <= MAX_LENGTH:
         return name
     return name[:100] + "~" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def node_index(place: str, count: int) -> int:
-    """The position among ``count`` cache servers of the one that holds all entries of ``place``.
+    """Return the index, among ``count`` cache servers, of the one that holds all of ``place``.
 
-    It is fixed: no other server takes over while that one is down.
+    The index is fixed: no other server takes over while this one is down.
+
+    :param place: the alias of a shard, or the type name of a global model.
     """
     if count == 1:
         return 0
@@ -102,12 +112,13 @@ def node_index(place: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachedType:
-    """The part of a cached model that names and values in the cache depend on.
+    """The properties of a cached model that names and values in the cache depend on.
 
-    :param name: the prefix and ``app_label.ModelName`` of the concrete model.
-    :param sharded: whether rows are in shards; else they are in the global database.
-    :param fingerprint: of its fields. It stands in object values and list names, never in
-        guards or object names: in a rolling deploy old and new code mark the same guards.
+    :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
+    :param sharded: whether the rows are on shards; otherwise they are in the global database.
+    :param fingerprint: a digest of the model's fields. It is a part of the values of objects and
+        the names of lists, but not of the names of objects and guards: so old and new code mark
+        the same guards during a rolling deploy.
     """
 
     name: str
@@ -115,22 +126,21 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # A prefix can be any text, and class names can have letters of any script.
+        # Escaped, as a prefix may be any text, and the letters of class names may not be ASCII.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The rows of a table on a shard, of a shard key, or of an isolate key.
+    """A scope: the rows of a table on a shard, of a shard key, or of an isolate key.
 
-    One *guard* stands for them: an entry that changes with each write to these rows.
+    Each scope has one guard: a cache entry that changes with each write to these rows.
 
-    :param place: the shard's alias; the name of the type if it is global. It decides which
-        cache server has the entries.
-    :param key: token of the shard key; None for the whole table, and for a global type.
-    :param isolate: token of the isolate key, which divides the lists of a shard key; None for
-        all rows.
+    :param place: the alias of the shard; for a global model the name of its type. It decides
+        which cache server has the entries.
+    :param key: the token of the shard key; None for the whole table, and for a global model.
+    :param isolate: the token of the isolate key; None for all isolate keys.
     """
 
     type: CachedType
@@ -144,7 +154,10 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of its guards, widest first; the last one is its own."""
+        """Names of the guards that concern the scope, that of the widest scope first.
+
+        The last one is the scope's own guard; the others belong to the scopes around it.
+        """
         name = self.type.name
         if not self.type.sharded:
             guards = [f"{name}-revision"]
@@ -160,10 +173,10 @@ class Scope:
 
     @cached_property
     def home(self) -> int:
-        """Index in :attr:`guards` of the *home* guard, which stands for the objects.
+        """Index in :attr:`guards` of the *home* guard, which says whether objects are valid.
 
-        It is that of the shard key, or of a global table. The scope of a whole table on a shard
-        has no such guard, so the index is out of range there.
+        The home guard is the guard of the shard key; for a global model, that of the table. The
+        scope of a whole table on a shard has no home guard: for it the index is out of range.
         """
         return 1 if self.type.sharded else 0
 
@@ -176,10 +189,14 @@ class Scope:
         return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
-        """The name of the object whose primary key has the token ``pk``."""
+        """Return the name of the object whose primary key has the token ``pk``."""
         return fit(f"{self._stem}-{pk}")
 
     def list_name(self, query: str, revision: str) -> str:
-        """The name of a list or count. ``query`` is a digest that includes the fingerprint."""
+        """Return the name of a list or count.
+
+        :param query: a digest of the query and of the fingerprint of the model's fields.
+        :param revision: the digest of the guards under which the list is valid.
+        """
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

@@ -1,11 +1,13 @@
 """The markers of a transaction: opened in the cache before COMMIT, closed after it.
 
-A *guard* is the cache entry that stands for the rows of a scope (a table on a shard, a shard key,
-an isolate key); an open *marker* in it says that a write to these rows is under way. Marking
-costs two round trips per transaction and cache server, whatever the transaction wrote. A write
-that cannot be marked is refused, or goes on (``ON_CACHE_FAILURE``). If a server fails between
-the two round trips, closing the markers is queued in the process; until then readers bypass the
-cache for these rows.
+A *scope* is a set of rows: of a table on a shard, of a shard key, or of an isolate key. Each scope
+has a *guard*, a cache entry that says whether the other entries of the scope are valid. An open
+*marker* in a guard says that a write to these rows is under way.
+
+Opening and closing the markers costs two round trips per transaction and cache server, however
+many rows the transaction wrote. If a marker cannot be opened, the transaction is rolled back or
+goes on without it, as ``ON_CACHE_FAILURE`` says. If a server fails between the two round trips,
+the process queues the closing; until the server gets it, readers bypass the cache for these rows.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: Attempts to mark within COMMIT_WITHIN before the transaction is refused.
+#: How often a transaction tries to tell the cache servers of its writes within COMMIT_WITHIN
+#: seconds, before it is rolled back.
 _ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """The part of a database connection that markers use."""
+    """The interface of a database connection, as far as :class:`TransactionMarkers` uses it."""
 
     alias: str
 
@@ -44,20 +47,20 @@ class MarkedConnection(Protocol):
 
 
 class TouchedRows:
-    """The rows that were written under one shard key, or in one global table.
+    """The rows that a transaction wrote under one shard key, or in one table.
 
-    :param scope: of the shard key or table.
+    :param scope: identifies that shard key or table in the cache.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of rows whose objects may be cached; None for all rows.
+        #: Tokens of the written rows' primary keys, without new rows; None for all rows.
         self.pks: set[str] | None = set()
-        #: Their isolate keys before and after the write, by token.
+        #: Scopes of the isolate keys that written rows had before and after, keyed by token.
         self.isolates: dict[str, Scope] = {}
-        #: Whether rows of unknown isolate keys were written.
+        #: Whether the written rows may have any isolate key.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -72,9 +75,9 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """The guards to mark, each once."""
+        """Yield each guard that must get a marker, once, with what the marker must say."""
         pks = None if self.pks is None else frozenset(self.pks)
-        # The last of a scope's guards is its own.
+        # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
         if not self.wide:
             for scope in self.isolates.values():
@@ -82,12 +85,14 @@ class TouchedRows:
 
 
 class GuardUpdate(NamedTuple):
-    """A write, as one guard must know it.
+    """What a marker in one guard must say about a write.
 
+    :param scope: the scope of the guard.
     :param guard: the name of the guard.
-    :param pks: tokens of the rows whose objects may be cached; None for all.
-    :param wide: whether rows of every narrower scope may be affected.
-    :param at_home: whether the guard stands for objects, too, and not for lists alone.
+    :param pks: tokens of the primary keys of rows that may be cached as objects; None for all.
+    :param wide: whether the write may concern every isolate key of the scope.
+    :param at_home: whether the guard is the one for objects and lists; otherwise it is only for
+        the lists of an isolate key.
     """
 
     scope: Scope
@@ -98,9 +103,11 @@ class GuardUpdate(NamedTuple):
 
 
 class PlacedMarker(NamedTuple):
-    """A marker of this transaction that is, or may be, in a guard.
+    """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
 
-    :param holds_objects: whether the server may have the objects of the rows.
+    :param update: the guard to which the marker belongs, and what the marker says.
+    :param server: the cache server that has the guard.
+    :param holds_objects: whether the server may also have the objects of the written rows.
     """
 
     update: GuardUpdate
@@ -112,21 +119,22 @@ class PlacedMarker(NamedTuple):
 class TransactionMarkers:
     """The rows of cached models that one transaction wrote, and its markers. Not thread-safe.
 
-    It is the ``transaction_writes`` of a connection, which calls it as
-    :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` says.
+    An instance is the ``transaction_writes`` attribute of a database connection. The connection
+    calls it as :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` says.
     """
 
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # By type and place, then by the token of the shard key. None is the key of a whole
-        # table, and includes all other keys of a sharded type.
+        # Keyed by type and place (shard or global model), then by the token of the shard key.
+        # The token None means the whole table; for a sharded type it includes all shard keys.
         self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # Servers that are down, while the transaction goes on all the same.
+        # Servers that could not be marked, if ON_CACHE_FAILURE lets the transaction go on.
         self._unmarked: set[CacheServer] = set()
+        # For each server: the sizes in bytes of the guards that were marked, keyed by their names.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # When all touched rows were last marked, monotonic; None: some are not.
+        # Monotonic time of the last marking; None if rows were touched after it.
         self._marked_at: float | None = None
 
     def touch(
@@ -137,13 +145,15 @@ class TransactionMarkers:
         isolates: Iterable[Scope] = (),
         wide: bool = False,
     ) -> None:
-        """Note rows that were, or will be, written. No round trip.
+        """Note rows that the transaction has written or is about to write. No round trip.
 
-        :param scope: of their shard key; of the table if the key is unknown or the model global.
-        :param pks: tokens of the rows whose objects may be cached; None for all.
-        :param isolates: scopes of their isolate keys, before and after the write; ``scope`` may
-            be one itself.
-        :param wide: whether rows of other isolate keys may be affected, too.
+        :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
+            the shard key is unknown or the model is global.
+        :param pks: tokens of the primary keys of rows that may be cached as objects; None for all
+            rows of the scope.
+        :param isolates: scopes of the isolate keys that the rows have before and after the write.
+            If ``scope`` is that of an isolate key, it is added.
+        :param wide: whether rows of other isolate keys may be written, too.
         """
         self._marked_at = None
         type, place, key = scope.type, scope.place, scope.key
@@ -180,16 +190,20 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether a marker may be in the cache."""
+        """Whether the cache may have been told of this transaction's writes, by markers."""
         return bool(self._placed)
 
     def announce(self) -> None:
-        """Mark the guards of all touched rows.
+        """Open a marker in the guard of each scope with touched rows.
 
-        One round trip per cache server; none if they were marked within COMMIT_WITHIN.
+        Called before COMMIT, and before a statement that may commit implicitly.
 
-        :raises CacheUnavailable: a cache server does not answer and the policy is to refuse, or
-            marking takes longer than COMMIT_WITHIN. Markers stay open until :meth:`over`.
+        One round trip per cache server; none if all guards were marked less than COMMIT_WITHIN
+        seconds ago.
+
+        :raises CacheUnavailable: a cache server does not answer and ``ON_CACHE_FAILURE`` is
+            "refuse", or marking took longer than COMMIT_WITHIN at each attempt. Markers that were
+            opened stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
         for _ in range(_ATTEMPTS):
@@ -212,7 +226,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # Noted before it is sent: even a failed call may place it.
+                # The marker is noted before it is sent: even if sending fails, the server may
+                # have received it.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -253,17 +268,18 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """Delete the objects and close the markers.
+        """Delete the objects of written rows and close the markers: the transaction has ended.
 
-        One round trip per cache server. If a server does not answer, closing is queued and the
-        database session is discarded, so that readers see that the transaction is over.
+        One round trip per cache server. If a server does not answer, the closing of its markers
+        is queued, and the database session is discarded. Readers then see from the missing
+        session that the transaction has ended.
         """
         markers, self._placed = self._placed, []
         try:
             if markers:
                 self._finish(markers)
         finally:
-            # Reads between the write and COMMIT may have kept the old rows.
+            # The request's own cache may have old rows from reads between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -286,9 +302,11 @@ class TransactionMarkers:
     def _closings(
         self, markers: list[PlacedMarker], *, late: bool
     ) -> dict[CacheServer, Unfinished]:
-        """The ends of the markers, by server.
+        """Return what each server must delete and append to close ``markers``, keyed by server.
 
-        :param late: whether the COMMIT may have come after COMMIT_WITHIN.
+        :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
+            marking. Then closing also changes the generation of each guard, which makes all
+            entries under the earlier generation void.
         """
         closings: dict[CacheServer, Unfinished] = {}
         for update, server, marker, holds_objects in markers:
@@ -301,7 +319,10 @@ class TransactionMarkers:
         return closings
 
     def _close(self, end: Unfinished) -> bool:
-        """Close the markers on one server. Returns whether it answered."""
+        """Close the transaction's markers on one server. Raise nothing.
+
+        :returns: whether the server has answered, and the markers are closed.
+        """
         server = end.server
         try:
             unfinished.flush(server)
@@ -313,7 +334,8 @@ class TransactionMarkers:
                 server.name, exc, self._connection.alias,
             )  # fmt: skip
             return False
-        except Exception:  # Logged: a committed transaction must not seem to have failed.
+        # Any other error is only logged: a committed transaction must not seem to have failed.
+        except Exception:
             logger.exception("closing markers on %s", server.name)
             return False
         try:
@@ -324,9 +346,13 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open: readers ask the database what became of the transaction."""
+        """Leave the markers open: nobody knows whether the COMMIT was done.
+
+        Readers that find the markers ask the database whether the transaction has ended.
+        """
         markers, self._placed = self._placed, []
-        # A server without markers has nothing that lets readers ask.
+        # Servers that could not be marked have no markers for readers to find. So the written
+        # rows are queued for deletion there.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for end in self._closings(unmarked, late=True).values():
             unfinished.add(end)
@@ -334,12 +360,22 @@ class TransactionMarkers:
 
 
 def _home(scope: Scope) -> str | None:
-    """The guard by which the request's cache keeps rows of ``scope``; None for several guards."""
+    """Return the name under which the per-request cache keeps the rows of ``scope``.
+
+    It is the name of the guard of their shard key or global table. None if ``scope`` is a whole
+    table on a shard, whose rows are kept under several names.
+    """
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None
 
 
 class Unfinished:
-    """The end of markers on one server: objects to delete, then lines to append to guards."""
+    """What one server must do after a transaction: delete objects, then append lines to guards.
+
+    These lines close the transaction's markers.
+
+    :ivar objects: the names of the objects to delete.
+    :ivar records: the name of a guard and the line to append, for each marker.
+    """
 
     __slots__ = ("objects", "records", "server")
 
@@ -350,14 +386,15 @@ class Unfinished:
 
 
 class Queue:
-    """Ends of markers that cache servers must get before anything else.
+    """The closings of markers that could not be sent, kept until the cache server answers again.
 
-    One per process; thread-safe; bounded. If it is full, the oldest end is dropped: its markers
-    stay open until readers repair them. A forked child starts with an empty queue, as its
-    parent keeps the entries.
+    Each server gets its closings before any other command. There is one queue per process. It is
+    thread-safe and bounded: if it is full, the oldest closing of a server is dropped, and its
+    markers stay open until readers repair them. A forked child starts with an empty queue, since
+    the parent sends the closings.
     """
 
-    MAXIMUM = 1000  # transactions per server
+    MAXIMUM = 1000  # closings (one per transaction) that are kept for a server
     _AT_ONCE = 50
 
     def __init__(self) -> None:
@@ -366,9 +403,9 @@ class Queue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether the queue has entries: readers look here before each exchange.
+        #: Whether the queue is not empty. Readers check this before each exchange with a server.
         self.waiting = False
-        # By name: when settings change, a server gets a new object.
+        # Keyed by the name of the server, as there is a new server object when settings change.
         self._ends: dict[str, deque[Unfinished]] = {}
 
     def __len__(self) -> int:
@@ -384,9 +421,9 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send ``server`` the ends that wait for it. No round trip if there are none.
+        """Send ``server`` the closings of markers that wait for it. No round trip if there are none.
 
-        :raises ServerDown: the server does not answer; the ends stay in the queue.
+        :raises ServerDown: the server does not answer; the closings stay in the queue.
         """
         while self.waiting:
             with self._lock:
@@ -412,5 +449,5 @@ class Queue:
                 raise
 
 
-#: The queue of this process.
+#: The queue of this process: closings of markers that wait for their cache servers.
 unfinished = Queue()

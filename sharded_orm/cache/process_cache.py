@@ -1,7 +1,8 @@
-"""The memory of a process for entries that it has read from the cache.
+"""What a process remembers of the entries that it has read from the cache server.
 
-It is never believed alone: a guard that is read now says whether it is still right. Lists and
-revisions save a round trip, and :class:`Decoded` saves the work of decoding entries.
+A remembered list saves a round trip; a remembered row (:class:`Decoded`) saves decoding it again.
+Before anything remembered is used, the guards are read from the server. A *guard* is the entry that
+says whether other entries are still valid; a *revision* is a digest of the guards of a list.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from weakref import WeakSet
 
 from sharded_orm.cache.values import Row
 
-# Longer lists (rows) are not remembered.
+# The most rows of a list that is remembered.
 _LONGEST_LIST = 100
 
 
 class Listed:
-    """The ids of a list under a revision, with the names of the objects; or a scalar."""
+    """The result of a query as the cache has it: the ids of a list of rows, or one number.
+
+    :param revision: the revision of the guards under which the result is valid.
+    :param pks: tokens of the rows' primary keys, in order; empty for a number.
+    :param names: the names of the rows' objects in the cache, in the same order.
+    :param value: the number, for ``count()`` and ``exists()``; None for a list.
+    """
 
     __slots__ = ("names", "pks", "revision", "value")
 
@@ -31,9 +38,9 @@ class Listed:
 
 
 class ProcessCache:
-    """The last lists and revisions that a process has seen. Thread-safe.
+    """The latest lists and revisions that a process has read. Thread-safe.
 
-    :param limit: the number of lists, and of revisions; the oldest are dropped beyond it.
+    :param limit: the most lists, and the most revisions, that are kept; the oldest are dropped.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -67,16 +74,16 @@ def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 
 
 class Decoded:
-    """The decoded rows of entries that were read before, by their bytes. Thread-safe.
+    """The decoded rows of entries that were read before, keyed by the entries' bytes. Thread-safe.
 
-    Decoding an entry takes longer than fetching it. Equal bytes under the same name and stamp
-    are the same row, so no row here can be out of date.
+    Decoding an entry takes longer than fetching it. The row is used only for an entry with the
+    same bytes, name and stamp (the generations of its guards), so it cannot be out of date.
     """
 
-    #: Bytes of entries that a process remembers in all objects of this class; beyond the limit
-    #: it forgets them all.
+    #: The most bytes of entries that all instances of this class in a process remember together.
+    #: If there are more, all instances are emptied.
     LIMIT = 4 << 20
-    #: Longer entries are not remembered.
+    #: Bytes of the longest entry that is remembered.
     LONGEST = 1 << 14
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
@@ -89,7 +96,7 @@ class Decoded:
     def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
         if len(raw) > self.LONGEST:
             return
-        # Threads may count at the same time and lose a little; the limit is a rough one.
+        # Without a lock, threads may lose each other's additions. The limit need not be exact.
         Decoded._total += len(raw)
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):

@@ -1,19 +1,24 @@
-"""Reads through the cache: which entries are valid, which are missing. Knows no ORM.
+"""Reading through the cache. Decides which entries are valid; does not depend on Django's ORM.
 
-A read has one or more *requests*, for objects and lists. :meth:`Reader.read` looks for all of
-them together, in one packet per cache server and phase. Each request then has an outcome:
+:meth:`Reader.read` gets one or more *requests*, each for an object or a list, and looks for all
+of them together: their commands to the same cache server share packets. Afterwards each request
+has an outcome:
 
-- :data:`HIT`: ``request.rows`` (``request.value`` of a scalar) is the answer.
-- :data:`MISS`: query the database, then hand the result to :meth:`Reader.fill`.
-- :data:`BYPASS`: query the database and fill nothing. A write is under way, or a cache server
-  is down.
+- :data:`HIT`: the answer is ``request.rows``, or ``request.value`` for a number.
+- :data:`MISS`: the caller must query the database and pass the result to :meth:`Reader.fill`.
+- :data:`BYPASS`: the caller must query the database and not call :meth:`Reader.fill`. A write is
+  under way, or a cache server is down.
 
-A list of 20 rows costs one round trip in a process that remembers the list's ids, as the
-revision of its guard says that they are still right. It costs two if only the revision is
-remembered, and three at first use. Objects cost one.
+A *guard* is the cache entry that says whether the objects and lists of a set of rows are valid. A
+*revision* is a digest of the guards of a list, and a part of the list's name.
 
-All that one request returns is one state of the database: its guards are read before and after
-its objects and must be equal, and a digest of guards never comes back.
+An object costs one round trip. A list with its rows costs three at first use: for the guards, the
+ids and the objects. It costs two if the process remembers the revision, and one if the process
+also remembers the ids: the guards, read in the same packet, say whether these are still valid.
+
+The rows of one request belong to one state of the database: its guards are read before and after
+its objects. If both readings are equal, nothing was written in between, as a guard never returns
+to an earlier value.
 """
 
 from __future__ import annotations
@@ -44,9 +49,9 @@ from sharded_orm.cache.values import Row
 
 
 class Reader:
-    """Reads and fills the cache. One for all threads of the process.
+    """Reads from the cache, and stores rows in it. The threads of a process share one instance.
 
-    :param now: seconds since 1970.
+    :param now: returns the time in seconds since 1970.
     """
 
     def __init__(self, cache: CacheServers, now: Callable[[], float] = time.time) -> None:
@@ -58,19 +63,22 @@ class Reader:
         self._now = now
 
     def read(self, requests: Sequence[CacheRequest], *, to_fill: bool = True) -> None:
-        """Look for all ``requests``; each then has its outcome. Raises no error of the cache.
+        """Look for all ``requests`` in the cache, and set their outcomes.
 
-        :param to_fill: whether misses will be filled: their leases are taken.
+        Does not raise if a cache server is down.
+
+        :param to_fill: whether the caller will pass misses to :meth:`fill`. If so, leases are
+            taken: permissions of the server to store the missing objects.
         """
         exchange = read_leased if to_fill else read_unleased
         first = requests[0] if len(requests) == 1 else None
         if isinstance(first, ObjectRequest):
-            # The most frequent read: as _object(), but without drive().
+            # The most frequent read: does what _object() does, but faster, without drive().
             server = self.cache.objects(first.scope.place)
             try:
                 reply = exchange(server, first.scope.guards, (first.name,), ())
             except ServerDown:
-                pass  # It bypasses the cache.
+                pass  # The request keeps its first outcome, BYPASS.
             else:
                 self._decide(first, server, reply)
         else:
@@ -117,7 +125,8 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # The memory of the process says which objects, or which list, to read right away.
+        # First packet: the guards. If the process remembers the ids of the list, also the
+        # objects; if it remembers only the revision, also the list.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -144,7 +153,7 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # The ids.
+        # Second packet, unless valid ids are known: the list of ids.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
@@ -160,12 +169,12 @@ class Reader:
             request.outcome = HIT
             return
         if listed is None and not shares_store:
-            # Without the ids, the server of the objects was not asked.
+            # The ids are unknown, and the objects are on another server, which was not asked.
             request.state = state
             request.outcome = MISS
             return
 
-        # The objects.
+        # Third packet, unless the right objects were read already: the objects.
         object_state = state
         if listed is not None and not listed.names:
             object_names, objects = (), []
@@ -213,7 +222,15 @@ class Reader:
     def _guard_state(
         self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
     ) -> GuardState | None:
-        """The state of the guards; None if a guard was missing or broken, which is then replaced."""
+        """Return the state of guards, the entries that say whether other entries are valid.
+
+        If a guard is missing or broken, a new one is created, and None is returned.
+
+        :param server: the cache server that holds the guards.
+        :param names: the names of the guards, that of the widest scope first.
+        :param home: the position of the guard that says whether objects are valid.
+        :param raws: the bytes of the guards, as they were read.
+        """
         try:
             if None not in raws:
                 return judge(cast("tuple[bytes, ...]", raws), home)
@@ -234,11 +251,14 @@ class Reader:
             if missing:
                 server.add(missing, ttl)
         except ServerDown:
-            pass  # The next reader will do it.
+            pass  # The next reader will create the guard.
         return None
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
-        """Close the markers that dead writers left open. Later reads profit, this one does not."""
+        """Close markers (announcements of writes) that dead writers left open.
+
+        Only later reads benefit: ``state``, from which this read decides, still has the markers.
+        """
         if request.sessions is None:
             return
         scope = request.scope
@@ -253,13 +273,14 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store what the database returned for requests that missed. Raises no error of the cache.
+        """Store what the database returned for requests that missed.
 
-        One round trip per cache server; for lists on the store of the objects up to three more.
+        Does not raise if a cache server is down. One round trip per cache server; up to three
+        more for each list, if lists and objects are on the same servers.
 
-        :param misses: each request with the tokens of its rows' primary keys (empty for rows
-            that must not be stored as objects) and the rows; no rows for a scalar, whose
-            ``request.value`` is stored.
+        :param misses: for each request the request itself, the tokens of its rows' primary keys,
+            and the rows. The tokens are empty for rows that must not be stored as objects. Tokens
+            and rows are empty for a number, which is taken from ``request.value``.
         """
         self._filler.fill(misses)
 

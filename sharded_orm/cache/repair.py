@@ -1,13 +1,16 @@
-"""Guards are repaired after a writer died, and compacted when they are long.
+"""Repairing of guards after a writer died, and compacting of guards that have grown.
 
-The marker of a killed writer stays open, and rows that it covers are read from the database. A
-reader that finds an old marker asks the database whether the writer's session still exists. If
-not, its transaction was committed or rolled back, and the reader closes the marker as the writer
-would have done.
+A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
+open *marker* in a guard says that a write to these rows is under way.
 
-The marker of one transaction may stand in several guards, on one or two cache servers. Each is
-repaired by the reader that finds it there, in any order: an object is only valid under the
-guards of its own server, and there the deletion precedes the closing in one packet.
+The marker of a killed writer stays open, so its rows are always read from the database. A reader
+that finds an old marker asks the database whether the writer's session still exists. If not, the
+transaction was committed or rolled back, and the reader closes the marker as the writer would
+have done.
+
+One transaction may have left markers in several guards, on several cache servers. Readers repair
+each guard separately, in any order. That is safe: an object is only valid under the guards of its
+own server, and there one packet first deletes the object and then closes the marker.
 """
 
 from __future__ import annotations
@@ -32,33 +35,43 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer
 
-#: Seconds for which a marker is left to its writer.
+#: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds until a process asks about the same marker, or closes it in the same guard, again.
+#: Seconds after which a process may ask the database about the same marker again, or close it
+#: in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
 
 class Sessions(Protocol):
-    """The sessions of the database that holds a scope."""
+    """The interface to a database by which a reader finds out which writers are dead.
+
+    A writer is dead if its database session has ended.
+    """
 
     def judges(self, writer: Writer) -> bool:
-        """Whether :meth:`gone` can judge this writer.
+        """Whether :meth:`gone` can tell if the session of ``writer`` has ended.
 
-        It can if the writer has a session on the server that is asked, and the account that asks
-        can see it. Also True while the server does not answer: then no writer is declared dead.
+        It can if this session is, or was, on the database server that would be asked, and the
+        asking account may see the session. Also True while the server does not answer: then
+        :meth:`gone` declares no writer dead.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
-        """The writers whose session has ended, so that its transaction can no longer commit.
+        """Return the writers whose session has ended: their transactions can no longer commit.
 
-        Empty if the database does not answer. Raises nothing.
+        Return an empty set if the database does not answer. Raise nothing.
         """
 
 
 @dataclass(slots=True)
 class _MarkerState:
-    """The knowledge of this process about a marker; times are monotonic."""
+    """What this process knows about a marker and its writer. Times are on the monotonic clock.
+
+    :param seen_at: when a reader of this process first found the marker.
+    :param asked_at: when the database was last asked about its writer; None: not yet.
+    :param is_dead: whether the writer is known to be dead.
+    """
 
     seen_at: float
     asked_at: float | None = None
@@ -68,10 +81,10 @@ class _MarkerState:
 class Repairer:
     """Finds and closes the markers of dead writers. Thread-safe; its memory is bounded.
 
-    :param quarantine: age in seconds from which a marker counts as dead if its writer cannot be
-        judged. A writer marks again before such a late COMMIT.
-    :param after: age in seconds until which a marker is left to its writer.
-    :param monotonic: a clock.
+    :param quarantine: if the database cannot tell whether a writer is alive, its marker counts as
+        dead at this age in seconds. A living writer whose COMMIT is so late marks again first.
+    :param after: the age in seconds up to which a marker is left alone: its writer may be alive.
+    :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
     def __init__(
@@ -97,15 +110,17 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers of ``guard`` whose writers are dead, and delete their objects.
+        """Close the markers in ``guard`` whose writers are dead, and delete the markers' objects.
 
-        Objects are deleted on a server of lists, too: it may also hold the objects, and to
-        delete a missing entry costs nothing.
+        The objects are deleted even if ``server`` may hold only lists: deleting a missing entry
+        costs nothing.
 
+        :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
-        :param now: seconds since 1970.
-        :returns: the number of closed markers. The caller must still read the database, as its
-            copy of the guard is older.
+        :param sessions: the sessions of the database that holds the scope's rows.
+        :param now: the time in seconds since 1970.
+        :returns: the number of closed markers. The caller must still read from the database, as
+            ``guard`` shows the state before the repair.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:
@@ -138,7 +153,8 @@ class Repairer:
                 if state.is_dead:
                     dead.append(marker)
                     continue
-                # A writer's clock that is ahead must not make its marker immortal.
+                # If the writer's clock is ahead, now - marker.at is too small, or even negative.
+                # So the marker is at least as old as the time since this process first saw it.
                 age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue
@@ -156,13 +172,18 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # For this marker in other guards, nobody needs to ask again.
+                # If the marker is found in another guard, the database is not asked again.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """The dead markers without those that this process has just closed in this guard."""
+        """Return the markers in ``dead`` that this process has not just closed already.
+
+        :param server: the name of the cache server that has the guard.
+        :param guard: the name of the guard that has the markers.
+        :param dead: markers of dead writers.
+        """
         tick = self._monotonic()
         unclosed: list[Marker] = []
         with self._lock:
@@ -180,23 +201,31 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace the guard ``raw`` by a shorter one, if that is worth it and it was not changed.
+    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
-    Open markers and the generation stay. Lists of the scope become void, so the best moment is
-    right after a write, which voids them anyway.
+    The shorter guard has the same open markers and the same generation, so objects stay valid. The
+    scope's lists become void. So the best moment is right after a write, which voids them anyway.
 
+    :param name: the name of the guard.
+    :param raw: the bytes of the guard as they were read.
+    :param ttl: seconds that the new guard lives.
     :returns: whether the guard was replaced.
-    :raises ServerDown: the cache server does not answer. A long guard does no harm.
+    :raises ServerDown: the cache server does not answer. A guard that stays long does no harm.
     """
     try:
         guard = parse(raw)
     except BrokenGuard:
-        return False  # readers will replace it
+        return False  # The next reader replaces a broken guard.
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact the guards of a write. ``sizes`` are those that :meth:`CacheServer.mark` returned."""
+    """Compact the guards that a write has marked, if they have grown.
+
+    :param sizes: the sizes of the guards in bytes, keyed by their names, as
+        :meth:`CacheServer.mark` returned them.
+    :raises ServerDown: the cache server does not answer.
+    """
     names = [name for name, size in sizes.items() if size > COMPACT_FROM]
     if not names:
         return

@@ -1,9 +1,9 @@
-"""The first level of the cache: the rows that one request or task has read (Yupoo, Y13).
+"""The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
 
-It lives from ``request_started`` to ``request_finished``, or for a ``with cache_scope():``
-block of a command or a task; there is none outside of these. The second time, a read is answered
-without a round trip, with the rows of the first time. A request sees its own writes: every
-write calls :func:`forget`.
+The first level keeps rows in the memory of the process: if a request reads the same rows again, it
+gets those of the first time, without a round trip. A first level lives from ``request_started`` to
+``request_finished``, or for a ``with cache_scope():`` block of a command or task; elsewhere there
+is none. A request sees its own writes: every write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 
-#: The number of rows and lists at which a level is cleared.
+#: The most rows and lists in one first-level cache. If there are more, it is emptied.
 MAX_ENTRIES = 10_000
 
 
 class RequestCache:
-    """The rows that one request or block has read. Its threads and tasks share it.
+    """A first level: what one request, or one ``cache_scope()`` block, has read.
 
-    Entries are kept by the name of their *home guard*, the guard of their shard key or global
-    table, so that a write drops all entries that it may affect. A reader takes the dict of a guard
-    *before* it reads, and puts the rows there: if a write has dropped the dict meanwhile, no
-    reader uses it again.
+    The threads and tasks of the request share it. Entries are grouped by the name of their *home
+    guard*, the guard of their shard key or global table. A write drops the whole group that it may
+    affect. A reader gets the dict of the group *before* it queries, and puts the rows into this
+    dict. If a write has dropped the dict meanwhile, no later reader finds these rows.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
@@ -36,20 +36,28 @@ class RequestCache:
         self._entries = 0
         self.is_closed = False
         self.is_request = is_request
-        #: The level of the block around this one.
+        #: The first-level cache that was in use when this one began; None if there was none.
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:
-        """The entries of the rows that ``guard`` stands for, by name."""
+        """Return the entries of one shard key or global table, keyed by their names.
+
+        The dict is the one in use: the caller adds its entries to it.
+
+        :param guard: the name of the guard of that shard key or table.
+        """
         entries = self._homes.get(guard)
         if entries is None:
-            # The dict counts as an entry, as it may stay empty.
+            # The dict itself counts as an entry: many empty dicts must not fill the memory.
             self.count(1)
             entries = self._homes.setdefault(guard, {})
         return entries
 
     def count(self, entries: int) -> None:
-        """Note that a caller has added this number of entries. A full level is cleared."""
+        """Add to the number of entries. Drop all entries if there are more than MAX_ENTRIES.
+
+        :param entries: the number of entries that the caller has added.
+        """
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             self.clear()
@@ -61,24 +69,25 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # A new dict: readers may hold parts of the old one.
+        # Readers that still hold a dict of a group now fill one that nobody finds.
         self._homes = {}
         self._entries = 0
 
     def close(self) -> None:
-        """Clear the level and turn it off for tasks that outlive the request."""
+        """Drop all entries, and turn the cache off for tasks that outlive the request or block."""
         self.is_closed = True
         self.clear()
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# Under ASGI Django sends its signals in tasks of their own, whose context variables end with
-# them. This object of asgiref is shared by a whole request.
+# The first level of each request under ASGI, keyed by an object of asgiref that the whole request
+# shares. A context variable would not do: Django sends its signals in separate tasks there, and
+# a variable that a task sets ends with the task.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
 def current() -> RequestCache | None:
-    """The level of this request or block; None outside of both."""
+    """Return the first-level cache of this request or ``cache_scope()`` block; None outside."""
     level = _current.get()
     if level is None:
         context = SyncToAsync.thread_sensitive_context.get(None)
@@ -92,10 +101,10 @@ def current() -> RequestCache | None:
 
 @contextmanager
 def cache_scope() -> Iterator[None]:
-    """A first level of the cache for the block: for commands, tasks of a queue, tests.
+    """Give the block its own first level of the cache: for commands, queued tasks and tests.
 
-    A second read of the same rows inside needs no round trip. A block inside another one starts
-    empty.
+    Inside the block, a second read of the same rows needs no round trip. A nested block starts
+    with an empty first level.
     """
     level = RequestCache(_current.get())
     token = _current.set(level)
@@ -107,7 +116,10 @@ def cache_scope() -> Iterator[None]:
 
 
 def begin_request(**kwargs: Any) -> None:
-    """Receiver of ``request_started``: starts an empty level, even if an earlier one was left."""
+    """Start an empty first-level cache for a request. Receiver of ``request_started``.
+
+    If an earlier request in this context did not end its own first-level cache, that is closed.
+    """
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         _of_request[context] = RequestCache(is_request=True)
@@ -120,7 +132,7 @@ def begin_request(**kwargs: Any) -> None:
 
 
 def end_request(**kwargs: Any) -> None:
-    """Receiver of ``request_finished``: closes the level of the request."""
+    """Close the first-level cache of the request. Receiver of ``request_finished``."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     level = _of_request.pop(context, None) if context is not None else None
     if level is not None:
@@ -133,9 +145,12 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop the entries of the rows that ``home_guard`` stands for; None: all entries.
+    """Drop entries from the first-level cache of this request or block, and of blocks around it.
 
-    Called at each write, and when its transaction has ended.
+    Called at each write, and again when the write's transaction has ended.
+
+    :param home_guard: the name under which the entries to drop are kept: that of the guard of
+        their shard key or global table. None: drop all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -143,7 +158,7 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # A write in a block is also one in the block around it.
+    # A write in a block also affects the rows that the blocks around it have read.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -154,7 +169,7 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """All reads in the block query the database and do not fill the cache."""
+    """Make all reads in the block query the database, and store nothing in the cache."""
     token = _uncached.set(True)
     try:
         yield

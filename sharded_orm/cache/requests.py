@@ -1,8 +1,9 @@
-"""Requests to the cache for one object or one list, and the state of the guards behind them.
+"""Requests to the cache for one object or one list, and the state of the guards that they need.
 
-:class:`~sharded_orm.cache.reader.Reader` leaves the outcome with each request. A *guard* is an
-entry that changes with each write in its part of the data (see :mod:`sharded_orm.cache.guards`);
-a :class:`GuardState` combines all guards of a scope at one moment.
+:class:`~sharded_orm.cache.reader.Reader` sets the outcome of each request. A *guard* is the cache
+entry that says whether the other entries of a scope (a set of rows) are valid; it changes with
+each write to these rows (see :mod:`sharded_orm.cache.guards`). A :class:`GuardState` combines all
+guards that concern a scope, as they were at one moment.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from sharded_orm.cache.repair import Sessions
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
-#: Outcomes of a request.
+#: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# Longer guards (bytes) are not remembered.
+# Bytes: if the guards of a scope are longer together, judge() does not remember their state.
 _LONGEST_GUARDS = 4096
 
 
 class GuardState:
-    """The guards of a scope, combined. Immutable.
+    """The combined state of all guards that concern a scope. Immutable.
 
-    :param raws: the guards as they stand on the server, the widest first.
-    :param home: the position of the guard of the objects.
+    An *open marker* in a guard says that a write is under way.
+
+    :param raws: the bytes of the guards, as they were read: that of the widest scope first, and
+        last the scope's own guard.
+    :param home: the position of the guard that says whether objects are valid.
     """
 
     __slots__ = (
@@ -47,24 +51,26 @@ class GuardState:
     def __init__(self, raws: tuple[bytes, ...], home: int) -> None:
         parsed: list[Guard] = list(map(guards.parse, raws))
         own = len(parsed) - 1
-        #: Equal bytes are one state.
+        #: The bytes of the guards. If they are equal at two moments, nothing was written between.
         self.raws = raws
-        #: The stamp that valid objects carry.
+        #: What a valid object must carry: the generations of its guards.
         self.stamp = guards.stamp(parsed[: home + 1])
-        #: The revision in the names of valid lists.
+        #: What the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
+        #: When the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
-        #: Whether a write is under way that may concern anything in the scope.
+        #: Whether a write is under way that may concern any object and any list of the scope.
         self.is_open = any(guard.open for guard in parsed[:home])
-        #: Whether a write is under way that may concern lists in it.
+        #: Whether a write is under way that may concern lists of the scope.
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
-        #: Whether a write to the object with this token is under way; None: no write is.
+        #: A function that tells, for the token of a primary key, whether the home guard has a
+        #: marker of a write to that object; None if that guard has no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
-        #: Guards with open markers, with their positions in the scope.
+        #: The guards with open markers (announcements of writes), with their positions in ``raws``.
         self.open: tuple[tuple[int, Guard], ...] = tuple(
             (index, guard) for index, guard in enumerate(parsed) if guard.open
         )
@@ -74,39 +80,44 @@ _remembered = lru_cache(maxsize=4096)(GuardState)
 
 
 def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
-    """The state of guards, given as they stand on the server.
+    """Return the state of the guards ``raws``; see :class:`GuardState`.
 
-    :raises BrokenGuard: one of them cannot be parsed.
+    :raises BrokenGuard: one of the guards cannot be parsed.
     """
-    # Longer ones are rare, and would fill the memory.
+    # Long guards are rare, and remembering them would take much memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
 class Format(Protocol):
-    """How the rows of a model are stored and decoded."""
+    """How the rows of a model are stored in the cache and decoded."""
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal; rows that carry another one do not count."""
+        """A hexadecimal digest of the model's fields. Rows stored under another one are unusable."""
 
     @property
     def width(self) -> int:
-        """The number of fields."""
+        """The number of values in a row: one for each concrete field of the model."""
 
     @property
     def decoded(self) -> Decoded | None:
-        """The cache of decoded rows; None: rows stay as they were stored."""
+        """The decoded rows that the process remembers.
+
+        None if the reader must not decode rows: it then returns rows as the driver gave them.
+        """
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """The decoded rows. They are shared, so callers must not change their values."""
+        """Decode ``rows``. The result may be shared, so callers must not change its values."""
 
 
 class CacheRequest:
-    """A request for one object or list, for one read. Not shared between threads.
+    """A request for one object or one list. Used for a single read, by one thread.
 
-    :param scope: of the object (without isolate key) or list.
+    :param scope: the scope of the list; for an object the scope of its shard key or global table,
+        without an isolate key.
+    :param format: how the rows are stored and decoded.
     :param sessions: the sessions of the database that holds the rows, to find dead writers;
-        None: nothing is repaired.
+        None: the markers of dead writers are left open.
     """
 
     __slots__ = (
@@ -126,23 +137,25 @@ class CacheRequest:
         self.format = format
         self.sessions = sessions
         self.outcome = BYPASS
-        #: The rows of a hit; decoded, if the format has ``decoded``.
+        #: The rows after a hit. They are decoded if ``format.decoded`` is not None.
         self.rows: list[Row] | None = None
-        #: The number of a hit, for scalars.
+        #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
         self.value: int | None = None
-        #: The guards under which a miss may be filled; None: it must not be.
+        #: After a miss, the guards that were valid when the result was found missing. The result
+        #: is stored under these guards; None if it must not be stored.
         self.state: GuardState | None = None
-        #: The same for its objects, which may be on another server.
+        #: The same as ``state``, but for the objects of the result, which may be on another server
+        #: than the list; None if they must not be stored.
         self.object_state: GuardState | None = None
-        #: By name: the object that may be replaced under its lease; None: it is valid, or
-        #: another reader fills it.
+        #: After a miss, keyed by the name of each object: the entry to replace, with the lease
+        #: for it; None if the object is valid, or another reader stores it.
         self.fillable: dict[str, FoundEntry | None] = {}
 
 
 class ObjectRequest(CacheRequest):
-    """A request for a row by its primary key.
+    """A request for one row by its primary key.
 
-    :param pk: the token of the key.
+    :param pk: the token of the primary key.
     """
 
     __slots__ = ("name", "pk")
@@ -154,9 +167,11 @@ class ObjectRequest(CacheRequest):
 
 
 class ListRequest(CacheRequest):
-    """A request for the rows of a query, or with ``scalar`` for the number that is its result.
+    """A request for the result of a query: a list of rows, or one number.
 
-    :param query: a digest of everything but the rows that the result depends on.
+    :param query: a digest of the query, the model's fields and the kind of result. With the same
+        digest, results differ only if the rows in the database differ.
+    :param scalar: whether the result is a number, as of ``count()`` and ``exists()``.
     """
 
     __slots__ = ("is_listed", "object_names", "query", "scalar")
@@ -173,7 +188,7 @@ class ListRequest(CacheRequest):
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
-        #: Whether the cache has the ids, though not all rows.
+        #: After a miss, whether the cache has the list of ids, and only lacks some of its objects.
         self.is_listed = False
-        #: The names of the rows' objects, after a hit or a fill.
+        #: The names of the rows' objects in the cache, after a hit or a fill.
         self.object_names: tuple[str, ...] | None = None

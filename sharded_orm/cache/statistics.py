@@ -1,4 +1,7 @@
-"""Counts of hits, misses and other events of the cache: per model, per process and overall."""
+"""Counts of cache hits, misses and other events for each model.
+
+They are kept for this process, and summed over all processes on the cache servers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The counts by name, with their meaning.
+#: The names of the counts, each with its meaning.
 FIELDS: Mapping[str, str] = {
     "object_hits": "objects that the cache server had",
     "object_misses": "objects that it had not",
@@ -33,20 +36,21 @@ FIELDS: Mapping[str, str] = {
     "repairs": "markers of dead writers that were closed",
 }
 
-#: Label of each model -> counts by name.
+#: The counts of models: keyed by the model's label, then by a name of :data:`FIELDS`.
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
-# The counts of the counting() blocks around this context.
+# The counts that the counting() blocks around the running code have yielded.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Count for the block: label of each model -> counts, by name of :data:`FIELDS`.
+    """Count the events of the block, for a test or a debugging page.
 
-    For a panel of a debugging page, or a test. Reads and writes of the block's code count, and
-    those of tasks that run in copies of its context. Blocks may be nested.
+    Yields a dict that grows during the block: counts keyed by the model's label, then by a name
+    of :data:`FIELDS`. Events of the block's own code count, and those of tasks that run in a copy
+    of its context. Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))
@@ -57,20 +61,20 @@ def counting() -> Iterator[Counts]:
 
 
 class CacheStatistics:
-    """Counters of this process, sent from time to time. Thread-safe; survives a fork.
+    """The counts of this process, which are sent from time to time. Thread-safe; survives a fork.
 
-    To send them is to add them to counters on the cache servers, which all processes share, to
-    announce them by :data:`~sharded_orm.signals.cache_counted`, and to log them at level DEBUG.
-    Counts for a server that is down are kept for the next time.
+    Sending has three parts: the counts are added to counters on the cache servers, which all
+    processes share; they are announced by the signal :data:`~sharded_orm.signals.cache_counted`;
+    and they are logged at level DEBUG. If a server is down, its counts are kept for the next time.
 
-    :param prefix: the beginning of the names of all types.
-    :param server: returns the server of a place.
-    :param clock: a monotonic clock, in seconds.
+    :param prefix: the prefix of all names in the cache, before the model's label.
+    :param server: returns the cache server that holds the counters of a model.
+    :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: Seconds between two sends outside of requests; None: only :meth:`flush` sends.
+    #: Seconds after the last send from which :meth:`add` sends; None: :meth:`add` never sends.
     interval: float | None = 10.0
-    #: Seconds between two sends at the ends of requests.
+    #: Seconds after the last send from which the end of a request sends.
     request_interval = 1.0
 
     def __init__(
@@ -86,20 +90,23 @@ class CacheStatistics:
         _all.add(self)
 
     def _renew(self) -> None:
-        # Invariant: the three mappings change under the lock only.
+        # Invariant: the three dicts below change only while the lock is held.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
-        # Not announced yet.
+        # Counts for which the signal cache_counted was not sent yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # Announced, but not sent to a server yet.
+        # Counts for which that signal was sent, but which were not sent to a cache server yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
     def add(self, type_name: str, **deltas: int) -> None:
-        """Add to counters. Every :attr:`interval` it also sends, which may take the timeouts of
-        cache servers.
+        """Add to the counts of a model.
 
-        :param deltas: increments by name of :data:`FIELDS`.
+        If the last send was more than :attr:`interval` seconds ago, the counts are also sent. If
+        cache servers are down, that may take their timeouts.
+
+        :param type_name: the prefix of all names in the cache, and the model's label.
+        :param deltas: increments, by names of :data:`FIELDS`.
         """
         with self._lock:
             _add(self._pending.setdefault(type_name, {}), deltas)
@@ -109,18 +116,27 @@ class CacheStatistics:
             self.flush()
 
     def counted(self, type_name: str) -> dict[str, int]:
-        """All counts of ``type_name`` in this process since its start."""
+        """Return all counts of a model in this process since its start, by names of :data:`FIELDS`.
+
+        :param type_name: see :meth:`add`.
+        """
         with self._lock:
             sources = [counts.get(type_name, {}) for counts in (self._total, self._pending)]
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Send, unless :attr:`request_interval` is not over. For the end of a request."""
+        """Send the counts, if the last send was :attr:`request_interval` seconds ago or earlier.
+
+        Called at the end of a request.
+        """
         if self._clock() - self._sent_at >= self.request_interval:
             self.flush()
 
     def flush(self) -> None:
-        """Send the counts. Does not raise; one round trip per model that has counts."""
+        """Send the signal ``cache_counted``, and add the counts to those on the cache servers.
+
+        Does not raise if a server is down. One round trip per model that has new counts.
+        """
         with self._lock:
             self._sent_at = self._clock()
             pending, self._pending = self._pending, {}
@@ -146,21 +162,24 @@ class CacheStatistics:
                 {counter(name, field): count for field, count in counts.items() if count}
             )
         except ServerDown:
-            # The server may have counted. A count that is too high is better than an outage
-            # without a trace.
+            # The counts are sent again later, though the server may have added them before it
+            # failed. Counts that are too high are better than losing the counts of an outage.
             with self._lock:
                 _add(self._unsent.setdefault(name, {}), counts)
 
     def overall(self, type_name: str) -> dict[str, int]:
-        """Counts of all processes since the last reset, as far as they were sent. One round trip.
+        """Return the counts of a model that all processes have sent since the last reset.
 
-        :raises ServerDown: the server with the counters of this model is down.
+        One round trip.
+
+        :param type_name: see :meth:`add`.
+        :raises ServerDown: the server that holds the counters of this model is down.
         """
         names = [counter(type_name, field) for field in FIELDS]
         return dict(zip(FIELDS, self._server(type_name).counters(names), strict=True))
 
     def reset(self, type_names: Iterable[str]) -> None:
-        """Set the counters of all processes to 0. One round trip per model.
+        """Set the counters on the cache servers to 0. One round trip per model.
 
         :raises ServerDown: a server is down.
         """
@@ -169,7 +188,10 @@ class CacheStatistics:
 
 
 def counter(type_name: str, field: str) -> str:
-    """The name of a counter on a cache server. No other name has an ``@`` there."""
+    """Return the name of a counter on a cache server.
+
+    It cannot be the name of another entry, as those have no ``@count-`` after the type's name.
+    """
     return f"{type_name}-@count-{field}"
 
 
@@ -179,7 +201,8 @@ def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held the lock, and the parent sends its counts itself.
+    # In the child: start with a new lock, as a thread of the parent may have held the old one, and
+    # with empty counts, as the parent sends its own.
     for statistics in list(_all):
         statistics._renew()
 

@@ -1,16 +1,20 @@
-"""The values of objects, lists and counts in the cache. Pure: no Django, no driver.
+"""The format of objects, lists and counts in the cache. Uses neither Django nor a driver.
 
-Yupoo (Y13) keeps pickled model instances. A value here is one line of text and then the
-fields as the database driver gave them, in JSON, so reading a value never runs its code::
+Yupoo (Y13) stored pickled model instances. Here an object is stored as JSON, so reading it never
+runs code from the cache. It has the fields of a row as the database driver gave them. The format
+of an object (``o1``) and of a list or count (``l1``)::
 
     o1 {fingerprint} {stamp} {name} {fields}{checksum}
     l1 {fingerprint} - {name} {fields}{checksum}
 
-``name`` is the name of the entry, so that a copy under another name does not count. The
-fields are the inside of a JSON array without any bracket (brackets in texts are escaped). So one
-call of the JSON parser reads many values, and no value can pass as a part of its neighbour. The
-last element has one letter for each field (:data:`_CARRIED`); ``.`` stands for plain JSON. The
-checksum of four bytes finds accidents; it is no signature.
+- ``fingerprint`` is a digest of the model's fields.
+- ``stamp`` has the generations of the guards under which the object is valid.
+- ``name`` is the name of the entry, so a copy under another name is not accepted.
+- ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
+  one call of the JSON parser can read many values, and damage to one cannot spread to the next.
+  The last element is a text with one letter for each field: how it was encoded
+  (:data:`_CARRIED`), or ``.`` for a plain JSON value.
+- ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
 
 from __future__ import annotations
@@ -27,27 +31,28 @@ from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-#: A part of the fingerprint of each model, to be raised when stored rows are read differently:
-#: by this module, or by one of Django's converters.
+#: The version of the format, a part of each model's fingerprint. Raise it when this module, or a
+#: converter of Django, begins to read stored rows differently.
 FORMAT: Final = 1
 
-#: A row as a driver gives it, in the order of the model's concrete fields.
+#: A row: one value for each concrete field of the model, in their order.
 Row = Sequence[Any]
 
 _OBJECT, _LIST = "o1", "l1"
-#: The beginning of a value of this format, or of another version of it.
+#: Matches the beginning of a value in any version of this format.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
 _MICROSECOND = timedelta(microseconds=1)
-#: No column has more digits: a longer number only keeps a processor busy.
+#: The largest exponent of a decimal number that is accepted. No column needs more, and huge
+#: exponents could keep a processor busy for long.
 _MOST_DIGITS = 1000
 
 
 class Unusable(Enum):
-    """Why an entry cannot be used."""
+    """The reason why an entry cannot be used."""
 
-    #: It is missing, of an earlier generation, or of another version of the model.
+    #: The entry is missing, was made void by a write, or is of another version of the model.
     MISS = "miss"
-    #: The library does not store such a value under this name.
+    #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"
 
 
@@ -56,7 +61,7 @@ BROKEN: Final = Unusable.BROKEN
 
 
 class _NotExact(Exception):
-    """A value that would not come back as it was."""
+    """A value would change by being stored and read again."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -96,8 +101,8 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: By type: the letter, and the function that makes it JSON. The type is exact, as an instance
-#: of a subclass would come back as one of the type.
+#: For each type that JSON lacks: its letter, and the function that turns a value into JSON. Does
+#: not apply to subclasses, whose instances would be read again as instances of the base class.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -116,7 +121,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: The CRC-32 of anything that ends with its own CRC-32.
+#: Any bytes that end with the CRC-32 of the bytes before have this CRC-32. So an entry that has it
+#: is undamaged.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -126,22 +132,23 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Strict refuses control characters in a text, so no text goes on behind an entry's end.
+# strict=True refuses control characters in texts. So a damaged text cannot continue past the line
+# end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
-#: Errors of reading hostile text: ValueError (syntax, numbers of thousands of digits, UTF-8),
-#: RecursionError (nesting), and those of the constructors in ``_BACK``.
+#: The errors that hostile text can raise when it is read: ValueError for its syntax, its UTF-8 or
+#: numbers of thousands of digits, RecursionError for nesting, and others from ``_BACK``.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 
 def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | None:
-    """The value of an object.
+    """Return a row in the format of an object.
 
-    :param name: the name of its entry.
-    :param fingerprint: of the model's fields, hexadecimal.
-    :param stamp: :func:`~sharded_orm.cache.guards.stamp` of its guards.
-    :param row: its fields, before Django's converters.
-    :returns: None if the format does not know the type of a field's value: such an object is
-        not cached.
+    :param name: the name of the object's entry.
+    :param fingerprint: the hexadecimal digest of the model's fields.
+    :param stamp: the :func:`~sharded_orm.cache.guards.stamp` of the object's guards.
+    :param row: the fields of the row as the driver gave them, before Django's converters.
+    :returns: the bytes to store; None if the row has a value that the format cannot hold exactly.
+        Such an object is not cached.
     """
     return _pack(_prefix(_OBJECT, fingerprint, stamp, name), row)
 
@@ -153,10 +160,12 @@ def unpack_objects(
     stamp: str,
     width: int,
 ) -> list[list[Any] | Unusable]:
-    """The rows of objects, in order; why there is none for each that cannot be used.
+    """Return the rows of objects in their order; for each unusable one the reason instead.
 
-    :param raws: the values of the entries ``names``; None for a missing entry.
-    :param width: the number of the model's fields.
+    :param raws: the bytes of the entries ``names``; None for a missing entry.
+    :param fingerprint: the fingerprint that the objects must carry.
+    :param stamp: the stamp that the objects must carry.
+    :param width: the number of the model's concrete fields.
     """
     start = f"{_OBJECT} {fingerprint} {stamp} "
     rows: list[list[Any] | Unusable] = []
@@ -173,7 +182,7 @@ def unpack_objects(
         if crc32(raw) == _WHOLE:
             positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        rows.append(BROKEN)  # until it is parsed
+        rows.append(BROKEN)  # Replaced below if the entry can be parsed.
     if bodies:
         for position, row in zip(positions, _rows(bodies), strict=True):
             if row is not None and len(row) == width:
@@ -182,17 +191,23 @@ def unpack_objects(
 
 
 def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | None:
-    """The value of a list of primary keys, or of a count (a list of one number).
+    """Return a list of primary keys, or a count, in the format of a list.
 
-    :param name: the name of its entry, which holds the revision.
-    :param values: as the driver gave them.
-    :returns: None if the format does not know the type of one of them.
+    :param name: the name of the list's entry, which includes the revision.
+    :param fingerprint: the hexadecimal digest of the model's fields.
+    :param values: the tokens of the primary keys; for a count one number.
+    :returns: the bytes to store; None if the format cannot hold one of ``values`` exactly.
     """
     return _pack(_prefix(_LIST, fingerprint, "-", name), tuple(values))
 
 
 def unpack_list(raw: bytes | None, name: str, fingerprint: str) -> list[Any] | Unusable:
-    """The values that :func:`pack_list` was given; why there are none if it cannot be used."""
+    """Return the values that :func:`pack_list` stored; the reason if ``raw`` cannot be used.
+
+    :param raw: the bytes of the entry; None for a missing entry.
+    :param name: the name of the entry.
+    :param fingerprint: the fingerprint that the list must carry.
+    """
     if not raw:
         return MISS
     prefix = _prefix(_LIST, fingerprint, "-", name)
@@ -209,9 +224,12 @@ def _prefix(kind: str, fingerprint: str, stamp: str, name: str) -> bytes:
 
 
 def _why_unusable(raw: bytes, start: str) -> Unusable:
-    """Why an entry cannot be used that does not begin with its prefix."""
+    """Return the reason why an entry cannot be used that has another prefix than was expected.
+
+    :param start: the expected prefix, up to the name.
+    """
     if raw.startswith(start.encode()):
-        return BROKEN  # of this generation and version, but of another name: a copy
+        return BROKEN  # The entry is a copy: all is as expected, except the name in it.
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
 
@@ -233,29 +251,34 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     fields.append(letters)
     try:
         text = _dump(fields)[1:-1]
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # The row has an integer of thousands of digits.
         return None
     if "[" in text or "]" in text:
-        # They are inside of texts, and never escaped: dumping has doubled every backslash.
+        # All brackets are inside of texts, where they can be escaped. No backslash before a
+        # bracket can spoil that, as dumping has doubled each backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")
 
 
 def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
-    """The rows of values with a valid checksum; None for each that is no row after all."""
+    """Return the rows in ``bodies``; None for each body that cannot be parsed.
+
+    :param bodies: the ``fields`` parts of entries with valid checksums.
+    """
     count = len(bodies)
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # Every bracket is ours, and no text spans a line: so each value is one element.
+        # If all brackets are those that were added here, and no text spans several lines, each
+        # body becomes one element of the outer array.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")
     except _DAMAGE:
         if count == 1:
             return [None]
-        # At least one is damaged; the others can be used.
+        # At least one body is damaged. Each is parsed alone, so that the others can be used.
         return [_rows([body])[0] for body in bodies]
     for index, row in enumerate(rows):
         letters = row.pop() if row else None

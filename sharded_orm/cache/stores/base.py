@@ -1,4 +1,4 @@
-"""The contract of a cache server, and of the servers behind one alias of ``CACHES``."""
+"""The interface that the library needs of a cache server, whether memcached, Redis or local."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: A server's permission to fill an entry; void once the entry was deleted.
+#: A server's permission to store an entry. It becomes void when the entry is deleted.
 Lease = Any
 
-#: Bytes of the longest value that is stored: the limit of memcached, less name and header.
+#: Bytes of the longest value that is stored: memcached's limit less room for name and header.
 MAX_VALUE = 1_000_000
-#: Seconds for which a lease keeps others from filling; then it is lost.
+#: Seconds for which a lease keeps other readers from storing the entry; then it expires.
 LEASE_SECONDS = 5
 
 
 class ServerDown(Exception):
-    """A cache server did not answer in time, or answered nonsense, or is left alone for a while.
+    """A cache server did not answer in time, gave a wrong answer, or is not called after a failure.
 
-    Internal: readers turn to the database, writers do what the policy says.
+    Internal: readers then ask the database, and writers do what ``ON_CACHE_FAILURE`` says.
     """
 
 
 class FoundEntry(NamedTuple):
-    """An entry as it was read. ``value`` is None if it is missing, or leased to another reader.
+    """An entry as it was read.
 
-    A missing object is leased to one reader, which fills it; the other readers query the
-    database and fill nothing. If that reader dies, nobody fills for :data:`LEASE_SECONDS` at
-    most. A present entry may be useless to the reader (of another generation): with its lease
-    the reader may replace it.
+    A missing object is leased to one reader, which stores it; meanwhile the other readers query
+    the database and store nothing. If that reader dies, its lease ends after
+    :data:`LEASE_SECONDS`. If an entry is there but of no use, for example of an earlier
+    generation of its guards, the reader may replace it with the lease.
+
+    :param value: the bytes of the entry; None if it is missing or leased to another reader.
+    :param lease: the permission to store this entry; None if the reader has none.
     """
 
     value: bytes | None
@@ -36,10 +39,11 @@ class FoundEntry(NamedTuple):
 
 
 class CacheEntry(NamedTuple):
-    """An entry to store. Without a lease (lists) it is stored unconditionally.
+    """An entry to store.
 
-    ``value`` is not empty, and does not begin with a NUL byte, as the stores' placeholders for
-    leased entries do.
+    :param value: the bytes of the entry: at least one byte, and the first is not NUL, with which
+        the servers' placeholders for leased entries begin.
+    :param lease: the permission to store an object; None for a list, which needs none.
     """
 
     name: str
@@ -50,90 +54,114 @@ class CacheEntry(NamedTuple):
 class CacheServer(ABC):
     """One cache server. Thread-safe; survives a fork.
 
-    A call costs one round trip; more only if hundreds of names are read at once, or where a method
-    says so.
+    A call costs one round trip, except where a method says otherwise, or if hundreds of names
+    are read at once.
 
-    Every method raises :exc:`ServerDown`. Its effect is then unknown: none, all or a part of it,
-    possibly late. An effect may also come twice: if a kept connection turns out to be dead, the
-    call is repeated on a new one. A round trip ends within the timeout of the server. After a
-    failure the server rests: calls fail at once, until after a while one of them tries again.
+    Every method except :meth:`close` may raise :exc:`ServerDown`. Then the call may have had all
+    of its effect, a part or none, and the effect may still come later. The effect of any call may
+    come twice: if an idle connection turns out to be dead, the call is repeated on a new one. A
+    round trip ends within the timeout of the server. After a failure, calls fail at once without
+    being sent, until one of them is let through as a trial.
 
-    Names are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
+    Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
 
-    #: For messages and logs; holds no credentials.
+    #: The name of the server for messages and logs, without credentials.
     name: str
-    #: Exchanges with the server since the start of the process.
+    #: The number of round trips to the server since the start of the process.
     round_trips: int = 0
 
     @abstractmethod
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
-        """Read ``names``, then ``objects``, then ``again``, in this order.
+        """Read the entries ``names``, then ``objects``, then ``again``, in this order.
 
-        Stores that lease on reading return the ``objects`` with leases.
+        Some servers (memcached) give a lease for each of ``objects`` on reading, if it is free.
+
+        :returns: the values of ``names``, the entries of ``objects``, and the values of
+            ``again``; a value is None for a missing entry.
         """
 
     @abstractmethod
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
-        """Leases to fill ``objects``, which :meth:`read` returned as ``entries``.
+        """Take leases, the permissions to store objects.
 
-        None for each that is leased to another reader. No round trip if :meth:`read` returned
-        the leases.
+        No round trip if :meth:`read` has already given the leases.
+
+        :param objects: the names of the objects.
+        :param entries: what :meth:`read` returned for these objects.
+        :returns: a lease for each object; None if the object is leased to another reader, or has
+            changed since it was read.
         """
 
     @abstractmethod
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
-        """Store entries for ``ttl`` seconds, then read the guards ``again``.
+        """Store ``entries`` for ``ttl`` seconds, then read the guards ``again``.
 
-        The guards live twice as long from now on, so they outlive the entries.
+        A *guard* is an entry that says whether other entries are valid. The guards that are read
+        live for another ``2 * ttl`` seconds, so that they outlive the stored entries.
 
-        :returns: for each entry whether it was stored: its lease is valid, and its value not too
-            large for the server. And the values of the guards.
+        :returns: whether each entry was stored, and the values of the guards. An entry is not
+            stored if its lease is void, or its value is too large for the server.
         """
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
-        """Append each record to its guard, which is created from ``header`` if it is missing.
+        """Append a line to each of several guards, entries that say whether others are valid.
 
-        A guard lives ``ttl`` seconds from its last use.
+        A missing guard is created from ``header`` first.
 
-        :returns: the sizes of the guards in bytes.
+        :param records: names of guards, each with the line to append.
+        :param header: the first line of a guard that is created.
+        :param ttl: seconds that each guard lives from now on.
+        :returns: the size of each guard in bytes, in the order of ``records``.
         """
 
     @abstractmethod
     def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
-        """Delete ``objects`` and void their leases; then append each record to its guard.
+        """Delete ``objects``, then append a line to each of several guards.
 
-        A missing guard stays missing.
+        The deletion also makes leases for these objects void.
+
+        :param records: names of guards, each with the line to append. A guard that is missing is
+            not created.
         """
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create the missing ones of ``guards``. Returns the values of all afterwards."""
+        """Create those of ``guards`` that are missing; see :meth:`mark`.
+
+        :param guards: names, each with the value of a new guard.
+        :param ttl: seconds that each guard lives from now on.
+        :returns: the values that all ``guards`` have afterwards.
+        """
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value ``seen`` by ``new``; False if another value stands there.
+        """Replace the value of an entry, if it is still ``seen``. Two round trips at most.
 
-        Two round trips at most.
+        :param ttl: seconds that the new value lives.
+        :returns: whether the value was replaced; False if it is not ``seen`` any more.
         """
 
     @abstractmethod
     def count(self, deltas: Mapping[str, int]) -> None:
-        """Add to counters, which start at 0."""
+        """Add to counters. A missing counter counts as 0.
+
+        :param deltas: the numbers to add, keyed by the counters' names.
+        """
 
     @abstractmethod
     def counters(self, names: Sequence[str]) -> list[int]:
-        """The values of counters; 0 for a missing one."""
+        """Return the values of counters; 0 for a missing one."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """The statistics of the server (version, bytes, evictions, items …), under its own names."""
+        """Return statistics (version, bytes, evictions, …) under the names that the server uses."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close idle connections. The next call opens new ones."""
+        """Close the idle connections to the server. The next call opens a new one."""

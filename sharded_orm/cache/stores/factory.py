@@ -1,4 +1,4 @@
-"""The cache servers behind an alias of ``CACHES``."""
+"""Makes the server objects for an alias of ``CACHES``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 REDIS = "django.core.cache.backends.redis.RedisCache"
 LOCAL = "django.core.cache.backends.locmem.LocMemCache"
 
-#: Backends whose servers can be used, themselves or through a subclass.
+#: The cache backends that an alias may use as its ``BACKEND``. Their subclasses can be used, too.
 BACKENDS = (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
-#: The libraries that each needs, and the extra that brings them.
+#: For each backend: the packages that it needs, and the extra of sharded-orm that installs them.
 _LIBRARIES = {
     MEMCACHED: (("pymemcache",), "memcached"),
     DJANGO_REDIS: (("django_redis", "hiredis"), "redis"),
@@ -37,7 +37,10 @@ _local_lock = threading.Lock()
 
 
 def problem(alias: str) -> str | None:
-    """Why an alias of ``CACHES`` cannot be used, without a full stop; None if it can."""
+    """Return the reason why an alias of ``CACHES`` cannot be used; None if it can be used.
+
+    The reason is a part of a sentence, without a full stop.
+    """
     if alias not in settings.CACHES:
         return f"CACHES has {', '.join(map(repr, sorted(settings.CACHES)))} only"
     entry = settings.CACHES[alias]
@@ -57,14 +60,14 @@ def problem(alias: str) -> str | None:
 def open_servers(
     alias: str, options: CacheOptions, *, clock: Callable[[], float] = time.monotonic
 ) -> Sequence[CacheServer]:
-    """The servers behind an alias of ``CACHES``, in the order of its ``LOCATION``.
+    """Return the servers of an alias of ``CACHES``, in the order of its ``LOCATION``.
 
-    Calls none of them. All calls with one ``LOCATION`` of the local backend share one server.
+    No server is called. For the local-memory backend, all aliases with the same ``LOCATION``
+    share one server.
 
-    :param options: ``timeout`` and ``backoff`` of the servers; the others do not count.
-    :param clock: of the backoff.
-
-    :raises ImproperlyConfigured: see :func:`problem`.
+    :param options: only ``timeout`` and ``backoff`` are used.
+    :param clock: measures the backoff: returns monotonic time in seconds.
+    :raises ImproperlyConfigured: the alias cannot be used; see :func:`problem`.
     """
     if (wrong := problem(alias)) is not None:
         raise ImproperlyConfigured(f"The cache {alias!r} cannot be used: {wrong}.")
@@ -75,7 +78,7 @@ def open_servers(
         with _local_lock:
             name = str(location)
             if name not in _local:
-                # As Django's own backend reads it.
+                # MAX_ENTRIES is looked up where Django's own backend looks it up.
                 max_entries = entry.get("MAX_ENTRIES", alias_options.get("MAX_ENTRIES", 300))
                 _local[name] = LocalServer(name, int(max_entries))
             return [_local[name]]
@@ -97,16 +100,17 @@ def open_servers(
 
 
 def name_prefix(*aliases: str) -> str:
-    """The prefix of every name, from ``KEY_PREFIX`` and ``VERSION`` of aliases; empty by default.
+    """Return the prefix of all names of entries, made of ``KEY_PREFIX`` and ``VERSION`` of aliases.
 
-    It keeps projects apart that share a server. The stores do not add it, as it counts for the
-    length of a name.
+    It is empty if the aliases leave both at their defaults. The prefix keeps projects apart that
+    share a server. It must be added before names are shortened to the length that servers allow,
+    so the server objects do not add it.
     """
     parts = []
     for alias in aliases:
         entry = settings.CACHES[alias]
         prefix, version = entry.get("KEY_PREFIX", ""), entry.get("VERSION", 1)
-        # A token has no colon.
+        # Colons are clear separators, since a token has none.
         part = f"{token(prefix)}:" if prefix else ""
         part += f"{token(version)}::" if version != 1 else ""
         parts.append(part)
@@ -114,7 +118,10 @@ def name_prefix(*aliases: str) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str | None:
-    """The one of :data:`BACKENDS` that ``entry`` uses, itself or through a subclass."""
+    """Return which of :data:`BACKENDS` an alias uses, directly or as a base class; None if none.
+
+    :param entry: the settings of the alias in ``CACHES``.
+    """
     path = str(entry.get("BACKEND", ""))
     if path in BACKENDS:
         return path
@@ -122,7 +129,8 @@ def _kind(entry: Mapping[str, Any]) -> str | None:
         backend = import_string(path)
     except ImportError:
         return None
-    # By name, as the modules need client libraries that may not be installed.
+    # Base classes are compared by name: importing all of BACKENDS would need client libraries
+    # that may not be installed.
     for base in getattr(backend, "__mro__", ()):
         name = f"{base.__module__}.{base.__qualname__}"
         if name in BACKENDS:

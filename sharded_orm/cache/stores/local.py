@@ -23,15 +23,15 @@ from sharded_orm.cache.stores.base import (
 
 @dataclass(slots=True)
 class _Item:
-    value: bytes  # empty: leased
+    value: bytes  # Empty if the entry is missing and leased to a reader.
     version: int
     expires: float
 
 
 class LocalServer(CacheServer):
-    """A server that only this process can reach. Thread-safe.
+    """A cache server in the memory of this process. Thread-safe.
 
-    A forked child starts with an empty one.
+    A forked child starts without entries.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class LocalServer(CacheServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param name: for messages.
-        :param max_entries: beyond it, the least recently used entries are evicted.
-        :param clock: seconds from any start, for the expiry of entries.
+        :param name: the name of the server in messages.
+        :param max_entries: if there are more entries, the least recently used ones are evicted.
+        :param clock: returns monotonic time in seconds, for the expiry of entries.
         """
         self.name = f"memory {name}"
         self.max_entries = max_entries
@@ -57,7 +57,8 @@ class LocalServer(CacheServer):
 
     def _locked(self) -> threading.Lock:
         if forks.identity() != self._process:
-            # A thread of the parent may hold the lock for ever, amid a change of the items.
+            # This is a forked child. A thread of the parent may have held the lock at the fork,
+            # with the items half changed; in the child nobody would ever release that lock.
             self._lock = threading.Lock()
             self._items = OrderedDict()
             self._process = forks.identity()
@@ -93,7 +94,7 @@ class LocalServer(CacheServer):
             return FoundEntry(None, self._put(name, b"", LEASE_SECONDS).version)
         return FoundEntry(item.value, item.version) if item.value else FoundEntry(None)
 
-    # ##### The contract #####
+    # ##### The methods of CacheServer #####
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
@@ -179,4 +180,4 @@ class LocalServer(CacheServer):
             }
 
     def close(self) -> None:
-        """Does nothing: nothing is open, and the entries stay."""
+        """Do nothing: there are no connections to close, and the entries are kept."""

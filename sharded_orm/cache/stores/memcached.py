@@ -1,9 +1,11 @@
-"""A memcached server (version 1.6 or newer), through its meta commands.
+"""A memcached server (version 1.6 or newer), used through its meta commands.
 
-All commands of a call go in one packet, and each has one answer, in their order. The server has
-leases of its own: ``mg … N`` on a missing name puts an empty stub there, and says to one reader
-that it has *won*. The version number of the stub (``c``) is the lease: with it, ``ms … C`` stores
-only while nobody else has changed the entry.
+All commands of a call are sent in one packet. The server answers each command, in the same order.
+
+A *lease* is the permission to store a missing object. memcached supports leases itself: ``mg … N``
+for a missing name creates an empty stub, and tells one reader that it has *won*. The lease is the
+version number of the stub (flag ``c``): with it, ``ms … C`` stores a value only if nobody else has
+changed the entry.
 """
 
 from __future__ import annotations
@@ -29,23 +31,26 @@ from sharded_orm.cache.stores.base import (
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
-#: Seconds; the server takes longer times for dates.
+#: The longest life of an entry in seconds. The server would take a larger number for a date.
 _MAX_TTL = 30 * 24 * 3600
-#: Bytes of one packet of reads. If it were larger than the buffers on the way, the server would
-#: wait for us to receive, and we for the server.
+#: The most bytes in one packet of reading commands. If a packet were larger than the network
+#: buffers, client and server could wait for each other: each sends, and neither receives.
 _MAX_READ = 64 * 1024
-#: Bytes of one packet under TLS, unless it is one command. A server that takes a part of a TLS
-#: record for the end of a long value forgets the commands in the rest of that record.
+#: The most bytes of a packet under TLS; only a single command may be longer. If a long value ends
+#: inside a TLS record, the server loses the commands in the rest of that record.
 _MAX_RECORD = 16_000
-#: The OPTIONS of an alias that matter for connecting; the others are about pickles and hashing.
+#: The names in OPTIONS of an alias that are used, for connecting. The others are about pickling
+#: and hashing.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: The text between two names that are read, without and with a lease.
+#: The text between two names in a packet of ``mg`` commands: for entries that are only read, and
+#: for objects, for which a lease (permission to store) is asked.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
-#: The first line of an answer without its end, and the value if it has one.
+#: The answer to one command: its first line without the line end, and the value, or None if the
+#: answer has no value.
 _Answer = tuple[bytes, bytes | None]
-#: The result of a read.
+#: The result of MemcachedServer.read().
 _Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
 
 
@@ -65,7 +70,7 @@ class MemcachedServer(RemoteServer):
     ) -> None:
         """
         :param address: ``host:port``, ``[IPv6]:port``, ``unix:/path`` or ``/path``.
-        :param options: of pymemcache's ``Client``; only those about connecting count.
+        :param options: options of pymemcache's ``Client``; only those for connecting are used.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(f"memcached {address}", timeout=timeout, backoff=backoff, clock=clock)
@@ -78,15 +83,21 @@ class MemcachedServer(RemoteServer):
     def _connect(self, timeout: float) -> Connection:
         options = {**self._options}
         options["connect_timeout"] = min(timeout, options.get("connect_timeout") or timeout)
-        # Without no_delay the second part of a packet would wait for an acknowledgement.
+        # Without no_delay, the second part of a long packet would wait until the server has
+        # acknowledged the first part.
         client = Client(self._address, no_delay=True, **options)
-        # Resolves, connects and starts TLS. Private, but all its commands call it.
+        # This resolves the address, connects and starts TLS. The method is private, but all
+        # commands of the client call it, so it is unlikely to vanish.
         client._connect()
         opened: socket.socket = client.sock
         return Connection(opened, self.timeout)
 
     def _run(self, commands: list[bytes], max_size: int = 0) -> list[_Answer]:
-        """Answers to ``commands``; one round trip for each ``max_size`` bytes."""
+        """Send ``commands`` and return their answers.
+
+        :param max_size: the most bytes of commands in a packet, which takes one round trip; a
+            longer command has a packet of its own. 0: the largest packet that is safe to write.
+        """
         max_size = max_size or self._max_write
         packet, count = b"".join(commands), len(commands)
         if len(packet) <= max_size or count == 1:
@@ -104,7 +115,8 @@ class MemcachedServer(RemoteServer):
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # SERVER_ERROR: it has no memory for the answer or a stub, which is as good as a miss.
+        # SERVER_ERROR means that the server lacks memory for the answer or for a stub. That is
+        # treated as a missing entry.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
@@ -119,21 +131,22 @@ class MemcachedServer(RemoteServer):
         version = flags[0][1:]
         if value or b"Z" not in flags:
             return FoundEntry(value or None, version)
-        return FoundEntry(None)  # leased to another reader
+        return FoundEntry(None)  # The entry is leased to another reader.
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
-        """Whether the answer is the first of ``lines``.
+        """Check the answer to a write. Return whether its line is the first one of ``lines``.
 
-        :raises ServerDown: it is none of ``lines``.
+        :raises ServerDown: its line is none of ``lines``.
         """
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # Out of memory for this command: the call has failed, but the server is well.
+            # The server lacks memory for this command. The call has failed, but _failed() is not
+            # called: the server can still be used.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
-    # ##### The contract #####
+    # ##### The methods of CacheServer #####
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
@@ -148,7 +161,7 @@ class MemcachedServer(RemoteServer):
             return self._reply(self._run(commands, self._max_read), middle, last)
 
         def parse(raw: bytes) -> _Reply | None:
-            # Nearly always no entry is missing.
+            # Usually all entries are found, so the fast parser for that case is tried first.
             reply = _hits(raw, middle, last, count)
             if reply is None and (answers := _parse(raw, count)) is not None:
                 return self._reply(answers, middle, last)
@@ -194,7 +207,7 @@ class MemcachedServer(RemoteServer):
 
     def _is_stored(self, answer: _Answer) -> bool:
         if answer[0].startswith(b"SERVER_ERROR"):
-            return False  # too large after all, or no memory
+            return False  # The value is too large for this server, or the server lacks memory.
         return self._expect(answer, b"HD", b"EX", b"NF", b"NS")
 
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
@@ -202,8 +215,8 @@ class MemcachedServer(RemoteServer):
         parts: list[bytes] = []
         for name, record in records:
             key = name.encode("ascii")
-            # An append does not create a missing guard. The last command reads the size, and
-            # prolongs the life of the guard.
+            # Three commands: create the guard if it is missing (ME); append the record to it (MA,
+            # which creates nothing); read its size and prolong its life.
             parts += (
                 b"ms %b %d ME T%d\r\n%b\r\n" % (key, len(header), seconds, header),
                 b"ms %b %d MA\r\n%b\r\n" % (key, len(record), record),
@@ -268,7 +281,7 @@ class MemcachedServer(RemoteServer):
 
     def count(self, deltas: Mapping[str, int]) -> None:
         parts = [
-            # N0 and J create a missing counter with the first delta.
+            # N0 and J create a missing counter that does not expire, with ``delta`` as its value.
             b"ma %b N0 J%d D%d\r\n" % (name.encode("ascii"), delta, delta)
             for name, delta in deltas.items()
         ]
@@ -285,12 +298,12 @@ class MemcachedServer(RemoteServer):
 
 
 def _seconds(ttl: float) -> int:
-    # 0 means for ever.
+    # At least 1, since memcached would keep an entry with 0 for ever.
     return min(max(math.ceil(ttl), 1), _MAX_TTL)
 
 
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
-    """The packet of commands that read."""
+    """Return a packet of ``mg`` commands that read all these names, ``objects`` with leases."""
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
         text += f"mg {_LEASED.join(objects)}{_LEASED[:-3]}"
@@ -300,11 +313,14 @@ def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -
 
 
 def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
-    """The reply of a read with ``count`` values that are not empty; else None. Fast.
+    """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
-    None, too, if a value has a line end in it: then the sizes do not match. The lease of an
-    object is its whole first line, as few leases are used; :func:`_version` takes the number
-    from it.
+    Also return None if a value contains a line end, so that it cannot be found by splitting, or is
+    empty. To save time, the lease of an object is the whole first line of its answer: few leases
+    are used, and :func:`_version` takes the version number from the line.
+
+    :param middle: the position of the first answer to a read of an object.
+    :param last: the position after the last answer to a read of an object.
     """
     parts = raw.split(b"\r\n")
     if len(parts) != 2 * count + 1:
@@ -312,7 +328,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     names: list[bytes | None] = []
     objects: list[FoundEntry] = []
     again: list[bytes | None] = []
-    # There is an empty part after the last line end.
+    # strict=False, as parts[::2] has one element more: the empty part after the last line end.
     pairs = zip(parts[::2], parts[1::2], strict=False)
     for position, (line, value) in enumerate(pairs):
         if not value:
@@ -320,7 +336,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
         if middle <= position < last:
             if not line.startswith(b"VA %d c" % len(value)):
                 return None
-            # FoundEntry(value, line), in half the time.
+            # The same as FoundEntry(value, line), in half the time.
             objects.append(tuple.__new__(FoundEntry, (value, line)))
         elif line != b"VA %d" % len(value):
             return None
@@ -330,14 +346,14 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
 
 
 def _version(lease: bytes) -> bytes:
-    """The version number in a lease, which may be a whole line: ``VA 150 c1234``."""
+    """Return the version number in a lease, which may be a whole line like ``VA 150 c1234``."""
     return lease.rpartition(b" c")[2].split(None, 1)[0]
 
 
 def _parse(raw: bytes, count: int) -> list[_Answer] | None:
-    """The ``count`` answers in ``raw``; None while it is incomplete.
+    """Parse ``raw``, which should be ``count`` answers; return None while it is incomplete.
 
-    :raises ProtocolError: ``raw`` is anything else.
+    :raises ProtocolError: ``raw`` is not the beginning of ``count`` answers.
     """
     answers: list[_Answer] = []
     position = 0
@@ -361,7 +377,7 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # Not quoted, as it may be anything.
+                # The message does not quote the line, which may be anything.
                 raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2

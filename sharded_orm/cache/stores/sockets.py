@@ -1,4 +1,7 @@
-"""Sockets to cache servers: pooled, with a time limit on each call, closed when in doubt."""
+"""Sockets to cache servers: pooled, with a time limit for each call.
+
+After an error a socket is closed: a late answer could be mistaken for the answer to the next call.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,24 @@ from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
 from sharded_orm.circuit_breaker import CircuitBreaker
 
 _CHUNK = 1 << 16
-#: The number of idle connections that a server keeps.
+#: The most idle connections that the process keeps for a server.
 _MAX_IDLE = 64
 _LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 Answer = TypeVar("Answer")
-#: Parses an answer; returns None while it is incomplete, raises :exc:`ProtocolError` if it is
-#: malformed.
+#: A function that parses the bytes of an answer. It returns None while the answer is incomplete,
+#: and raises :exc:`ProtocolError` if the answer is malformed.
 Parser = Callable[[bytes], Answer | None]
-#: Bytes to send, or a function that makes them for a connection.
+#: The bytes to send, or a function that returns them for the connection that will be used.
 Packet = bytes | Callable[["Connection"], bytes]
 
 
 class ProtocolError(Exception):
-    """The answer of a server is malformed, or does not belong to the question."""
+    """The answer of a server is malformed, or does not fit the commands that were sent."""
 
 
 class Outdated(ConnectionError):
-    """The server holds other data than when the connection was opened."""
+    """The server has lost or exchanged its data since the connection was opened."""
 
 
 class Connection:
@@ -41,8 +44,10 @@ class Connection:
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
         """
-        :param timeout: seconds for one :meth:`ask`.
-        :param incarnation: identifies the data on the server, for functions that make packets.
+        :param connected: a socket that is connected to the server.
+        :param timeout: the time limit in seconds for one :meth:`ask`.
+        :param incarnation: identifies the data on the server. Functions that make packets (see
+            :data:`Packet`) may use it; empty for servers that need none.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -50,17 +55,18 @@ class Connection:
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
-        """Send ``packet`` and receive until ``parse`` returns an answer.
+        """Send ``packet``, receive until ``parse`` returns an answer, and return that.
 
-        After an error the connection must be closed.
+        After an error the caller must close the connection.
 
-        :param end: the last bytes of every answer.
-        :param deadline: on the monotonic clock; at most the timeout of the connection from now.
-        :raises OSError: the connection is lost, or the time is over.
-        :raises ProtocolError: the answer is malformed, or too long for the packet.
+        :param end: the bytes with which every answer ends.
+        :param deadline: a time on the monotonic clock, not later than the timeout of the
+            connection from now.
+        :raises OSError: the connection is lost, or the deadline has passed.
+        :raises ProtocolError: the answer is malformed, or longer than any answer to the packet.
         """
-        # The send buffer is empty now, so a short packet fits. Most exchanges need these two
-        # calls only, within the timeout of the socket.
+        # Most exchanges need only one send() and one recv(), each with the timeout of the socket:
+        # the send buffer is empty now, so a short packet fits into it.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -84,7 +90,8 @@ class Connection:
         self, start: bytes, end: bytes, parse: Parser[Answer], deadline: float, packet_size: int
     ) -> Answer:
         answer = bytearray(start)
-        # Each name in the packet has at least 8 bytes, and one value in the answer.
+        # Upper limit of the answer's size: each name in the packet takes at least 8 bytes, and
+        # gets one value in the answer.
         limit = (packet_size // 8 + 1) * (MAX_VALUE + 1000)
         while True:
             self.limit(deadline)
@@ -101,7 +108,12 @@ class Connection:
                 raise ProtocolError("endless answer")
 
     def limit(self, deadline: float | None = None) -> None:
-        """Let the socket wait until ``deadline``; by default for the timeout at each call."""
+        """Set the timeout of the socket.
+
+        :param deadline: a time on the monotonic clock until which the next call may wait; None:
+            each call may wait for the timeout of the connection.
+        :raises TimeoutError: ``deadline`` has passed.
+        """
         if deadline is None:
             self._socket.settimeout(self._timeout)
             return
@@ -111,14 +123,18 @@ class Connection:
         self._socket.settimeout(left)
 
     def close(self) -> None:
-        """Close the socket, without a farewell to the server."""
+        """Close the socket without sending anything to the server."""
         self._socket.close()
 
 
 class RemoteServer(CacheServer):
-    """A server behind a socket, with its idle connections and a circuit breaker."""
+    """A cache server that is reached through sockets.
 
-    #: The last bytes of every answer.
+    It keeps idle connections, and has a circuit breaker: after a failure the server is not called
+    for some seconds.
+    """
+
+    #: The bytes with which every answer of the server ends.
     _end: bytes
 
     def __init__(
@@ -130,30 +146,33 @@ class RemoteServer(CacheServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param name: for messages, without credentials.
-        :param timeout: seconds for a whole call, connecting included, resolving of names excluded.
-        :param backoff: seconds without a call after a failure.
-        :param clock: of the backoff.
+        :param name: the name of the server in messages, without credentials.
+        :param timeout: the time limit in seconds for a whole call. It includes connecting, but not
+            resolving the host name.
+        :param backoff: seconds after a failure in which the server is not called.
+        :param clock: measures the backoff: returns monotonic time in seconds.
         """
         self.name = name
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
-        # Last in, first out: after a peak the others stay idle, and nobody notices if a server or
-        # firewall drops them. pop() and append() need no lock.
+        # Last in, first out: after a peak, the connections at the beginning are no longer used,
+        # so it does no harm if a server or firewall drops them. pop() and append() need no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
     @abstractmethod
     def _connect(self, timeout: float) -> Connection:
-        """Open a connection that is ready for commands.
+        """Return a new connection that is ready for commands.
 
-        :raises OSError, ProtocolError: that failed.
+        :param timeout: the time limit in seconds.
+        :raises OSError, ProtocolError: the connection could not be opened.
         """
 
     def _exchange(self, packet: Packet, parse: Parser[Answer]) -> Answer:
-        """Send a packet and return its answer, in one round trip.
+        """Send a packet and return the parsed answer, in one round trip.
 
-        :raises ServerDown: that failed, or the server rests.
+        :raises ServerDown: there was no valid answer in time, or the server is not called because
+            of an earlier failure.
         """
         if forks.identity() != self._process:
             self._after_fork()
@@ -190,11 +209,12 @@ class RemoteServer(CacheServer):
                 connection.close()
                 if is_new:
                     raise
-                # The server was restarted, closes idle connections, or holds other data: that
-                # is true of the other idle connections, too.
+                # The server was restarted, closes idle connections, or has exchanged its data. So
+                # the other idle connections are useless, too. The packet is sent again.
                 self.close()
             except BaseException:
-                # The answer may still come, and must not be taken for that to the next question.
+                # The answer may still arrive, and must not be taken for the answer to the next
+                # packet.
                 connection.close()
                 raise
             else:
@@ -205,8 +225,11 @@ class RemoteServer(CacheServer):
                 return answer
 
     def _failed(self, reason: object) -> ServerDown:
-        """Open the circuit breaker. Returns the error to raise."""
-        # The exception's text alone may be empty, or a mere address.
+        """Open the circuit breaker, and return the error that the caller must raise.
+
+        :param reason: an exception, or a text for the message.
+        """
+        # The type is added since the text of an exception may be empty, or only an address.
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
         text = f"{self.name}: {text}"
         self._breaker.trip(None, ServerDown(text))
@@ -214,7 +237,8 @@ class RemoteServer(CacheServer):
         return ServerDown(text)
 
     def _after_fork(self) -> None:
-        # The connections are the parent's. Closing our descriptors does not end them.
+        # The idle connections belong to the parent process. The child closes only its copies of
+        # the file descriptors, so the parent can go on using them.
         self.close()
         self._breaker.after_fork()
         self._process = forks.identity()

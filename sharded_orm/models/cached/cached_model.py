@@ -1,7 +1,9 @@
-"""Which models are cached, and how their values become names in the cache (Yupoo, Y13-Y16).
+"""Which models are cached, and how field values become parts of cache names (Yupoo, Y13-Y16).
 
-Reads ``ShardMeta.cache`` and ``ShardMeta.isolate_key``. Values become *tokens*, the parts of
-names, but only if equal tokens mean that the values are equal for the database, and vice versa.
+Whether a model is cached follows from its ``ShardMeta.cache``. ``ShardMeta.isolate_key`` names a
+field by which the cached lists of a shard key are divided. In the names of cache entries a value is
+represented by a *token*. A value has an exact token only if the field's values are equal in the
+database exactly when their tokens are equal.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
-#: The token of NULL, for :meth:`CachedModel.isolate_token`. No value has it.
+#: The token of NULL as the value of an isolate key. No other value has this token.
 NULL = "%N"
 
+# How many Scope objects (sets of rows with a common guard in the cache) each model remembers.
 _SCOPES = 2048
-# Arguments of a field that have one of these types may change the values in its column ...
+# The types of those arguments of a field that go into the model's fingerprint.
 _PLAIN = (str, int, float, bool, type(None))
-# ... unless they are among these.
+# The names of arguments of a field that do not change how values are stored in its column. They do
+# not go into the fingerprint.
 _NOT_OF_THE_VALUE = {*models.Field.non_db_attrs, "default", "primary_key", "unique", "db_index"}
 _NOT_OF_THE_VALUE |= {"auto_created", "sequence", "unique_for_date", "unique_for_month"}
 _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_constraint", "to"}
@@ -42,11 +46,11 @@ _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_cons
 
 @dataclass(frozen=True)
 class TokenField:
-    """A field whose values stand in names: the shard key, the isolate key, a primary key.
+    """A field whose values are parts of cache names: a shard key, isolate key or primary key.
 
-    :param target: the field itself; for a foreign key the field that it finally refers to.
-    :param exact: whether values are equal for the database exactly if their tokens are equal.
-    :param pad: whether comparisons ignore trailing spaces.
+    :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
+    :param exact: whether values are equal in the database exactly when their tokens are equal.
+    :param pad: whether the database ignores trailing spaces when it compares values.
     """
 
     field: Any
@@ -55,10 +59,10 @@ class TokenField:
     pad: bool = False
 
     def token(self, value: Any) -> str | None:
-        """The token of ``value``; None if it has none that is exact.
+        """Return the token of ``value``; None if it has no exact token.
 
-        That is NULL, an expression, a value that the field does not take, and every value of an
-        inexact field.
+        None is returned for NULL, an expression, a value that the field does not accept, and for
+        every value if the field is not ``exact``.
         """
         if type(value) is not int or not self._takes_int:
             if not self.exact or value is None or hasattr(value, "resolve_expression"):
@@ -79,7 +83,7 @@ class TokenField:
 
     @cached_property
     def _takes_int(self) -> bool:
-        # Most keys are integers, which get_prep_value of these fields leaves as they are.
+        # A shortcut for most keys: get_prep_value() of these fields returns an int unchanged.
         return self.exact and type(self.target).get_prep_value in _PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
@@ -99,11 +103,16 @@ _PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoFiel
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model with ``cache = True``, and the fields that names in the cache depend on. Thread-safe.
+    """A model with ``cache = True``, and those of its fields that cache names depend on.
+
+    Thread-safe.
 
     :param model: the concrete model.
-    :param type: the model, for modules that know no ORM.
-    :param options: the shard options; None for a global model.
+    :param type: describes the model to :mod:`sharded_orm.cache`, which does not use the ORM.
+    :param options: the shard options of the model; None for a global (not sharded) model.
+    :param key_field: the shard key; None for a global model.
+    :param isolate_field: the field that ``isolate_key`` names; None if there is none.
+    :param pk_fields: the field of the primary key; all fields of a composite one.
     """
 
     model: type[models.Model]
@@ -115,12 +124,12 @@ class CachedModel:
 
     @property
     def key(self) -> Any:
-        """The shard key; None of a global model."""
+        """The field of the shard key; None for a global model."""
         return None if self.key_field is None else self.key_field.field
 
     @property
     def isolate(self) -> Any:
-        """The field of ``isolate_key``, or None."""
+        """The field that ``isolate_key`` names; None if the model has no isolate key."""
         return None if self.isolate_field is None else self.isolate_field.field
 
     @property
@@ -128,11 +137,14 @@ class CachedModel:
         return self.model._meta.pk
 
     def key_token(self, value: Any) -> str | None:
-        """The token of a shard key's value; None if it is unknown. See :class:`TokenField`."""
+        """Return the token of a shard key; None if it has no exact token (:class:`TokenField`)."""
         return None if self.key_field is None else self.key_field.token(value)
 
     def isolate_token(self, value: Any) -> str | None:
-        """The token of an isolate key's value, which may be NULL; None if it is unknown."""
+        """Return the token of an isolate key, which may be NULL.
+
+        None if the value has no exact token, or the model has no isolate key.
+        """
         field = self.isolate_field
         if field is None:
             return None
@@ -141,7 +153,10 @@ class CachedModel:
         return field.token(value)
 
     def pk_token(self, value: Any) -> str | None:
-        """The token of a primary key, a tuple for a composite one; None if it is unknown."""
+        """Return the token of a primary key; None if a part of it has no exact token.
+
+        :param value: the value of the primary key; a tuple for a composite one.
+        """
         fields = self.pk_fields
         if len(fields) == 1:
             return fields[0].token(value)
@@ -154,7 +169,11 @@ class CachedModel:
 
     @cached_property
     def scope(self) -> Callable[..., Scope]:
-        """``scope(place, key, isolate=None)``: memoised, since a scope computes its names."""
+        """A function ``scope(place, key, isolate=None)`` that returns a :class:`Scope` of the model.
+
+        A scope is a set of rows whose cache entries become void together. The function remembers
+        its results, as a scope has to compute its names.
+        """
 
         @lru_cache(maxsize=_SCOPES)
         def scope(place: str, key: str | None, isolate: str | None = None) -> Scope:
@@ -163,14 +182,17 @@ class CachedModel:
         return scope
 
     def place(self, alias: str) -> str:
-        """The place of the rows on ``alias``, which decides their cache server."""
+        """Return the place of the rows on ``alias``, by which their cache server is chosen.
+
+        It is ``alias`` itself for a sharded model, and the name of the type for a global one.
+        """
         return alias if self.type.sharded else self.type.name
 
     def caches_alias(self, alias: str) -> bool:
-        """Whether rows on ``alias`` are cached.
+        """Whether rows of the model on ``alias`` are cached.
 
-        They are on shards of the group, and for a global model on the database where the router
-        writes it.
+        Rows of a sharded model are cached on all shards of its group; rows of a global model only
+        on the database to which the router writes them.
         """
         if self.options is None:
             return alias == self.global_alias
@@ -185,7 +207,7 @@ class CachedModel:
 
     @cached_property
     def global_alias(self) -> str:
-        """The alias where the router writes a global model."""
+        """The alias to which the router writes a global model."""
         return str(router.db_for_write(self.model))
 
     @cached_property
@@ -194,23 +216,26 @@ class CachedModel:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """All aliases with rows of the model, in the present topology."""
+        """The aliases that have rows of the model: all shards in the current topology, or one."""
         if self.options is None:
             return (self.global_alias,)
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# forget() puts a new dict here: a thread that is amid _learn() fills the old one.
+# forget() replaces this dict by a new one. A thread that runs _learn() at that moment adds its
+# result, which may be out of date, to the old dict.
 _known: dict[Any, CachedModel | None] = {}
 
 
 def cached_model(model: Any) -> CachedModel | None:
-    """The :class:`CachedModel` of ``model``; None if it is not cached.
+    """Return the :class:`CachedModel` of ``model``; None if ``model`` is not cached.
 
-    A proxy counts as its concrete model, and a historical model of a migration as the installed
-    model with its label. None for all models while ``SHARDED_ORM`` has no ``CACHE``.
+    A proxy has that of its concrete model. A historical model, as migrations use, has that of the
+    installed model with the same label. If the setting ``SHARDED_ORM`` has no ``CACHE``, no model
+    is cached.
 
-    :raises ImproperlyConfigured: ``isolate_key`` is no field with a column of the model.
+    :raises ImproperlyConfigured: ``isolate_key`` does not name a field of the model that has a
+        column.
     """
     known = _known
     try:
@@ -220,7 +245,7 @@ def cached_model(model: Any) -> CachedModel | None:
 
 
 def forget() -> None:
-    """Forget all models, after the settings have changed."""
+    """Forget what is known of all models. Called after the settings have changed."""
     global _known
     _known = {}
 
@@ -230,7 +255,8 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
     if meta is None or meta.abstract:
         return None
     if meta.apps is not apps:
-        # Not remembered: a run of migrations makes thousands of these.
+        # The result for a historical model is not remembered, as a run of migrations makes
+        # thousands of such models.
         try:
             installed = apps.get_model(meta.label)
         except (LookupError, ValueError):
@@ -245,10 +271,9 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
 
 
 def declares_cache(model: Any) -> bool:
-    """Whether ``ShardMeta`` of the concrete model says ``cache = True``.
+    """Whether ``ShardMeta`` of the concrete model of ``model`` has ``cache = True``.
 
-    The child of a cached model (multi-table inheritance) is not cached, as its rows are in two
-    tables.
+    False for the child of a cached model (multi-table inheritance), as its rows are in two tables.
     """
     concrete = model._meta.concrete_model
     if concrete is None or concrete._meta.parents or not hasattr(concrete, "_is_sharded"):
@@ -257,7 +282,7 @@ def declares_cache(model: Any) -> bool:
 
 
 def isolate_name(model: Any) -> str | None:
-    """``ShardMeta.isolate_key`` as it is declared."""
+    """Return ``ShardMeta.isolate_key`` of a model, unchecked; None if it is not declared."""
     return getattr(getattr(model._meta.concrete_model, "ShardMeta", None), "isolate_key", None)
 
 
@@ -292,7 +317,10 @@ def _read(model: Any) -> CachedModel | None:
 
 
 def field_of(model: Any, name: str) -> Any:
-    """The field of ``model`` with this name or attname, if it has a column; else None."""
+    """Return the field of ``model`` with this name or attname; None if it has no column.
+
+    Also None if there is no such field.
+    """
     for field in model._meta.concrete_fields:
         if name in (field.name, field.attname) and field.column is not None:
             return field
@@ -304,7 +332,10 @@ def field_of(model: Any, name: str) -> Any:
 
 
 def fingerprint(model: Any) -> str:
-    """Eight characters that change with the form of stored rows of ``model``."""
+    """Return a digest of the fields of ``model``, 8 hexadecimal characters.
+
+    It changes if rows of the model are stored in another way, so that cached rows are not misread.
+    """
     parts = [str(FORMAT), model._meta.label]
     for field in model._meta.concrete_fields:
         path, arguments = _declared(field)
@@ -324,16 +355,17 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
     kind = type(field)
     return (
         f"{kind.__module__}.{kind.__qualname__}",
-        # The repr() of other values, such as functions, differs in each process.
+        # Arguments of other types, such as functions, are left out: their repr() may be different
+        # in each process.
         [(name, value) for name, value in arguments if isinstance(value, _PLAIN)],
     )
 
 
-# ##### Values that are equal for a database #####
+# ##### Which values a database takes for equal #####
 
 
 def collations_of(model: Any) -> Collations:
-    """The collations of the databases that hold ``model``. Connects to none."""
+    """Return the collations of the databases that hold ``model``. Does not connect to any."""
     options = shard_options(model)
     if options is not None:
         group = runtime.group(options.group)
@@ -344,15 +376,18 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """``field``, with the rules of equality for its values."""
+    """Return the :class:`TokenField` of ``field``: which of its values the database takes for equal.
+
+    :param collations: the collations of the database that holds the field's column.
+    """
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):
         collation = getattr(target, "db_collation", None)
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # Decimals, floats and datetimes with a zone can be written in several ways and be equal for
-    # the database.
+    # Decimals, floats and datetimes are not exact: the database takes some values for equal that
+    # are written in different ways, for example with another time zone.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

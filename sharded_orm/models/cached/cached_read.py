@@ -1,4 +1,8 @@
-"""One read of a queryset through the cache: whether it is cached, its request, its result."""
+"""One read of a queryset through the cache.
+
+:func:`prepare` decides whether a queryset can be read through the cache, and makes the request to
+the cache. :func:`answer` turns the result into model instances.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,19 @@ from sharded_orm.models.cached.hydration import InstanceFactory, connection_stat
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
-#: The kinds of results.
+#: What a read returns: model instances, the result of ``count()``, or that of ``exists()``.
 ROWS, COUNT, EXISTS = "rows", "count", "exists"
 
 
 class CachedRead:
     """A queryset that is about to be read through the cache.
 
-    :param alias: the database where its rows are.
+    :param plan: the keys of the queryset's model.
+    :param alias: the database alias that has the rows.
+    :param factory: makes instances from rows.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
-    :param fill: whether the cache may be filled on a miss.
+    :param request: the request to the cache.
+    :param fill: whether the result may be stored in the cache if it is missing there.
     """
 
     __slots__ = (
@@ -62,24 +69,30 @@ class CachedRead:
                 self.key = f"{scope.guards[-1]} {request.query}"
 
     def remembered(self) -> Any:
-        """The result that the first level has, or None."""
+        """Return the result if the first-level (per-request) cache has it; else None.
+
+        It is a list of instances, or the number for ``count()`` and ``exists()``.
+        """
         if self.level is None or self.queryset._for_write:
-            # delete() and get_or_create() need the rows of now.
+            # delete() and get_or_create() need the rows as they are now.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry
 
     def result(self, rows: list[Row], *, keep: bool) -> list[Any]:
-        """The instances of ``rows``, which are decoded if the factory has ``decoded``.
+        """Build model instances from ``rows``.
 
-        :param keep: whether the first level keeps them.
+        If ``factory.decoded`` is set, the values in ``rows`` have passed Django's converters
+        already; otherwise they are as the driver gave them.
+
+        :param keep: whether to store the rows in the first-level (per-request) cache.
         """
         if keep and self.level is not None:
             request, entries = self.request, self.entries
             entries[self.key] = rows
             self.level.count(1 + len(rows))
             if isinstance(request, ListRequest) and request.object_names is not None:
-                # For reads of single objects by their key.
+                # Each row is also stored under the name of its object, for reads by its key.
                 entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
@@ -99,7 +112,7 @@ class CachedRead:
 
 
 def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
-    # As in ModelIterable.
+    # Sets known related objects on the instances, as Django's ModelIterable does.
     for field, objects in known.items():
         names = [
             field.attname if name == "self" else model._meta.get_field(name).attname
@@ -112,15 +125,21 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                continue  # May happen in qs1 | qs2.
+                continue  # The instance may come from the other queryset in qs1 | qs2.
             setattr(instance, field.name, related)
 
 
 def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
-    """The read of ``queryset`` through the cache; None if it is not cached. Calls no cache server."""
+    """Prepare to read ``queryset`` through the cache; return None if that is not possible.
+
+    No cache server is called.
+
+    :param plan: the keys of the queryset's model.
+    :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
+    """
     query = queryset.query
     if query.select_for_update:
-        # A query that locks rows must see them as they are, and so must later reads.
+        # A query that locks rows must see their current state, and so must later reads of them.
         request_cache.forget()
         return None
     if queryset._uncached or request_cache.is_uncached():
@@ -194,12 +213,16 @@ def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
 
 
 def _rows_of(query: Any, alias: str) -> list[Row]:
-    """The rows of the database, as the driver returns them."""
+    """Query the database on ``alias`` and return the rows as the driver gives them."""
     return list(chain.from_iterable(query.get_compiler(using=alias).execute_sql()))
 
 
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
-    """The instances of a read after :meth:`Reader.read`: from the cache, or the database."""
+    """Return the instances of a read whose request :meth:`Reader.read` has looked for.
+
+    If the cache did not have them, query the database, and store the rows in the cache if that is
+    allowed.
+    """
     request = read.request
     if request.outcome == HIT:
         assert request.rows is not None
@@ -221,7 +244,8 @@ def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequenc
         pk = plan.pk_token(row)
         if pk is None:
             return
-        # A value that the database takes for equal may have another name in the cache.
+        # The row's shard key may differ from the one in the conditions, though the database takes
+        # them for equal. Then the row's cache name is another one, and nothing is stored.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return
         pks.append(pk)

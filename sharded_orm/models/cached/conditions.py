@@ -1,4 +1,4 @@
-"""The values that a query's conditions allow in columns of its own table."""
+"""Finds the values that the conditions of a query allow in columns of its main table."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from sharded_orm.routing.where import compared_columns, is_equality, plain_value
 
 
 def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[Any]]:
-    """By column: the values that it can have in rows that match.
+    """Return the values that columns can have in rows that match ``query``, keyed by column.
 
-    They are as the field's ``get_prep_value`` gives them, each once; NULL is not among them. A
-    column is left out unless a condition that every row must meet compares it with plain values,
-    by equality or ``__in``. No values at all: no row can match.
+    A column is in the result only if a condition that every row must meet compares it with plain
+    values, by equality or ``__in``. Each value is listed once, as ``get_prep_value`` of its field
+    returns it; NULL is never listed. If the list of a column is empty, no row can match.
 
     :param query: a :class:`~django.db.models.sql.Query` of any kind; it is not changed.
-    :param columns: database columns, as ``Field.column``; None is passed over.
+    :param columns: names of database columns, as in ``Field.column``; None is ignored.
     """
     pinned: dict[str, list[Any]] = {}
-    # Query.base_table remembers its answer, which may come too early here.
+    # Query.base_table is not used: it is a cached property, and the query's tables may not be
+    # complete yet.
     base = next(iter(query.alias_map), None)
     if base is None:
         return pinned

@@ -1,8 +1,8 @@
-"""Instances from cached rows, exactly as Django makes them.
+"""Making model instances from cached rows, exactly as Django makes them from database rows.
 
-The cache holds rows as the driver returned them, before Django's converters. Later these rows pass
-the converters of a connection, and ``from_db`` of the model. So the factory of instances belongs to
-a connection.
+The cache holds rows as the database driver returned them, before Django's converters. To become
+instances they pass the converters of a database connection, then ``from_db`` of the model. So each
+factory of instances belongs to a connection.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from sharded_orm.models.cached.lookup_plan import LookupPlan
 
 
 class ConnectionState:
-    """The factories of a connection, and whether it may use the cache now.
+    """What the cache needs to know of a database connection. Used by the connection's thread only.
 
-    Used by one thread, as the connection is. It is also the
-    :class:`~sharded_orm.cache.repair.Sessions` of its database.
+    It has the connection's factories of instances, and tells whether the connection may use the
+    cache now. It also implements :class:`~sharded_orm.cache.repair.Sessions`, which finds out
+    whether database sessions have ended.
     """
 
     def __init__(self, connection: ShardConnectionMixin) -> None:
@@ -41,13 +42,18 @@ class ConnectionState:
         level = None
         if features_of(connection).default_isolation_level is not None:
             level = options.get("isolation_level", "read committed")
-        # In lower case; None for the server's default on MySQL, and for SQLite, which is strict.
+        # In lower case. None if it is the server's default on MySQL, which is not known, and for
+        # SQLite, whose transactions are always serializable.
         self._isolation = level.lower() if isinstance(level, str) else None
 
     def may_fill(self) -> bool | None:
-        """Whether rows that are read now may be cached; None: the cache must not be used at all."""
+        """Tell how the connection may use the cache at this moment.
+
+        :returns: True: to read, and to store rows that it reads from the database now; False: to
+            read only; None: not at all.
+        """
         if self._isolation == "read uncommitted":
-            return None  # The rows may be rolled back.
+            return None  # The connection may read rows that are rolled back later.
         connection = self._connection
         group = connection.group_wrapper
         if connection.connection is None:
@@ -57,7 +63,8 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction sees its own writes, or rows of its start; or it is broken.
+            # The database may show this transaction other rows than the cache has: those that it
+            # wrote itself, or those of its start. Or the transaction must be rolled back.
             return None
         return False
 
@@ -75,7 +82,11 @@ class ConnectionState:
 
 
 class InstanceFactory:
-    """Makes instances of a model from rows; the :class:`Format` of the model for the cache."""
+    """Makes instances of a model from rows.
+
+    It also implements :class:`~sharded_orm.cache.requests.Format`, which tells the cache how rows
+    of the model are stored and decoded.
+    """
 
     def __init__(self, plan: LookupPlan, connection: Any) -> None:
         model = plan.model
@@ -86,7 +97,7 @@ class InstanceFactory:
         self._names = [field.attname for field in fields]
         columns = [field.get_col(model._meta.db_table) for field in fields]
         compiler = connection.ops.compiler("SQLCompiler")(Query(model), connection, self._alias)
-        # As in RawModelIterable.
+        # Django's RawModelIterable finds its converters in the same way.
         self._converters = [
             (position, tuple(converters), column)
             for position, (converters, column) in compiler.get_converters(columns).items()
@@ -94,14 +105,15 @@ class InstanceFactory:
         self._model = model
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(fields)
-        # Values of a field's own converter may be mutable, or depend on more than the row, and
-        # are not shared. Django's converters depend on the time zone of the connection.
+        # Decoded rows are shared among connections with the same vendor and time zone, on which
+        # Django's converters depend. They are not shared if a field has its own converter
+        # (from_db_value): its values may be mutable, or depend on more than the row.
         self.decoded: Decoded | None = None
         if not any(column.get_db_converters(connection) for column in columns):
             self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
 
     def values(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows after Django's converters."""
+        """Return ``rows`` with the values that Django's converters make of them."""
         if not self._converters:
             return list(rows)
         connection = self._connection
@@ -116,15 +128,19 @@ class InstanceFactory:
         return converted
 
     def instances(self, values: Sequence[Row]) -> list[Any]:
-        """Instances as ``Model.from_db`` makes them."""
+        """Return instances as ``Model.from_db`` makes them.
+
+        :param values: rows that have passed Django's converters.
+        """
         model, alias, names = self._model, self._alias, self._names
-        # has_listeners() is slow, and few projects have receivers of these signals.
+        # ``receivers`` is checked first, as has_listeners() is slow, and few projects have
+        # receivers of these signals.
         if not self._is_plain or (
             (pre_init.receivers or post_init.receivers)
             and (pre_init.has_listeners(model) or post_init.has_listeners(model))
         ):
             return [model.from_db(alias, names, list(row)) for row in values]
-        # The effect of from_db and Model.__init__ for such a model, in a fifth of the time.
+        # For a plain model, this does what from_db and Model.__init__ do, in a fifth of the time.
         instances = []
         new = object.__new__
         for row in values:
@@ -141,11 +157,15 @@ class InstanceFactory:
 
 @lru_cache(maxsize=1024)
 def _is_plain(model: Any) -> bool:
-    """Whether only Django's code runs when an instance is made and its attributes are set."""
+    """Whether only Django's code runs when an instance of ``model`` is made and filled.
+
+    Then the model overrides no method, and its fields no descriptor, that runs at that time.
+    """
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
-        and super(Model, model).__init__ is object.__init__  # a mix-in behind Model
+        # A mix-in listed after Model among the bases may define __init__.
+        and super(Model, model).__init__ is object.__init__
         and model.__new__ is object.__new__
         and model.__setattr__ is object.__setattr__
         and all(
@@ -157,10 +177,14 @@ def _is_plain(model: Any) -> bool:
 
 
 def connection_state(alias: str) -> ConnectionState | None:
-    """The state of the connection; None if its backend has no hook before COMMIT."""
+    """Return the state of the connection to ``alias``.
+
+    None if the database backend is not one of this library: it would not tell the cache of writes
+    before COMMIT.
+    """
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
-        # Kept on the connection, as the converters are bound to it.
+        # The state is kept on the connection object, as its converters belong to that connection.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state

@@ -1,4 +1,4 @@
-"""``Photo.cache``: the interface of a model's cache for programs."""
+"""``Photo.cache``: the public interface to the cache of a model, here ``Photo``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("sharded_orm.cache")
 
 
 class ModelCache:
-    """The cache of one model, as ``Photo.cache``. Thread-safe."""
+    """The cache of one model, available as ``Photo.cache``. Thread-safe."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -40,26 +40,34 @@ class ModelCache:
         return f"<cache of {name}{isolate}: {hits} hits in this process>"
 
     def invalidate(self, *, using: str | None = None, **where: Any) -> None:
-        """Void entries after SQL that the library did not see (Yupoo, Y15).
+        """Make cache entries void after SQL that the library did not see (Yupoo, Y15).
 
-        ::
+        For a model whose shard key is ``user_id`` and whose isolate key, the field that divides
+        its cached lists, is ``album_id``::
 
-            Photo.cache.invalidate(user_id=1)               # all rows of a key
-            Photo.cache.invalidate(user_id=1, pk=10001)     # one row, and lists of its key
-            Photo.cache.invalidate(user_id=1, album_id=7, pk=10001)  # and those of one album
-            Photo.cache.invalidate()                        # everything, on every shard
+            # All rows and lists of a user:
+            Photo.cache.invalidate(user_id=1)
+            # One row, and all lists of its user:
+            Photo.cache.invalidate(user_id=1, pk=10001)
+            # One row, the lists of its album, and its user's lists that do not filter by album:
+            Photo.cache.invalidate(user_id=1, album_id=7, pk=10001)
+            # Everything, on every shard:
+            Photo.cache.invalidate()
 
-        Call it after the SQL. In the transaction of the SQL, entries become void when that
-        commits; outside of transactions at once. Does nothing while the model is not cached.
+        Call this after the SQL. Inside of a transaction, the entries become void when it commits;
+        outside of transactions at once. Does nothing if the model is not cached.
 
-        :param using: the alias of one shard; by default that of the shard key, or all shards.
-        :param where: the shard key, the isolate key and ``pk``, by field name or attname, as
-            values or as instances that a foreign key refers to. If the isolate key of a row has
-            changed, leave it out, or call this with each value.
-        :raises TypeError: an unknown name, or names without the shard key.
-        :raises ValueError: a value that its field does not take; an alias without such rows.
-        :raises CacheUnavailable: a cache server is down, whatever ``ON_CACHE_FAILURE`` says. Its
-            entries stay as they are; repeat the call.
+        :param using: the alias of one shard. Default: the shard of the shard key; if no key is
+            given, all shards.
+        :param where: the shard key, the isolate key and ``pk``, by field name or attname. A value
+            may be an instance that a foreign key refers to. If the isolate key of a row was
+            changed by the SQL, leave it out, or call this once with the old and once with the new
+            value.
+        :raises TypeError: a name in ``where`` is unknown, or the shard key is missing.
+        :raises ValueError: a field does not accept its value, or ``using`` has no rows of the
+            model.
+        :raises CacheUnavailable: a cache server is down; its entries stay as they are, so repeat
+            the call. Raised with every value of ``ON_CACHE_FAILURE``.
         """
         cached = cached_model(self._model)
         if cached is None:
@@ -75,13 +83,16 @@ class ModelCache:
         _void(immediate)
 
     def statistics(self) -> dict[str, int]:
-        """The counts of the model in this process since its start; see ``cache_stats``."""
+        """Return the model's counts of cache events in this process since its start.
+
+        The names of the counts are those of the command ``cache_stats``.
+        """
         cached = cached_model(self._model)
         return statistics_of(cached) if cached is not None else dict.fromkeys(FIELDS, 0)
 
 
 class CacheAttribute:
-    """The descriptor of ``Photo.cache``, which like a manager is on the class only."""
+    """The descriptor behind ``Photo.cache``. Like a manager, it works on the class only."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:
@@ -90,7 +101,7 @@ class CacheAttribute:
 
 
 def statistics_of(cached: CachedModel) -> dict[str, int]:
-    """The counts of a cached model in this process."""
+    """Return the counts of a cached model in this process; all are 0 if there is no cache."""
     cache = runtime.cache()
     if cache is None:
         return dict.fromkeys(FIELDS, 0)
@@ -98,7 +109,9 @@ def statistics_of(cached: CachedModel) -> dict[str, int]:
 
 
 def void_tables(models: Iterable[CachedModel], alias: str) -> None:
-    """Void all entries of the models' rows on ``alias`` at once. One round trip per cache server.
+    """Make all cache entries of rows on ``alias`` void, for each of ``models``.
+
+    Effective immediately, even inside of a transaction. One round trip per cache server.
 
     :raises CacheUnavailable: a cache server is down.
     """
@@ -119,10 +132,10 @@ def _void(rows: Iterable[VoidRows]) -> None:
 
 
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Receiver of ``post_migrate``: voids all entries of the alias after any migration.
+    """Make all cache entries of the alias void after a migration. Receiver of ``post_migrate``.
 
-    SQL of migrations may have changed rows. A cache server that is down does not stop the
-    migration: an error is logged, with the command to run later.
+    The SQL of a migration may have changed rows. If a cache server is down, the migration does not
+    fail: an error is logged, with the command to run later.
     """
     if not plan or runtime.config().cache is None:
         return
@@ -145,7 +158,11 @@ def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) 
 
 
 def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
-    """``where`` by role: ``key``, ``isolate`` and ``pk``."""
+    """Return the values in ``where``, keyed by role: ``key``, ``isolate`` or ``pk``.
+
+    :param where: arguments of :meth:`ModelCache.invalidate`, keyed by field name or attname.
+    :raises TypeError: a name is unknown, or the shard key is missing.
+    """
     roles: dict[str, str] = {}
     fields: dict[str, Any] = {}
     single = len(cached.pk_fields) == 1
@@ -166,7 +183,7 @@ def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
                 f" names are {sorted(roles)!r} and 'using'."
             )
         if isinstance(value, Model):
-            # As in filter(): the value that a foreign key to it has.
+            # As in filter(), an instance means the value of a foreign key that refers to it.
             target = getattr(fields.get(name), "target_field", value._meta.pk)
             value = getattr(value, target.attname)
         values[roles[name]] = value
@@ -183,9 +200,11 @@ def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
 def _rows(
     cached: CachedModel, values: dict[str, Any], using: str | None
 ) -> Iterator[tuple[str, VoidRows]]:
-    """The rows to void, by the alias that holds them.
+    """Yield the rows whose entries must become void, each time with the alias that has them.
 
-    :param values: by role; see :func:`_values`.
+    :param values: values of the model's keys; see :func:`_values`.
+    :param using: the alias of one shard, or None.
+    :raises ValueError: a field does not accept its value, or ``using`` has no rows of the model.
     """
     if using is not None and not _has_rows(cached, using):
         why = ""
@@ -207,11 +226,12 @@ def _rows(
         if using is None:
             shard = runtime.locate(cached.options.group, cached.key.get_prep_value(values["key"]))
             if shard is None:
-                return  # The key has no rows.
+                return  # No shard is assigned to the key, so it has no rows.
             using = shard.alias
     alias = cached.aliases[0] if using is None else using
     if key is None and cached.key is not None:
-        yield alias, _whole(cached, alias)  # An inexact key.
+        # The key has no exact token, so nothing of it is found by name: void the whole shard.
+        yield alias, _whole(cached, alias)
         return
     if "isolate" in values:
         isolate = cached.isolate_token(values["isolate"])
@@ -238,10 +258,10 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 
 
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
-    """The connection of ``alias`` if it is inside a transaction, else None.
+    """Return the connection of ``alias`` if it is inside of a transaction; else None.
 
-    :param only: whether the call is about this alias alone. If not, a shard without a
-        connection, on which nothing was written, gets none.
+    :param only: whether this alias is the only one to be invalidated. If it is one of many, no
+        connection object is made for a shard that has none: nothing was written there.
     """
     connection: Any
     if cached.options is None or only:
@@ -251,7 +271,7 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
         connection = group.shards.wrappers.get(alias)
         if connection is None or connection.connection is None:
             return None
-    # Not get_autocommit(), which would connect.
+    # get_autocommit() is not used, as it would open a database connection.
     in_transaction = connection.in_atomic_block or (
         connection.connection is not None and not connection.autocommit
     )
@@ -259,6 +279,11 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise, unless the values of the field have no exact tokens."""
+    """Raise ValueError for a value that has no token, though values of its field have tokens.
+
+    Do nothing if the field's values have no exact tokens in general.
+
+    :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
+    """
     if tokens is not None and tokens.exact:
         raise ValueError(f"{value!r} is no value of {cached.model.__name__}.{field.name}.")

@@ -1,4 +1,7 @@
-"""How the rows of each cached model are looked up: its keys, as positions and columns."""
+"""The keys of each cached model, prepared for reads through the cache.
+
+A key is known by its position in a row, its column and its field names.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,11 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: Equality of all these columns selects one object.
+        #: The columns of shard key and primary key. Conditions that set each of them equal to a
+        #: value select one object.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: Names of arguments of get(); True for the primary key, False for the shard key alone.
+        #: The names by which arguments of get() can mean a key. The value is True if the name
+        #: means the primary key, and False if it means only the shard key.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -37,7 +42,10 @@ class LookupPlan:
         self._decoded: dict[tuple[str, str], Decoded] = {}
 
     def fingerprint(self, vendor: str) -> str:
-        """The fingerprint of rows on databases of ``vendor``, as their drivers return them."""
+        """Return the fingerprint of rows as the drivers of ``vendor`` (``"mysql"``, …) return them.
+
+        Cached rows are only used with the fingerprint under which they were stored.
+        """
         return digest(self.cached.type.fingerprint, vendor)[:8]
 
     def decoded(self, vendor: str, timezone: str) -> Decoded:
@@ -54,13 +62,13 @@ _plans: dict[Any, LookupPlan | None] = {}
 
 
 def plan_of(model: Any) -> LookupPlan | None:
-    """The plan of ``model``; None if the model is not cached."""
+    """Return the plan of ``model``; None if reads of the model are not cached."""
     cached = cached_model(model)
     if cached is None:
         return None
     plan = _plans.get(model)
     if plan is None or plan.cached is not cached:
         if model._meta.apps is not cached.model._meta.apps:
-            return None  # A historical model: migrations read the database.
+            return None  # A historical model: migrations always read from the database.
         plan = _plans[model] = LookupPlan(model, cached)
     return plan

@@ -1,10 +1,10 @@
-"""The text of a query: two queries with equal text have equal results (Yupoo, Y14).
+"""The text of a query, under which the cache stores its result (Yupoo, Y14).
 
-Yupoo takes the md5 of the SQL. Compiling SQL takes half of the time of a query, so the text is
-made from the query itself if each of its parts is known here: comparisons of the model's own
-columns with plain values, ordering by own columns, limits. Queries with other conditions are
-compiled. A query that may return another result the second time, or reads other tables, has no
-text and is not cached.
+As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
+SQL. But compiling SQL takes half of the time of a query. So this module makes the text from the
+query object if it knows all of its parts: comparisons of the model's own columns with plain values,
+ordering by own columns, and limits. For other queries the text is their SQL. A query has no text,
+and is not cached, if it reads other tables, or if its result may change though no row does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where import OnShard
 
-# repr() of these values is complete, and differs between types. The type is exact, as a subclass
-# may have another repr().
+# The types of values that may be in a text. Their repr() has the whole value, and differs between
+# types. Subclasses are not accepted, as they may have another repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -40,8 +40,8 @@ IMMUTABLE = frozenset(
 #: The classes of queries that have a fingerprint.
 QUERIES = frozenset({Query, ShardedQuery})
 
-# Attributes that are set for each query, or are read below. Any other attribute in a query's
-# __dict__ must have its default.
+# The attributes of a query that this module reads, or that do not matter for the result. If any
+# other attribute in a query's __dict__ does not have its default, the query is not cached.
 _READ_HERE = frozenset(
     {
         "model", "alias_refcount", "alias_map", "alias_cols", "external_aliases", "table_map",
@@ -54,11 +54,13 @@ _READ_HERE = frozenset(
 
 @dataclass(slots=True)
 class QueryFingerprint:
-    """The text of a query, and the equalities among its conditions.
+    """The text of a query, and the conditions in it that set a column equal to a value.
 
-    :param text: see the module; None if the query must be compiled.
-    :param equal: by column: the values that every row of the result must have there.
-    :param only_equal: whether the query has no other conditions, and no limit that matters.
+    :param text: identifies the result of the query; None if the query must be compiled for it,
+        see :func:`compiled_text`.
+    :param equal: for each column that has such conditions, the values with which it is compared,
+        keyed by column. Every row of the result must equal each of them.
+    :param only_equal: whether the query has no other conditions, no offset, and no limit of 0.
     """
 
     text: str | None
@@ -67,9 +69,9 @@ class QueryFingerprint:
 
 
 def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
-    """The fingerprint of ``query``; if it cannot be cached, the reason as a text.
+    """Return the fingerprint of ``query``; if it cannot be cached, the reason as a str.
 
-    :param ordered: whether the order of the rows is a part of the result.
+    :param ordered: whether the order of the rows matters, as it does not for ``count()``.
     """
     if type(query) not in QUERIES:
         return "a query of another class"
@@ -85,7 +87,8 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Query.base_table remembers its answer, which comes too early for a condition without columns.
+    # Query.base_table is not used: it is a cached property, and a query whose conditions have no
+    # columns may not have its table yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
     order: Any = ()
@@ -114,17 +117,18 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # A join that Django has trimmed (album_id=) stays in the map, unreferenced.
+    # Reference counts are needed: if Django has found a join unnecessary (album__id=7), its table
+    # stays in alias_map, with a count of 0.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
 
 
 class _Conditions:
-    """Reads a where tree. None means that a part of it is unknown here.
+    """Reads a tree of conditions, and collects those that set a column equal to a value.
 
-    :param base: the alias of the query's own table.
-    :param equal: gets the equalities; see :class:`QueryFingerprint`.
+    :param base: the alias of the table of the query's model.
+    :param equal: a dict to which these conditions are added; see :class:`QueryFingerprint`.
     """
 
     def __init__(self, base: str | None, equal: dict[str, list[Any]]) -> None:
@@ -132,9 +136,9 @@ class _Conditions:
         self._equal = equal
 
     def read(self, node: WhereNode, required: bool) -> tuple[Any, ...] | None:
-        """The tree as tuples.
+        """Return the conditions in ``node`` as tuples; None if one of them is of an unknown kind.
 
-        :param required: whether every row of the result meets the conditions in ``node``.
+        :param required: whether every row of the result must meet ``node``.
         """
         required = required and not node.negated and node.connector == AND
         parts: list[Any] = []
@@ -150,7 +154,8 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # The loop goes on, as the equalities beside this part name the scope.
+                # The loop goes on, as the other conditions may still set the shard key equal to
+                # a value, which is needed for a compiled query, too.
                 unknown = True
             else:
                 parts.append(part)
@@ -160,7 +165,7 @@ class _Conditions:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if type(column) is OnShard and value is True:
-                return ("shard", column.alias)  # It is no condition in SQL.
+                return ("shard", column.alias)  # Says on which shard to run; not a part of the SQL.
             return None
         if column.alias != self._base or lookup.bilateral_transforms:
             return None
@@ -176,11 +181,12 @@ class _Conditions:
 
 
 def _plain_value(value: Any) -> Any:
-    """The value behind a member of ``TextChoices`` or the like; any other value as it is."""
+    """Return the value of a member of ``TextChoices`` or the like; any other value unchanged."""
     return value.value if isinstance(value, Choices) else value
 
 
-# Lookup classes of Django whose SQL follows from their class, column and value.
+# The lookup classes of Django that queries have used so far. The SQL of such a lookup depends only
+# on its class, column and value.
 _KNOWN: dict[type, bool] = {}
 
 
@@ -207,11 +213,14 @@ def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
     return tuple(columns)
 
 
-# -- By SQL ------------------------------------------------------------------------
+# -- Texts of compiled queries -----------------------------------------------------
 
 
 def compiled_text(query: Any, using: str) -> str | None:
-    """The text of a query that must be compiled; None if it must not be cached."""
+    """Compile ``query`` and return its text: the SQL and parameters; None if it cannot be cached.
+
+    :param using: the alias of the database where the query would run.
+    """
     if not _is_steady(query.where):
         return None
     for expression in (
@@ -229,7 +238,8 @@ def compiled_text(query: Any, using: str) -> str | None:
         return None
     params = tuple(map(_plain_value, params))
     if " JOIN " in sql or not IMMUTABLE.issuperset(map(type, params)):
-        # A join may also come from the order.
+        # The query reads another table (a join may also come from the ordering), or has a
+        # parameter whose repr() may not have its whole value.
         return None
     return repr((sql, params))
 
@@ -239,9 +249,12 @@ _UNSTEADY = (Now, Random, RawSQL, Subquery)
 
 
 def _is_steady(node: Any) -> bool:
-    """Whether ``node`` has the same value each time for the same row, and reads no other rows.
+    """Whether the value of ``node`` depends only on the row for which it is computed.
 
-    That is known of some classes of Django only.
+    True only for Django's own expressions of which that is known. False for ``Now``, ``Random``,
+    ``RawSQL``, ``Subquery``, functions that the project names, and expressions of other packages.
+
+    :param node: an expression, a condition or a tree of conditions.
     """
     if isinstance(node, WhereNode):
         return all(map(_is_steady, node.children))
@@ -251,7 +264,7 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # A function of the database, named by the project.
+        return False  # The project has chosen the database function, which may be any function.
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

@@ -1,7 +1,7 @@
-"""Querysets that read through the cache (Yupoo, Y13-Y16), of sharded and global models.
+"""Querysets of sharded and global models that read through the cache (Yupoo, Y13-Y16).
 
 :mod:`sharded_orm.models.cached.cached_read` decides whether a query is cached, and how it is
-looked up.
+looked up there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from sharded_orm.models.cached.hydration import connection_state
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 
-# Values of these types need no conversion by their field.
+# The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
-# The attributes of a query without conditions, and of its copies.
+# The attributes that an unchanged query, or a copy of it, has in its __dict__. Any other attribute
+# shows that the query was changed.
 _FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
 
 _reader: Reader | None = None
 
 
 def _current_reader() -> Reader | None:
-    """The reader of this process's cache; None without one."""
+    """Return the reader of this process; None if no cache is configured, or reading is off."""
     global _reader
     cache = runtime.cache()
     reader = _reader
@@ -43,7 +44,8 @@ def _current_reader() -> Reader | None:
 
 
 def _forget_reader() -> None:
-    # In a forked child, as another thread of its parent may have held a lock of the reader.
+    # Called in a forked child: a thread of the parent may have held a lock of the reader, which
+    # nobody would release in the child.
     global _reader
     _reader = None
 
@@ -55,11 +57,14 @@ os.register_at_fork(after_in_child=_forget_reader)
 
 
 class CachedQuerySet(QuerySet[Any, Any]):
-    """Reads rows of models with ``cache = True`` through the cache; others as Django does."""
+    """A queryset that reads rows of models with ``cache = True`` through the cache.
+
+    For other models it behaves like Django's.
+    """
 
     _uncached = False
 
-    if TYPE_CHECKING:  # Django's own, which its stubs leave out.
+    if TYPE_CHECKING:  # Members of Django's QuerySet that its type stubs leave out.
         _db: str | None
         _fields: Any
         _hints: dict[str, Any]
@@ -69,7 +74,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         def _chain(self) -> Self: ...
 
     def uncached(self) -> Self:
-        """The same query, answered by the database alone. It does not fill the cache either."""
+        """Return a queryset that reads from the database only, and stores nothing in the cache."""
         clone = self._chain()
         clone._uncached = True
         return clone
@@ -86,7 +91,8 @@ class CachedQuerySet(QuerySet[Any, Any]):
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            read = CachedQuerySet._prepared(self)  # Routed already.
+            # Not self._prepared(): a subclass overrides it to choose the shard, which is done.
+            read = CachedQuerySet._prepared(self)
             if read is not None:
                 self._result_cache = self._read_cached(read)
         super()._fetch_all()
@@ -139,15 +145,16 @@ class CachedQuerySet(QuerySet[Any, Any]):
         return super().get(*args, **kwargs)
 
     def _prepared(self) -> CachedRead | None:
-        """The read of the rows through the cache; None if they are not cached."""
+        """Prepare to read the rows through the cache; return None if that is not possible."""
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
 
     def _get_by_key(self, named: dict[str, Any]) -> Any:
-        """``get(user_id=…, pk=…)`` of a queryset without conditions: no query is built for it.
+        """Answer ``get(user_id=…, pk=…)`` of a queryset without conditions, without a query object.
 
-        None for any other ``get()``.
-
+        :param named: the keyword arguments of ``get()``.
+        :returns: the instance; None if this must be left to Django's ``get()``, because the
+            queryset has conditions or the arguments are not just the keys.
         :raises DoesNotExist: there is no such row.
         """
         plan = plan_of(self.model)
@@ -223,7 +230,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         else:
             reader.read([request], to_fill=fill)
             if request.outcome != HIT:
-                # The query of Django's get().
+                # The database must be asked: build the query that Django's get() would build.
                 queryset = self.filter(**named)
                 queryset.query.clear_ordering(force=True)
                 queryset.query.set_limits(high=MAX_GET_RESULTS)
@@ -244,7 +251,7 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether the project overrides no method of the queryset class that ``get()`` calls."""
+    """Whether the queryset class ``kind`` has not overridden any method that ``get()`` calls."""
     is_routine = _ROUTINE.get(kind)
     if is_routine is None:
         is_routine = _ROUTINE[kind] = all(
@@ -254,19 +261,20 @@ def _is_routine(kind: Any) -> bool:
     return is_routine
 
 
-# -- Several at once -------------------------------------------------------------------
+# -- Several querysets together --------------------------------------------------------
 
 
 def fetch_together(*querysets: Any) -> None:
-    """Evaluate querysets of cached models with one multi-get per cache server (Yupoo, P8).
+    """Evaluate several querysets, with shared packets to the cache servers (Yupoo, P8).
 
     ::
 
         photos, tags = Photo.objects.filter(user_id=1), Tag.objects.filter(user_id=1)
         fetch_together(photos, tags)
 
-    Afterwards each has its rows, as after ``list()``. Querysets that are not cached, or whose
-    results are missing, query the database one after the other.
+    Afterwards each queryset has its rows, as after ``list()``. Querysets of cached models are looked
+    up together, in packets with the commands of all. Those that are not cached, or missing in the
+    cache, then query the database one after the other.
     """
     reader = _current_reader()
     reads: list[CachedRead] = []
@@ -290,4 +298,5 @@ def fetch_together(*querysets: Any) -> None:
         for read in reads:
             read.queryset._result_cache = answer(read, reader)
     for queryset in querysets:
-        queryset._fetch_all()  # Also reads the others, and related rows to prefetch.
+        # Reads the querysets that are not cached, and related rows that are to be prefetched.
+        queryset._fetch_all()

@@ -1,7 +1,7 @@
-"""The cache's side of the hook in the backends: statements and flushes become markers.
+"""Tells the cache of writes. The database backends call this module for each write of the ORM.
 
-A *marker* in the guard of a cache entry says that a write is under way (see
-:mod:`sharded_orm.cache.markers`).
+For each write a *marker* is noted, which is put into the cache before COMMIT and says that the
+rows are being written (see :mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from sharded_orm.models.cached.write_tracking import TrackedWrite
 
 
 def transaction_markers(connection: Any) -> TransactionMarkers:
-    """The markers of the open transaction of ``connection``.
+    """Return the object that collects what the open transaction of ``connection`` writes.
 
-    ``connection`` must be inside a transaction, and a cache must be configured. Readers of the
-    transaction bypass the cache from now on.
+    Before COMMIT it tells the cache of these writes, by markers.
+
+    ``connection`` must be inside of a transaction, and a cache must be configured. From now on,
+    reads in this transaction bypass the cache.
     """
     connection.wrote = True
     markers: TransactionMarkers | None = connection.transaction_writes
@@ -35,9 +37,10 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 
 
 class CacheObserver:
-    """Marks the rows that writes affect.
+    """Notes the rows that writes affect, to be marked in the cache.
 
-    It is the :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver` of the app.
+    Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
+    one instance when it starts.
     """
 
     cached_model_of = staticmethod(cached_model)
@@ -45,7 +48,14 @@ class CacheObserver:
     def write(
         self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
-        """Run the statement of ``compiler`` and mark the rows that it affects."""
+        """Run a statement inside of a transaction, and note the rows that it affects.
+
+        :param cached: the model whose table is written.
+        :param compiler: the compiler of the statement.
+        :param execute: runs the statement and returns its result.
+        :param counted: whether this result is the number of rows that matched.
+        :returns: the result of the statement.
+        """
         connection = compiler.connection
         if not cached.caches_alias(connection.alias):
             return execute()
@@ -60,7 +70,7 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Mark all rows of cached models on ``connection`` while a flush deletes them."""
+        """Mark all rows of cached models on ``connection`` while the block empties their tables."""
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []
         if not models or cache is None:
@@ -78,5 +88,5 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # A proxy shares the cache of its model.
+    # Each CachedModel once: a proxy model has the one of its concrete model.
     return list({id(cached): cached for cached in models if cached is not None}.values())

@@ -1,11 +1,13 @@
-"""Which rows of a cached model a write affects, read from its query.
+"""Finds out which rows of a cached model a write affects.
 
-The shard key, the isolate key (which divides the lists of one shard key) and the primary keys
-are read from the rows of an INSERT and from the conditions of an UPDATE or DELETE. If conditions
-leave a key open, the rows are first read from the database, under a lock and in the same
-transaction. The statement is then bound to these rows: no row that another transaction adds in
-between can be changed unnoticed. Saving or deleting one instance needs no such query: the keys
-of the instance are added to the conditions, and only if no row matches, the rows are read.
+The cache needs the shard key, the isolate key (which divides the cached lists of a shard key) and
+the primary key of each row. For an INSERT they come from the new instances, for an UPDATE or DELETE
+from its conditions. If the conditions do not determine a key, the rows are first read from the
+database, under a lock and in the same transaction. Then the statement is limited to these rows, so
+that it cannot change a row that another transaction adds in between.
+
+Saving or deleting one instance mostly needs no such query: the keys of the instance are added to
+the conditions. Only if then no row matches, the rows are read as above.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 
 @contextmanager
 def writing(instance: Any) -> Iterator[None]:
-    """For the block, in which ``instance`` is saved or deleted: use its keys to spare queries.
+    """Say that ``instance`` is saved or deleted in the block, so that its keys can be used.
 
-    They become conditions of the statement, so wrong values do no harm.
+    That saves a query for the keys of the row in the database. The keys are added to the
+    conditions of the statement, so wrong keys do no harm: no row matches, and the query is made.
     """
     token = _writing.set(instance)
     try:
@@ -49,12 +52,12 @@ _ABSENT: Any = object()
 
 
 class KeyColumns(NamedTuple):
-    """The fields of a model that the names of cache entries depend on.
+    """The fields of a model that the names of its cache entries depend on.
 
-    :param fixed: names of the fields that identify an object: primary key and shard key.
-    :param isolate: the name of the isolate key, or None.
-    :param columns: the columns of primary key, shard key and isolate key; None for a key that
-        the model does not have, and for a composite primary key.
+    :param fixed: names of the fields that identify a row in the cache: primary key and shard key.
+    :param isolate: the name of the field of the isolate key; None if there is none.
+    :param columns: the columns of the primary key, the shard key and the isolate key, in this
+        order; None for a key that the model does not have, and for a composite primary key.
     """
 
     fixed: frozenset[str]
@@ -64,7 +67,7 @@ class KeyColumns(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _key_columns(model: Any) -> KeyColumns:
-    """The keys of a cached model, which may be the historical model of a migration."""
+    """Return the key columns of a cached model, which may be a migration's historical model."""
     cached = cached_model(model)
     assert cached is not None
 
@@ -86,9 +89,14 @@ def _key_columns(model: Any) -> KeyColumns:
 
 
 class AffectedRows(NamedTuple):
-    """The keys of rows, as tokens. None: unknown, or too many to list.
+    """The rows that a write affects, as tokens of their keys.
 
-    :param isolates: also None if the model has no isolate key.
+    A *token* represents a value in the names of cache entries. Each set of keys is None if it is
+    unknown, or has too many keys to list.
+
+    :param keys: the shard keys.
+    :param pks: the primary keys.
+    :param isolates: the isolate keys; also None if the model has none.
     """
 
     keys: tuple[str, ...] | None
@@ -97,9 +105,10 @@ class AffectedRows(NamedTuple):
 
 
 class TrackedWrite:
-    """One write of a cached model, in a transaction.
+    """One statement that writes rows of a cached model, inside of a transaction.
 
-    :param markers: those of the transaction, to which the affected rows are added.
+    :param compiler: the compiler of the statement.
+    :param markers: collects the affected rows, and tells the cache of them before COMMIT.
     :param counted: whether the result of the statement is the number of rows that matched.
     """
 
@@ -115,7 +124,7 @@ class TrackedWrite:
         self._markers = markers
         self._place = cached.place(self._connection.alias)
 
-    # -- Marking rows ------------------------------------------------------------------
+    # -- Noting the affected rows ------------------------------------------------------
 
     def touch_all(self) -> None:
         self._touch(None, None, None)
@@ -126,7 +135,12 @@ class TrackedWrite:
         pks: Iterable[str] | None,
         isolates: Iterable[str] | None,
     ) -> None:
-        """Mark rows of one shard key; the key of a global model is None."""
+        """Note rows of one shard key as affected; ``self._markers`` tells the cache of them.
+
+        :param key: the token of the shard key; None for a global model, or if it is unknown.
+        :param pks: tokens of the rows' primary keys; None for all rows of the key.
+        :param isolates: tokens of the rows' isolate keys; None if they are unknown.
+        """
         cached = self._cached
         scope = cached.scope(self._place, key)
         if cached.isolate is None or isolates is None:
@@ -138,9 +152,10 @@ class TrackedWrite:
             self._markers.touch(scope, pks, isolates=narrow)
 
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
-        """Mark rows.
+        """Note ``rows`` as affected; ``self._markers`` tells the cache of them.
 
-        :param new_isolates: isolate keys that the rows get; None: unknown.
+        :param new_isolates: tokens of the isolate keys that the write gives to the rows; empty if
+            it does not change them, None if they are unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -155,9 +170,11 @@ class TrackedWrite:
                 self._touch(key, rows.pks, isolates)
 
     def _field(self, field: Any) -> Any:
-        """``field`` of the query's model, which may be the historical model of a migration.
+        """Return the field of the query's model that has the name of ``field``.
 
-        :raises FieldDoesNotExist: the query's model does not have it.
+        That model may be a historical model of a migration, with other field objects.
+
+        :raises FieldDoesNotExist: the query's model has no such field.
         """
         return self._meta.get_field(field.name)
 
@@ -173,13 +190,13 @@ class TrackedWrite:
             return execute()
         upsert = query.on_conflict is OnConflict.UPDATE
         if upsert and key is not None and not conflicts_within(query, key.name):
-            # The row that is replaced may have another key.
+            # The upsert may update a stored row that has another shard key than the new row.
             self.touch_all()
             return execute()
         try:
             result = execute()
         except BaseException:
-            # Some rows may be stored, though mostly all is rolled back.
+            # Some rows may have been stored, and the caller may go on without a rollback.
             self._touch_new(key, isolate, None, upsert)
             raise
         keys = None if key is None else returned_keys(self._compiler, query.objs, key, result)
@@ -187,10 +204,14 @@ class TrackedWrite:
         return result
 
     def _touch_new(self, key: Any, isolate: Any, keys: list[Any] | None, upsert: bool) -> None:
-        """Mark new rows, on which ``pre_save`` of their fields was called before.
+        """Note the rows of an INSERT as affected; ``self._markers`` tells the cache of them.
 
-        :param keys: the shard keys if the database generated them.
-        :param upsert: whether other rows of the same shard keys may have been changed.
+        Called after ``pre_save`` of the fields, which may set attributes of the instances.
+
+        :param key: the field of the shard key; None for a global model.
+        :param isolate: the field of the isolate key; None if there is none.
+        :param keys: the shard keys that the database generated, for each instance; else None.
+        :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -231,7 +252,8 @@ class TrackedWrite:
             elif field.name == isolate:
                 new_isolate = value
         if changes_identity:
-            # Too rare to find out the old and new names of the objects.
+            # A change of the primary key or shard key changes the names of objects. That is rare,
+            # so the old and new names are not found out: all rows of the table count as affected.
             self.touch_all()
             return execute()
         new_isolates: Iterable[str] | None = ()
@@ -251,7 +273,7 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # The statement may be done: a signal handler may raise at any point.
+                # The statement may have been done: a handler of a Unix signal can raise anywhere.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:
@@ -263,11 +285,16 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """The likely keys of the row with the one primary key, and conditions that ensure them.
+        """Guess the keys of the row, for a statement whose conditions name one primary key.
 
-        The shard key is that of the instance that is saved or deleted. The isolate key is the
-        same, or does not change. If the conditions do not hold, the statement changes no row.
-        None if there is no such guess.
+        The guessed shard key is that of the instance that is being saved or deleted. The guessed
+        isolate key is the one that the statement sets, as if it did not change, or else that of
+        the instance.
+
+        :param rows: the keys that the conditions of the statement determine.
+        :param new_isolate: the isolate key that the statement sets, or ``_ABSENT``.
+        :returns: the keys, and conditions (name and value) to add to the statement: with them, it
+            changes no row if the guess is wrong. None if nothing can be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -299,7 +326,7 @@ class TrackedWrite:
         return AffectedRows(keys, rows.pks, isolates), conditions
 
     def _rows_by_conditions(self) -> AffectedRows:
-        """The rows that the conditions of the query name."""
+        """Return the keys of affected rows, as far as the conditions of the query determine them."""
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
         pinned = all_pinned(self._query, columns)
@@ -313,7 +340,7 @@ class TrackedWrite:
             if values is None or len(values) > MAX_LISTED:
                 return None
             tokens = tuple(map(token_of, values))
-            return None if None in tokens else tokens  # type: ignore[return-value]  # no None in it
+            return None if None in tokens else tokens  # type: ignore[return-value]  # None is excluded by the test before
 
         return AffectedRows(
             tokens(key, cached.key_token),
@@ -340,7 +367,7 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # Too many rows, or a query whose rows cannot be selected.
+            # There are too many rows to list them, or they cannot be selected.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -357,22 +384,28 @@ class TrackedWrite:
             self._touch_rows(
                 AffectedRows(
                     None if key is None else (key,),
-                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # no None in it
-                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # no None in it
+                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # None is excluded by the test before
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # None is excluded by the test before
                 ),
                 new_isolates,
             )
         return execute()
 
     def _select(self, names: list[str]) -> Any:
-        """A query that selects and locks the same rows; at most one more than can be listed."""
+        """Return a query that selects and locks the rows that the statement would change.
+
+        Its limit is MAX_LISTED + 1 rows, to find out whether there are more than can be listed.
+
+        :param names: names of the fields to select.
+        """
         query = self._query
-        # As in SQLUpdateCompiler.pre_sql_setup().
+        # The query is copied in the same way as in SQLUpdateCompiler.pre_sql_setup() of Django.
         select: Any = query.chain(klass=Query)
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # Rows with conditions on aggregates cannot be selected together with their fields.
+            # The conditions are on aggregates, so the query is grouped, and cannot select other
+            # fields. It becomes a subquery that finds the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)
@@ -384,12 +417,15 @@ class TrackedWrite:
         return select
 
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
-        """Read and lock the rows that match; the statement will change no others. One query.
+        """Read and lock the rows that the statement would change, and limit it to these rows.
 
-        :param known: what the conditions say of the rows.
-        :returns: tokens of shard key, primary key and isolate key for each row; None for more
-            rows than can be listed.
-        :raises EmptyResultSet: no row can match.
+        One query. Unless the conditions name exactly the primary keys that were read, these keys
+        are added to the conditions of the statement.
+
+        :param known: the keys that the conditions of the statement determine.
+        :returns: tokens of the shard key, the primary key and the isolate key of each row; None
+            if there are more than MAX_LISTED rows.
+        :raises EmptyResultSet: no row can match the conditions.
         """
         cached, query, connection = self._cached, self._query, self._connection
         parts = [self._field(part.field) for part in cached.pk_fields]
@@ -407,7 +443,8 @@ class TrackedWrite:
         size = len(parts)
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
-            # A row that is not locked may begin to match before the statement runs.
+            # Without this condition, the statement might change a row that is not locked, and
+            # begins to match the conditions only now.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (
@@ -419,5 +456,6 @@ class TrackedWrite:
         ]
 
 
-# After these methods the instance has the value that is stored; other fields may not set it.
+# Implementations of pre_save() after which the attribute of the instance has the stored value. Other
+# implementations may store a value that the instance does not get.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

@@ -1,4 +1,4 @@
-"""How the Redis servers of an alias of ``CACHES`` are reached: pools of the client libraries."""
+"""Connection pools of redis-py, made from the settings of an alias of ``CACHES``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from redis.sentinel import SentinelConnectionPool
 
 
 def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """One pool per server of an alias of django-redis.
+    """Return one pool per server of an alias that uses django-redis.
 
-    The first URL is the server. The others are its replicas, which are not used, as they lag
-    behind. With ``ShardClient`` each URL is a server.
+    With ``ShardClient`` each URL in ``location`` is a server. Otherwise the first URL is the
+    server, and the others are replicas of it; these are not used, as they lag behind.
+
+    :param location: ``LOCATION`` of the alias.
+    :param options: ``OPTIONS`` of the alias.
     """
     from django_redis.client import ShardClient
     from django_redis.pool import get_connection_factory
@@ -22,7 +25,8 @@ def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[Con
     urls = location.split(",") if isinstance(location, str) else list(location)
     client_class = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
     factory: Any = get_connection_factory(options=dict(options))
-    # connect() would share pools among all aliases that name the same server.
+    # connect() of the factory is not used: it would share a pool among all aliases that name the
+    # same server.
     return [
         factory.get_connection_pool(factory.make_connection_params(url.strip()))
         for url in (urls if issubclass(client_class, ShardClient) else urls[:1])
@@ -30,7 +34,13 @@ def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[Con
 
 
 def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """The pool of an alias of Django's own backend, whose first URL is the server, too."""
+    """Return the pool of an alias that uses Django's own Redis backend, in a list.
+
+    The first URL in ``location`` is the server; the others are replicas, which are not used.
+
+    :param location: ``LOCATION`` of the alias.
+    :param options: ``OPTIONS`` of the alias.
+    """
     urls = location.replace(";", ",").split(",") if isinstance(location, str) else list(location)
     pool_options = {k: v for k, v in options.items() if k not in ("serializer", "pool_class")}
     pool_class = options.get("pool_class") or ConnectionPool
@@ -42,12 +52,13 @@ def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[Connectio
 
 
 def place_of(pool: ConnectionPool) -> str:
-    """Where the server of ``pool`` is; differs for servers that are not the same.
+    """Return the address of the server of ``pool``, different for each server.
 
-    The names of what a server holds depend on it.
+    It becomes a part of the server's name, by which servers are told apart.
     """
     if isinstance(pool, SentinelConnectionPool):
-        # Two sets of sentinels may each have a service of that name.
+        # The sentinels' addresses are added, since other sentinels may have a service with the
+        # same name.
         watchers = [
             sentinel.connection_pool.connection_kwargs
             for sentinel in pool.sentinel_manager.sentinels

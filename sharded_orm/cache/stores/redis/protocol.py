@@ -1,6 +1,6 @@
-"""Version 2 of the protocol of Redis (RESP): commands as bytes, and the replies in an answer.
+"""The protocol of Redis (RESP, version 2): turns commands into bytes, and bytes into replies.
 
-hiredis packs and parses. This module knows neither sockets nor the meaning of a command.
+hiredis does the packing and parsing. This module uses no sockets.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from hiredis import Reader, pack_command
 
 from sharded_orm.cache.stores.sockets import ProtocolError
 
-#: The end of every reply.
+#: The bytes with which every reply ends.
 LINE_END = b"\r\n"
-# hiredis makes room for all values of an array when it reads their number.
+# Matches an array of a million values or more. Such an array is refused before hiredis parses it,
+# since hiredis allocates memory for all values as soon as it reads their number.
 _HUGE_ARRAY = re.compile(rb"(?:[+:-][^\r]*\r\n|\$-1\r\n)*\*\d{7}")
 _INCOMPLETE = object()
 
 
 class RedisScript:
-    """A Lua script that a server runs as one command."""
+    """A Lua script that a server runs as one atomic command."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
@@ -30,21 +31,26 @@ class RedisScript:
 
 
 class Refusal(Exception):
-    """A server's refusal of one command. It is a reply, and never raised."""
+    """The error reply of a server to one command. It is returned like any reply, never raised."""
 
     def __init__(self, line: str) -> None:
-        # The other words may quote the command.
+        # Only the first word is kept, the code of the error: the others may quote the command.
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
-# Version 3 of the protocol has more, which must not pass for these: True is an int.
+# The types of replies. They are compared exactly, as version 3 of the protocol has other types
+# that must be refused: its True would pass for an int.
 _REPLIES = frozenset({bytes, int, type(None), list, Refusal})
 _VALUES = frozenset({bytes, type(None)})
 
 
 def pack(commands: Iterable[tuple[Any, ...]], prefix: str = "") -> bytes:
-    """Commands in one packet. ``prefix`` goes before each part that is a str: an entry's name."""
-    parts: Any  # The stub of pack_command() says that a command has one part.
+    """Return the bytes of all ``commands``, to be sent in one packet.
+
+    :param commands: tuples of parts. A part that is a str is the name of an entry.
+    :param prefix: is put before each name of an entry.
+    """
+    parts: Any  # Any, since the type stub of pack_command() accepts only one part.
     packed = []
     for command in commands:
         parts = tuple([prefix + part if isinstance(part, str) else part for part in command])
@@ -53,7 +59,11 @@ def pack(commands: Iterable[tuple[Any, ...]], prefix: str = "") -> bytes:
 
 
 def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The command for a server that may know the script in its first place."""
+    """Return ``command`` with a script replaced by its digest.
+
+    A server that does not know the script replies with the error NOSCRIPT. A command whose first
+    part is not a script is returned unchanged.
+    """
     script = command[0]
     if isinstance(script, RedisScript):
         return (b"EVALSHA", script.digest, b"1", *command[1:])
@@ -61,16 +71,16 @@ def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def by_source(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for a server that does not know the script."""
+    """Return ``command``, whose first part is a script, with the script's source."""
     return (b"EVAL", command[0].source, b"1", *command[1:])
 
 
 def parse_replies(answer: bytes, count: int) -> list[Any] | None:
-    """The ``count`` replies in ``answer``; None while it is incomplete.
+    """Parse ``answer``, which should be ``count`` replies; return None while it is incomplete.
 
-    Replies are bytes, int, None, :class:`Refusal`, or for MGET a list of bytes and None.
+    A reply is bytes, an int, None or a :class:`Refusal`; that to MGET is a list of bytes and None.
 
-    :raises ProtocolError: ``answer`` is anything else.
+    :raises ProtocolError: ``answer`` is not the beginning of ``count`` such replies.
     """
     if _HUGE_ARRAY.match(answer):
         raise ProtocolError("too many values")

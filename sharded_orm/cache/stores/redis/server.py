@@ -1,19 +1,21 @@
-"""A Redis server (4.0 or newer), through the connections of django-redis or Django.
+"""A Redis server (4.0 or newer), used through the connections of django-redis or Django.
 
-The client libraries connect (TLS, sockets, Sentinel). Commands are sent and replies received
-here, since the pools and parsers of those libraries take longer than the server, and do not limit
-the time of a whole call.
+The client libraries open the connections (TLS, sockets, Sentinel). This module itself sends the
+commands and receives the replies: the pools and parsers of those libraries take longer than the
+server, and do not limit the time of a whole call.
 
-Leases: a placeholder with a random token stands under a leased name for a few seconds. A script
-stores a value only while the placeholder is still there.
+A *lease* is the permission to store a missing object. It is a random token, which the server keeps
+for some seconds as a placeholder under the object's name. A script stores the value only if the
+placeholder is still there.
 
 A server can come back with data of an earlier time: after a restart from its dump, after a
-failover to a replica, or after it was a replica itself. Guards of that time miss the writes since,
-and look clean. So the names of all entries begin with the *incarnation* of the data, a random
-word. The word is stored on the server with the ``run_id`` of the server that wrote the data. A new
-connection to a server with another ``run_id``, or without the word, stores a new word: then no
-older entry is found any more, and all of them expire in time. Each packet also reads the word: if
-the word has changed, the packet is sent again on a new connection. Callers use plain names.
+failover to a replica, or after it was a replica itself. Then the guards, the entries that say
+whether others are valid, lack the writes since that time. So the names of all entries begin with
+the *incarnation* of the data, a random word. The server stores this word together with the
+``run_id`` of the server that wrote the data. If a new connection finds another ``run_id``, or no
+word, it stores a new word: then no older entry is found any more, and all of them expire in time.
+Each packet also reads the word; if it has changed, the packet is sent again on a new connection.
+Callers of this class use names without the word.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ from sharded_orm.cache.stores.redis.protocol import (
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: The entry that says which server has written the data, and their incarnation.
+#: The name of the entry that says who owns the data. Its value has the ``run_id`` of the server
+#: that wrote them, and their incarnation.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
-#: Characters of an incarnation.
+#: The number of characters of an incarnation, the random word before all names of entries.
 _LENGTH = 12
 _READ_OWNER = (b"GET", _OWNER)
 
@@ -61,13 +64,13 @@ _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-# Returns the owner afterwards.
+# Replaces the value of _OWNER, if it is as expected. Returns the value that it has afterwards.
 _REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
-# APPEND alone would create a missing guard.
+# Appends to a guard only if it exists: the command APPEND alone would create it.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -77,13 +80,14 @@ _APPEND = RedisScript(
 class RedisServer(RemoteServer):
     """One Redis server. Thread-safe.
 
-    It must not be a node of a Redis Cluster, and no proxy may spread one connection over several
-    servers. The user must be allowed to call INFO, which must contain a ``run_id`` (as on managed
-    servers), and scripts; the user's names cannot be limited to a prefix. A replica is not used.
+    The server must not be a node of a Redis Cluster or a replica, and no proxy may spread one
+    connection over several servers. The Redis user must be allowed to run scripts and INFO, and
+    must not be limited to names with some prefix. The answer to INFO must have a ``run_id``, as
+    it does on managed servers.
 
-    After a failover or a start from a dump no older entry is found. While a partition of the
-    network leaves two primaries, clients that still reach the old one read entries that were
-    valid before the partition.
+    After a failover or a start from a dump, no older entry is found. While a network partition
+    leaves two primaries, clients that still reach the old one read entries that were valid before
+    the partition.
     """
 
     _end = LINE_END
@@ -97,7 +101,7 @@ class RedisServer(RemoteServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param pool: provides the options of connections; no connection is taken from it.
+        :param pool: has the options for new connections; no connection is taken from this pool.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(
@@ -111,19 +115,19 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # Raised here, as reports of an error show local variables, and those of _open() include
-        # the password.
+        # The error is raised here and not in _open(), since error reports show local variables,
+        # and those of _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
         return opened
 
     def _open(self, timeout: float) -> Connection | str:
-        """A connection, or the reason why there is none."""
+        """Return a new connection that is logged in, or the reason why it could not be opened."""
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
-            # These notifications need version 3 of the protocol.
+            # Maintenance notifications need version 3 of the protocol, which is not used here.
             if not option.startswith("maint_notifications")
         }
         limit = options.get("socket_connect_timeout")
@@ -135,7 +139,8 @@ class RedisServer(RemoteServer):
             "retry": None,
             "retry_on_timeout": False,
             "retry_on_error": [],
-            # The library's own greeting has no time limit, and may agree on version 3.
+            # Replaces the library's greeting, which has no time limit, and may choose version 3
+            # of the protocol.
             "redis_connect_func": lambda connection: owners.append(
                 self._greet(connection, deadline)
             ),
@@ -146,14 +151,20 @@ class RedisServer(RemoteServer):
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
             return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
-        # A private attribute in every release. The connection itself is dropped.
+        # Take the socket, and drop the library's connection object. The attribute is private, but
+        # all releases have it.
         opened: socket.socket = connection._sock
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in. Returns the value of :data:`_OWNER`, which is replaced if it is out of date.
+        """Log in on a new connection. Return who owns the data: the value of :data:`_OWNER`.
 
+        If another server has written this value, it is replaced first, by the ``run_id`` of this
+        server and a new incarnation.
+
+        :param connection: a connection object of redis-py.
+        :param deadline: a time on the monotonic clock.
         :raises ProtocolError: the server cannot be used.
         """
         commands: list[tuple[bytes, ...]] = []
@@ -163,7 +174,7 @@ class RedisServer(RemoteServer):
         elif connection.password:
             credentials = (connection.username or "default", connection.password)
             if not connection.username:
-                credentials = credentials[1:]  # for servers before 6.0
+                credentials = credentials[1:]  # Redis before 6.0 takes a password only.
         else:
             credentials = ()
         if credentials:
@@ -189,7 +200,10 @@ class RedisServer(RemoteServer):
     def _ask_plainly(
         self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
     ) -> list[Any]:
-        """Replies to commands of the greeting, which must succeed with texts."""
+        """Send commands of the greeting and return their replies.
+
+        :raises ProtocolError: a reply is not bytes. The reply to GET may also be None.
+        """
         left = max(deadline - time.monotonic(), 0.001)
         replies = Connection(connection._sock, left).ask(
             pack(commands), LINE_END, lambda raw: parse_replies(raw, len(commands)), deadline
@@ -206,10 +220,13 @@ class RedisServer(RemoteServer):
     def _run(
         self, commands: Sequence[tuple[Any, ...]], owner_of: Callable[[list[Any]], Any]
     ) -> list[Any]:
-        """Replies to ``commands``.
+        """Send ``commands`` in one packet and return their replies.
 
-        :param owner_of: takes the owner of the data out of the replies. The last command must
-            read it: data that have changed do not change back.
+        The last command must also read :data:`_OWNER`. If that still is what the connection found
+        at its start, it has been so for all of ``commands``, as the value never comes back. If it
+        is not, the packet is sent again on a new connection.
+
+        :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: see :meth:`_exchange`.
         """
         owner = b""
@@ -230,10 +247,12 @@ class RedisServer(RemoteServer):
         return self._exchange(packet, parse)
 
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Replies to commands in one round trip; unknown scripts cost one more.
+        """Send ``commands`` and return their replies.
 
-        They run in order, but those of other clients may run in between. A part of a command that
-        is a str is the name of an entry.
+        One round trip; one more if the server does not know a script yet. The commands run in
+        order, except such scripts, which run last. Commands of other clients may run in between.
+
+        :param commands: tuples of parts. A part that is a str is the name of an entry.
         """
         if not commands:
             return []
@@ -256,7 +275,7 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # The command has failed, but the server is well.
+                # The command has failed, but _failed() is not called: the server can be used.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -273,7 +292,7 @@ class RedisServer(RemoteServer):
         (values,) = self._run([(b"MGET", *names, _OWNER)], owner_of)
         return [value or None for value in values]
 
-    # ##### The contract #####
+    # ##### The methods of CacheServer #####
 
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
@@ -285,7 +304,8 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # FoundEntry(value, None), in half the time.
+                # Makes a FoundEntry without a lease in half the time that its constructor takes.
+                # A placeholder counts as a missing entry.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
@@ -300,7 +320,7 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # NX leaves the placeholder of another reader alone.
+                # With NX, the placeholder of another reader is not replaced.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -345,10 +365,11 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            if created is not None:  # None: it was there
+            if created is not None:  # None means that the guard existed already.
                 self._checked(created, bytes)
             self._checked(prolonged, int)
-            # An entry that APPEND has created is no guard: readers replace it.
+            # If the guard vanished after SET, APPEND has created an entry without a first line.
+            # That is not a valid guard, and readers will replace it.
             sizes.append(self._checked(size, int))
         return sizes
 
@@ -393,7 +414,8 @@ class RedisServer(RemoteServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         if not names:
             return []
-        # Names that are bytes get no incarnation: counters survive it.
+        # _pipeline() puts the incarnation only before names that are str. Counters have names that
+        # are bytes, so they survive a change of the incarnation.
         keys = [name.encode("ascii") for name in names]
         (reply,) = self._pipeline([(b"MGET", *keys)])
         values = self._checked(reply, list)
