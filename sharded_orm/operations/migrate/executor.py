@@ -75,7 +75,11 @@ class ScriptExecutor:
     # ##### Segments #####
 
     def _run_recorded_units(self, number: int) -> int:
-        """Run the units from ``number`` up to the next mixed unit. Return how many were run."""
+        """Run the plan's migrations whose SQL is recorded, from index ``number`` on.
+
+        Stop before the next migration that has an operation without recorded SQL. Return how many
+        migrations were run.
+        """
         key, script = self._script(number, 0)
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
@@ -91,7 +95,10 @@ class ScriptExecutor:
         return script.units
 
     def _run_mixed_unit(self, number: int, operation: int) -> None:
-        """Run the operations of mixed unit ``number``, beginning with operation ``operation``."""
+        """Run migration ``number`` of the plan, beginning with its operation ``operation``.
+
+        The migration has operations without recorded SQL, such as ``RunPython``.
+        """
         unit = self._plan.units[number]
         if self._schema is not None:
             self._schema = self._session.ensure_records(self._schema)
@@ -132,9 +139,11 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the schema is as ``script`` promises. Do nothing in an atomic migration.
+        """Check that the schema is the one at which ``script`` (recorded SQL) should end.
 
-        :param unit: the unit that is continued or recorded after the check. None if there is none.
+        Do nothing inside a migration that runs in one transaction.
+
+        :param unit: the migration that is continued or recorded after the check; None if none is.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the schema is not as promised.
         """
@@ -156,7 +165,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return the number of operations of ``unit`` that are done when ``script`` ends."""
+        """Return the number of operations of the migration that are done when ``script`` ends."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -189,7 +198,10 @@ class ScriptExecutor:
         numbered: Iterable[tuple[int, RecordedStatement]],
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Run statements of one migration. Write one checkpoint before each stretch of them.
+        """Run recorded statements of one migration.
+
+        Write a checkpoint into the journal before each *stretch*: statements that belong together,
+        because the schema shows later how many of them took effect.
 
         :param key: the key of ``script``, and ``run`` the journal run that stores it.
         :param numbered: the statements with their indexes in ``script``.
@@ -269,7 +281,8 @@ class ScriptExecutor:
     def _resume(self) -> tuple[int, int]:
         """Finish the step that an earlier process left unfinished.
 
-        Return the indexes of the unit and of its operation with which the plan continues.
+        Return the index in the plan of the migration with which to continue, and the index of its
+        operation.
         """
         checkpoint = self._session.checkpoint
         if checkpoint is None or checkpoint.migration is None or checkpoint.what is What.UNIT:
@@ -305,7 +318,7 @@ class ScriptExecutor:
         return self._continue_script(script, checkpoint, end)
 
     def _begins_with(self, checkpoint: Checkpoint) -> bool:
-        """Whether the plan begins with the migration that the shard is in the middle of."""
+        """Whether the plan begins with the migration of ``checkpoint``, in the same direction."""
         first = self._plan.units[0] if self._plan.units else None
         interrupted = (checkpoint.migration, checkpoint.backwards)
         return first is not None and (first.key, first.backwards) == interrupted
@@ -341,9 +354,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from ``start`` on.
 
-        Stop at the first migration that is not next in the plan, or that has changed since the
-        recording. Return the indexes of the unit and of its operation with which the plan
-        continues.
+        Stop at the first migration that is not next in the plan, or that was edited since the
+        recording. Return the index in the plan of the migration with which to continue, and the
+        index of its operation.
         """
         units = 0
         unit: Unit | None = None
@@ -372,12 +385,13 @@ class ScriptExecutor:
         return units, script.operations
 
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
-        """Return the unit that an earlier process began and did not finish on this shard.
+        """Return the plan's first migration, which an earlier process began but did not finish.
 
-        Return None if the shard need not finish that unit: no part of it took effect, and either
-        the plan begins with another unit or the operations of the migration have changed.
+        Return None if the interrupted migration need not be finished: no part of it took effect,
+        and either the plan begins with another one or somebody has edited its operations.
 
-        :raises OperationError: the unit must be finished first, and this plan cannot finish it.
+        :raises OperationError: the interrupted migration must be finished first, but this plan
+            cannot finish it.
         """
         assert checkpoint.migration is not None
         is_first = self._begins_with(checkpoint)
@@ -405,7 +419,7 @@ class ScriptExecutor:
 
 
 class _UnitEditor:
-    """A context manager that opens a unit's schema editor and sets it as the executor's editor."""
+    """A context manager that opens a migration's schema editor for the executor."""
 
     def __init__(self, executor: ScriptExecutor, unit: Unit) -> None:
         self._executor = executor
@@ -428,9 +442,13 @@ class _UnitEditor:
 
 
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Create all tables of an empty shard as they are at the end of ``script``. Return the schema.
+    """Create all tables of an empty shard at once. Return the shard's schema.
 
-    Record the migrations of ``script`` as well. After an interruption, call it again.
+    The tables are created as they would be after all statements of ``script``, and the migrations
+    of ``script`` are recorded. After an interruption, the function can be called again.
+
+    :param key: the key of ``script``, and ``run`` the journal run that stores it.
+    :raises SchemaDiffers: the schema is not as ``script`` promises.
     """
     checkpoint = Checkpoint(What.BUILD, run, script=key)
     session.begin(checkpoint, "Make all tables")
@@ -446,8 +464,9 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the schema is as ``script`` promises. Return the schema.
+    """Check that the shard's schema is the one at which ``script`` should end. Return the schema.
 
+    :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares again and then continues from there.
     :param before: the schema when ``script`` began; None if it was not read. If it is given and the

@@ -266,7 +266,8 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # The database is gone, and with it all effects of the steps of earlier runs.
+                # The shard has no database, so what earlier runs did there is lost. Forget the
+                # position that they reached.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)

@@ -131,10 +131,10 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """Where DDL commits implicitly: watch the block's statements for DDL.
+        """A context manager that watches for DDL statements, if they commit implicitly.
 
-        Before the first of them runs, the journal notes that a rollback does not undo the operation
-        as a whole.
+        Before the first such statement runs, the journal notes that a rollback does not undo the
+        operation as a whole. On other databases, nothing is watched.
         """
         if self._editor.connection.features.can_rollback_ddl:
             yield

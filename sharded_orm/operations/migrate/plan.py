@@ -79,9 +79,9 @@ class Unit:
         """Whether operation ``number`` must run on each shard because its SQL cannot be recorded."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # These operations do nothing where the router refuses. Most of them belong to apps
-            # without tables on shards, and need not run there.
-            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # of these two
+            # RunPython and RunSQL do nothing where the router refuses. Most of them belong to apps
+            # without tables on shards, and so need not run on each shard.
+            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
@@ -203,9 +203,10 @@ class MigrationPlan:
         return applied_digest(self.applied)
 
     def state_before(self, number: int) -> ProjectState:
-        """Return the project state in which unit ``number`` is not applied. The caller may change it.
+        """Return the project state in which the migration of unit ``number`` is not applied.
 
-        For a forwards unit, this is the state before the unit runs; for a backwards one, after it.
+        This is the state before the unit runs forwards, or after it runs backwards. The caller may
+        change the returned object.
         """
         if not self.backwards:
             state = self._base.clone()
@@ -238,7 +239,7 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # The loop ends here, because the next turn would change these states.
+                        # Leave the loop: computing the next operation would change these states.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None

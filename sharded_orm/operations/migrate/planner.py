@@ -1,4 +1,4 @@
-"""Making plans, as ``manage.py migrate`` makes them."""
+"""Making the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ reading_migrations = threading.RLock()
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """The options that Django's ``migrate`` has as well."""
+    """The options of a migration that Django's ``migrate`` command has as well."""
 
     #: App label and migration name, as ``migrate`` takes them. The label None means all apps, the
     #: name None all migrations of the app.

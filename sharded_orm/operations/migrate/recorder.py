@@ -1,4 +1,4 @@
-"""Recording the statements of an operation, and the schema after each of them."""
+"""Recording the SQL statements of a migration's operations while they run on an empty copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recorder:
     ) -> None:
         """Record the statements that follow as statements of this operation.
 
-        :param operation: the index of the operation in its unit.
+        :param operation: the index of the operation in its migration, in running order.
         :param label: a description of the operation for people.
         :param fingerprints: whether to record the schema's fingerprint after each statement. It is
             needed if no transaction encloses the statements: after an interruption, the schema must

@@ -26,7 +26,8 @@ class Records:
 
     To be used by one thread.
 
-    :param has_markers: whether an earlier process may have left markers on the shard.
+    :param has_markers: whether an earlier process may have left markers on the shard: rows that
+        prove the commits of its operations.
     """
 
     def __init__(self, alias: str, *, has_markers: bool = False) -> None:
@@ -56,7 +57,10 @@ class Records:
         )
 
     def mark(self, name: str) -> None:
-        """Write a marker. The caller must have opened the transaction whose commit it proves."""
+        """Write a marker: a row that shows later whether the open transaction was committed.
+
+        :param name: the name of the marker; see :func:`marker_name`.
+        """
         self._has_markers = True
         self._insert([(MARKER_APP, name)])
 
@@ -64,9 +68,10 @@ class Records:
         return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
-        """Record migrations as applied, or as not applied if ``backwards``. Delete all markers.
+        """Record migrations as applied, or as not applied if ``backwards``.
 
-        Everything happens in one transaction.
+        In the same transaction, delete all markers, which prove the commits of single operations
+        and are not needed any more.
         """
         if not backwards and not self._has_markers:
             self._insert(list(keys))  # A single statement needs no explicit transaction.
@@ -96,5 +101,5 @@ class Records:
 
 
 def marker_name(run: int, number: int) -> str:
-    """Return the name of marker ``number`` that journal run ``run`` writes on a shard."""
+    """Return the name of marker ``number`` (a row that proves a commit) of journal run ``run``."""
     return f"{MARKER_PREFIX}{run} step {number}"

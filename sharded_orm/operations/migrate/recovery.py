@@ -85,7 +85,10 @@ class RecoveryCheck:
         )
 
     def operation(self, checkpoint: Checkpoint, label: str) -> bool:
-        """Whether an operation that runs Python took effect."""
+        """Whether an operation without recorded SQL, such as ``RunPython``, took effect.
+
+        :param label: a description of the operation for people.
+        """
         if checkpoint.settled:
             return checkpoint.settled == "done"
         return self._by_marker(checkpoint, label, "")

@@ -66,7 +66,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment."""
+        """The index of the first operation after the segment, if the segment is partial."""
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -79,10 +79,11 @@ class Segment:
 
 
 class Rehearsals:
-    """Gives the recorded script for a segment and a schema; records it at first use.
+    """Gives the recorded SQL (a script) for operations of a plan on a schema.
 
-    The journal stores the scripts. Thread-safe: if several threads need the same script, one of
-    them rehearses and the others wait.
+    At first use, a script is recorded on an empty copy of the schema (a rehearsal) and stored in the
+    journal. Thread-safe: if several threads need the same script, one of them records it and the
+    others wait.
 
     :param fake_initial: whether an initial migration whose tables exist is recorded but not run.
     """
@@ -128,7 +129,9 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """Return the key and the script of ``segment`` for shards whose schema is ``snapshot``.
+        """Return the key and the recorded SQL of ``segment``, for shards whose schema is ``snapshot``.
+
+        The SQL is recorded now (a rehearsal) if the journal does not have it yet.
 
         :param connection: the connection of a shard with that schema. During a rehearsal, its alias
             leads to the copy in this thread.

@@ -28,7 +28,7 @@ _LOCK_WAIT = 1.0
 
 
 class ShardSession:
-    """The session in which one thread migrates one shard.
+    """The state of one shard while one thread migrates it: connection, lock, checkpoint, records.
 
     :param step: the shard's step in the journal.
     :param stopping: returns whether to stop at the next point at which no step is half done.
@@ -105,7 +105,7 @@ class ShardSession:
         return self.snapshot()
 
     def new_marker(self) -> str:
-        """Return a new name for a marker, which this run has not used on this shard."""
+        """Return a name that this run has not used on this shard, for a row that proves a commit."""
         self._serial += 1
         return marker_name(self.step.run.id, self._serial)
 
@@ -158,7 +158,7 @@ class ShardSession:
 
     @property
     def _keeps_session(self) -> bool:
-        """Whether the session that holds the lock is still usable."""
+        """Whether the database session that holds the shard's lock can still be used."""
         return self._lock_holder is self.connection.connection and self.connection.is_usable()
 
     @contextmanager

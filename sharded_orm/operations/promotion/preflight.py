@@ -100,7 +100,7 @@ def operator(name: str) -> ReplicationServer:
 
 
 def is_silent(exc: PromotionRefused) -> bool:
-    """Whether :func:`operator` raised ``exc`` because the node does not answer."""
+    """Whether the cause of ``exc``, an error of :func:`operator`, is that the node did not answer."""
     return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 

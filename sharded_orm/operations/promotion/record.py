@@ -62,9 +62,9 @@ class PromotionRecord:
         self.tell(line)
 
     def is_published(self) -> bool:
-        """Whether the source of the topology holds the new map.
+        """Whether the promotion's change of the topology is published.
 
-        :raises PromotionFailed: the source does not answer.
+        :raises PromotionFailed: the source of the topology does not answer.
         :raises LeaseLost: another process may hold the run by now.
         """
         return publication.was_switched(
@@ -72,11 +72,12 @@ class PromotionRecord:
         )
 
     def rule_out(self) -> bool:
-        """Make sure that the new map will never be published, even if a process has just sent it.
+        """Make sure that the promotion's change of the topology will never be published.
 
-        Return False if the map is published already, otherwise True.
+        This works even if a process has just sent the change. Return False if the change is
+        published already, otherwise True.
 
-        :raises PromotionFailed: the source does not answer.
+        :raises PromotionFailed: the source of the topology does not answer.
         """
         if self.is_published():
             return False
@@ -86,9 +87,10 @@ class PromotionRecord:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
-        """Record that an earlier process published the map.
+        """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record when, so the time is between its first attempt and now.
+        That process did not record when. So the journal gets a span of time: from the moment at
+        which that process was about to publish until now.
         """
         self.begin(
             "switched",

@@ -1,4 +1,4 @@
-"""The options of a promotion, and the report on its outcome."""
+"""The options of a promotion (a replica becomes the primary), and the report on its outcome."""
 
 from __future__ import annotations
 

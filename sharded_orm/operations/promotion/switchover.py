@@ -17,7 +17,7 @@ from sharded_orm.topology.document import Document
 
 
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
-    """Whether ``document`` is the map that ``plan`` publishes, or a later one.
+    """Whether ``document`` is the topology document that ``plan`` publishes, or a later one.
 
     This is so if the new primary is the primary of all shards of the plan. The ranges may have been
     divided differently since.
@@ -42,7 +42,9 @@ def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
 def switch(
     plan: PromotionPlan, *, forced: bool, confirm: Callable[[], None] = lambda: None
 ) -> Document:
-    """Publish the map in which the replica is the primary. Return it when this process uses it.
+    """Publish the topology document in which the replica is the primary.
+
+    Return the document when this process uses it.
 
     The old primary becomes the replica of its ranges. With ``forced``, they get no replica.
 
@@ -51,7 +53,7 @@ def switch(
         published. It raises an error if nothing may be published any more. If another process calls
         :func:`rule_out` after that, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.
-    :raises TopologyError: the map was not published, or the answer got lost.
+    :raises TopologyError: the document was not published, or the answer got lost.
     """
     moves = {(move.group, move.first, move.last): move for move in plan.moves}
 
@@ -86,9 +88,9 @@ def _require_same(plan: PromotionPlan, document: Document) -> None:
 
 
 def current() -> Document:
-    """Return the topology document that the source holds.
+    """Return the topology document that is published now, which this process may not use yet.
 
-    :raises TopologyError: the source does not answer.
+    :raises TopologyError: the source of the topology does not answer.
     """
     return topology.current()
 
@@ -107,21 +109,22 @@ def require_same_ranges(plan: PromotionPlan) -> None:
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Whether the source holds the map that ``plan`` publishes, or a later one.
+    """Whether the change of the topology that ``plan`` makes is published.
 
-    :raises TopologyError: the source does not answer.
+    :raises TopologyError: the source of the topology does not answer.
     """
     return is_switched(plan, topology.current())
 
 
 def rule_out(plan: PromotionPlan) -> bool:
-    """Make sure that a switched map that a process may have sent cannot be published any more.
+    """Make sure that the change of the topology that ``plan`` makes will never be published.
 
-    To do so, publish the present topology as a new version. Each publication names the version that
-    it replaces, and the source accepts only one publication for each. So the other one fails.
+    A process may have sent the change just now. To make it fail, publish the present topology as a
+    new version: each publication names the version that it replaces, and the source of the topology
+    accepts only one publication for each version.
 
-    :return: False if the switched map is published already, otherwise True.
-    :raises TopologyUnavailable: the source does not answer.
+    :return: False if the change is published already, otherwise True.
+    :raises TopologyUnavailable: the source of the topology does not answer.
     """
     source = runtime.source()
     comment = f"promotion in place of {plan.node} broken off"

@@ -45,7 +45,7 @@ def runs() -> QuerySet[OperationRun]:
 
 
 class Lease:
-    """A lease that this process has taken."""
+    """The right of this process to work on one run, which it keeps by signs of life."""
 
     def __init__(self, run_id: int, token: str) -> None:
         self.run_id = run_id
