@@ -1,8 +1,9 @@
-"""More shards for a group, and which of its ranges take new keys (P10, Y3).
+"""Adding shards to a group, and setting which ranges of its shards take new keys (P10, Y3).
 
-Two orders matter. A range is created before it enters the topology: a process that knows a shard
-without tables gets errors when it scatters. And a range enters the topology before it is opened: a
-process that does not know a shard yet cannot find the keys that others have placed there.
+A *range* is a sequence of a group's shards on one primary node. The order of the steps matters. The
+shards of a new range get their tables before the topology names the range: otherwise a query to all
+shards would fail on them. And every process must know the range before it is *opened* for new keys:
+a process that does not know a shard cannot find the keys that other processes have placed there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Lower bounds of new shards in a range group, and the keys in use that forbid a bound."""
+"""Lower bounds of the keys on new shards, for groups that divide keys by ranges (``BOUNDS``).
+
+A new bound is forbidden if keys above it are in use, because these keys are on another shard.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
-    """Bounds from a command line, with the type of the group's existing bounds.
+    """Convert bounds from a command line to the type of the group's existing bounds.
 
-    :raises GrowthRefused: a text is not of that type, or a command cannot take that type.
+    :param name: the name of the group.
+    :raises GrowthRefused: a text cannot be converted, or the type is neither int nor str.
     """
     bounds = runtime.group(name).strategy_options.get("BOUNDS") or [""]
     kind = type(bounds[-1])
@@ -27,7 +31,8 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
             f"Bounds of type {kind.__name__} cannot be given to a command; change BOUNDS where they"
             " stand."
         )
-    # int() accepts the digits of any script, and raises for thousands of them.
+    # Check the text first: int() also accepts the digits of other alphabets, and it raises an error
+    # if there are thousands of digits.
     number = re.compile(r"-?\d{1,100}", re.ASCII)
     wrong = [text for text in texts if kind is int and not number.fullmatch(text)]
     if wrong:
@@ -36,9 +41,12 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
 
 
 def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
-    """Add the bounds of the new range to ``entry``, the group's entry in ``GROUPS``.
+    """Add the bounds of the new range to ``entry``. Do nothing if neither side has bounds.
 
-    :raises GrowthRefused: the group has no bounds, or ``new`` has a wrong number of them.
+    :param entry: the group's entry in ``GROUPS``.
+    :param kind: how the group finds the shard of a key.
+    :raises GrowthRefused: ``new`` has bounds but the group has none, or ``new`` has not exactly one
+        bound for each new shard.
     """
     group = runtime.group(new.group)
     if kind is not KeyRouting.RANGES or "BOUNDS" not in group.strategy_options:
@@ -56,16 +64,17 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 
 
 def keys_above(new: NewRange) -> list[str]:
-    """Sentences about keys on the group's last shard that belong to the new shards.
+    """Return sentences about keys that are in use and would belong to the new shards.
 
-    This process must already use the topology with the new range. Reads all shard keys of one
-    shard.
+    Such keys can only be on the shard before the new ones, so all shard keys on that shard are
+    read. This process must already use the topology with the new range. The list is empty if there
+    are no such keys, or if the group has no ``BOUNDS``.
 
     :raises GrowthRefused: the shard could not be read.
     """
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
-        return []  # With SIZE, keys beyond the last shard were refused.
+        return []  # A group with SIZE has refused the keys beyond its last shard.
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)
     with node_connection(shard.node) as wrapper:

@@ -1,4 +1,8 @@
-"""One growth of a group: its shards are created, migrated, published and opened."""
+"""One growth of a group: new shards are created and migrated, then published, then opened.
+
+To publish the shards is to add their range to the topology document. To open the range is to let it
+take new keys.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Seconds for all processes to use the closed range before it is opened.
+#: Seconds to wait until all processes use a topology with the new range, before it is opened.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -30,15 +34,18 @@ Tell = Callable[[str], None]
 class GrowthReport:
     """The outcome of a growth.
 
+    :param created: whether all shards of the range exist and are migrated.
     :param named: whether the topology has the range.
-    :param open: whether the range takes new keys; None if its group never opens or closes ranges.
+    :param open: whether the range takes new keys. None if the group divides keys by ranges, because
+        its ranges are never opened or closed.
+    :param problems: sentences about what is left to do; empty if the growth is complete.
     """
 
     range: NewRange
     created: bool = False
     named: bool = False
     open: bool | None = False
-    #: The migration of the new shards, if this run did it.
+    #: The report on the migration of the new shards; None if this call did not migrate them.
     migrated: migration_run.MigrationReport | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -56,7 +63,12 @@ class GrowthReport:
 
 
 class GrowthRun:
-    """The growth of one group by one range, recorded in the journal run ``run``."""
+    """Executes the growth of one group by one range.
+
+    :param run: the growth's journal run, which this process holds.
+    :param new: the range.
+    :param kind: how the group finds the shard of a key.
+    """
 
     def __init__(
         self,
@@ -76,9 +88,14 @@ class GrowthRun:
         self.report = GrowthReport(new, open=None if kind is KeyRouting.RANGES else False)
 
     def run_to_end(self, arguments: Mapping[str, Any], open_it: bool) -> GrowthReport:
-        """Carry out all phases that are left.
+        """Execute all phases that are left. Return the report.
 
-        :param arguments: those of the command, which the journal keeps for a later attempt.
+        :param arguments: the arguments of the command, which the journal stores so that a later
+            attempt can be compared with this one.
+        :param open_it: whether to open the range at the end.
+        :raises GrowthRefused: the group cannot grow like this.
+        :raises TopologyReadOnly: commands cannot change the topology. The message tells the
+            operator what to do instead.
         """
         new, report = self.new, self.report
         before = topology.current()
@@ -100,7 +117,12 @@ class GrowthRun:
         return report
 
     def _with_range(self, document: Document) -> Document:
-        """``document`` with the range, closed; unchanged if the range is there."""
+        """Return ``document`` with the new range, which takes no new keys yet.
+
+        Return ``document`` itself if it has the range already.
+
+        :raises GrowthRefused: the range does not follow the group's last shard.
+        """
         new = self.new
         if new.entry_in(document) is not None:
             return document
@@ -113,7 +135,8 @@ class GrowthRun:
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
                 " somebody else has changed the topology. Repeat the command."
             )
-        # Bounds alone decide which keys a range group has on its last shard, never "open".
+        # Do not write "open": False if the group divides keys by ranges. There only the bounds
+        # decide on which shard a key is.
         ranges.append(new.entry(is_open=self.kind is KeyRouting.RANGES))
         add_bounds(entry, new, self.kind)
         return Document.from_content(content)
@@ -138,7 +161,10 @@ class GrowthRun:
             ) from exc
 
     def _create(self, document: Document) -> bool:
-        """Create and migrate the shards, which no other process knows yet; whether all are done."""
+        """Create and migrate the new shards, which no other process knows yet.
+
+        Return whether all are migrated. If not, the report gets a problem.
+        """
         new = self.new
         self._tell(f"makes {new.last - new.first + 1} shards on {new.primary}")
         with _local_topology(document):
@@ -159,7 +185,10 @@ class GrowthRun:
     # ##### Bounds #####
 
     def _refuse_keys_above(self, document: Document) -> None:
-        """:raises GrowthRefused: keys in use would be looked for on the new shards."""
+        """Check that no key in use belongs to the new shards, where it would not be found.
+
+        :raises GrowthRefused: there is such a key.
+        """
         if self.kind is not KeyRouting.RANGES:
             return
         with _local_topology(document):
@@ -171,7 +200,10 @@ class GrowthRun:
             )
 
     def _report_keys_above(self) -> None:
-        """Check again once all processes use the bound: keys may have been written meanwhile."""
+        """Wait until all processes use the new bounds, then look again for keys above them.
+
+        Such keys may have been written since the first check. They are added to the problems.
+        """
         self._wait_until_used()
         self.report.problems += [
             f"{keys}: written while the bound was made known. Move those rows"
@@ -194,7 +226,10 @@ class GrowthRun:
         self.report.open = True
 
     def _wait_until_used(self) -> bool:
-        """Whether every connected process uses the range; a problem in the report if not."""
+        """Wait until every connected process uses a topology with the new range.
+
+        Return whether all do so in time. If not, the report gets a problem.
+        """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:
             return True
@@ -208,9 +243,9 @@ class GrowthRun:
 
 @contextmanager
 def _local_topology(document: Document) -> Iterator[None]:
-    """Let this process alone use ``document`` inside the block.
+    """A context manager: this process, and no other, uses the topology ``document`` in the block.
 
-    :raises InvalidTopology: ``document`` must not follow the topology in use.
+    :raises InvalidTopology: ``document`` is not allowed as a successor of the topology in use.
     """
     runtime.swap(runtime.check_document(document).topology)
     try:

@@ -1,4 +1,4 @@
-"""The range of shards that a group is to have, and its entry in ``RANGES``."""
+"""A range of shards that will be added to a group, and its entry in the group's ``RANGES``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from sharded_orm.topology.document import Document
 
 @dataclass(frozen=True)
 class NewRange:
-    """A range that a group is to have.
+    """A range of shards that will be added to a group.
 
-    :param bounds: for a range group with ``BOUNDS``, the lower bound of each new shard.
+    :param first: the number of the range's first shard, and ``last`` that of its last shard.
+    :param primary: the node of the shards, and ``replica`` that of their copies, if there are any.
+    :param weight: how often a shard of the range gets a new key, relative to other ranges' weights.
+    :param bounds: if the group has ``BOUNDS``, the lowest key of each new shard; otherwise empty.
     """
 
     group: str
@@ -28,7 +31,10 @@ class NewRange:
         return f"{self.group} {self.first}-{self.last}"
 
     def entry(self, *, is_open: bool) -> dict[str, Any]:
-        """The range as ``RANGES`` lists it."""
+        """Return the range's entry for ``RANGES``.
+
+        :param is_open: whether the range takes new keys.
+        """
         entry: dict[str, Any] = {"range": [self.first, self.last], "primary": self.primary}
         if self.replica is not None:
             entry["replica"] = self.replica
@@ -37,7 +43,7 @@ class NewRange:
         return entry if is_open else {**entry, "open": False}
 
     def entry_in(self, document: Document) -> Mapping[str, Any] | None:
-        """The entry of this range in a topology document; None if the document lacks the range."""
+        """Return the entry of this range in ``document``; None if ``document`` lacks the range."""
         for entry in document.groups.get(self.group, {}).get("RANGES", ()):
             if tuple(entry["range"]) == (self.first, self.last):
                 return dict(entry)

@@ -1,4 +1,4 @@
-"""Whether a range takes new keys, and how often."""
+"""Setting whether a range of shards takes new keys, and how often it is chosen for one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
-    """Open a range of group ``name`` for new keys, or close it; its existing keys stay (Y3).
+    """Open a range of shards for new keys, or close it. Its existing keys stay (Y3).
 
-    :raises GrowthRefused: the group has no such range, or its strategy never chooses a shard.
+    :param name: the name of the group.
+    :param first: the number of the range's first shard, and ``last`` that of its last shard.
+    :return: the topology document with the change.
+    :raises GrowthRefused: the group has no such range, or its strategy never chooses a shard for a
+        new key.
     :raises TopologyError: the topology was not changed.
     """
     return _set(name, first, last, "open", is_open)
 
 
 def set_weight(name: str, first: int, last: int, weight: float) -> Document:
-    """Set how often a shard of the range gets a new key, relative to the weights of the others.
+    """Set how often each shard of a range gets a new key, relative to the weights of other ranges.
 
-    :raises GrowthRefused: see :func:`set_open`.
-    :raises TopologyError: the topology was not changed.
+    The arguments, the result and the errors are as for :func:`set_open`.
+
+    :param weight: the weight; shards with the weight 2 get twice as many new keys as those with 1.
     """
     return _set(name, first, last, "weight", weight)
 

@@ -1,4 +1,4 @@
-"""Growing a group, or giving a broken-off growth up, as an operator asks for it."""
+"""The functions for an operator's requests: add shards to a group, or give up such an addition."""
 
 from __future__ import annotations
 
@@ -32,21 +32,28 @@ def grow(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> GrowthReport:
-    """Give group ``name`` ``count`` more shards: create, migrate, publish and open them.
+    """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
-    After any interruption, a call with the same arguments goes on. Until then, nobody else can
-    grow the group. The calling process should do nothing else: it knows the new shards before they
-    exist.
+    After any interruption, a call with the same arguments continues; until then, the group cannot
+    grow in any other way. The calling process should do nothing else meanwhile, because it uses a
+    topology with the new shards before they exist.
 
-    :param bounds: for a range group with ``BOUNDS``: in order, above every key in use.
-    :param open_it: False leaves the range closed.
-    :param progress: reports how far the migration of the new shards is.
-    :param tell: called with a line for each phase.
-    :raises GrowthRefused: the group cannot grow, or not like that; nothing was changed.
-    :raises TopologyReadOnly: commands cannot change the topology; the message is what to do.
+    :param primary: the node of the new shards.
+    :param replica: the node of their copies; None for no copies.
+    :param weight: how often a new shard gets a new key, relative to the weights of other ranges.
+    :param bounds: for a group with ``BOUNDS``, the lowest key of each new shard, in ascending order
+        and above every key in use; for other groups, empty.
+    :param open_it: whether to open the range for new keys at the end.
+    :param progress: receives reports during the migration of the new shards.
+    :param stopping: ends the growth early; None for never.
+    :param tell: called with a line for the operator in each phase.
+    :raises GrowthRefused: the group cannot grow, or not with these arguments.
+    :raises TopologyReadOnly: commands cannot change the topology. The message tells the operator
+        what to do instead.
     :raises OperationHeld: another process grows the group.
     """
-    runtime.refresh()  # A last good copy may be outdated.
+    # Read the topology from its source: this process may use an outdated copy from the disk.
+    runtime.refresh()
     if runtime.topology() is not runtime.config().topology:
         raise GrowthRefused(
             "This process uses another topology than the configured one, as test runs do: the shards"
@@ -84,9 +91,10 @@ def grow(
 
 
 def give_up(name: str) -> NewRange | None:
-    """Forget a growth that was broken off before its range was published; returns the range.
+    """Give up a growth that was broken off before its range was added to the topology.
 
-    Shards that were created stay, and are used when the group grows there again.
+    Return the range; None if there is no such growth, or if it had not determined its range yet.
+    The databases that were created are kept. A later growth uses them if it has the same shards.
 
     :raises GrowthRefused: the topology has the range already.
     """
@@ -108,9 +116,9 @@ def give_up(name: str) -> NewRange | None:
 
 
 def _growable(name: str) -> KeyRouting:
-    """How the group finds the shard of a key.
+    """Return how the group finds the shard of a key.
 
-    :raises GrowthRefused: its number of shards can never change.
+    :raises GrowthRefused: the group computes it from the number of shards, which can never change.
     """
     group = runtime.group(name)
     kind = key_routing_of(group)
@@ -124,7 +132,13 @@ def _growable(name: str) -> KeyRouting:
 
 
 def _require_same(name: str, before: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """:raises GrowthRefused: the interrupted run, with arguments ``before``, had others."""
+    """Check that an interrupted growth is continued with the same arguments.
+
+    :param name: the name of the group.
+    :param before: the arguments of the interrupted growth.
+    :param arguments: the arguments of this call.
+    :raises GrowthRefused: they differ.
+    """
     differs = [key for key, value in arguments.items() if before.get(key) != value]
     if differs:
         options = " ".join(f"--{key} {before[key]}" for key in ("count", "primary"))

@@ -1,10 +1,11 @@
-"""Migrating shards, so that a kill at any moment loses nothing; and seeing which shards are behind.
+"""Migrate shards so that a kill at any moment loses nothing, and report which shards are behind.
 
-A plan is made once per set of applied migrations (``plan``, ``planner``). Its SQL is recorded once
-per state of a schema, on an empty copy of a shard (``rehearsal``, ``recorder``, ``recorded_sql``),
-and executed on the shards (``executor``, ``per_shard_operation``). The journal learns of each step
-before the step is taken (``checkpoint``, ``shard_session``), so that a later process can find out
-whether an interrupted step took effect (``recovery``, ``records``).
+One plan is made for all shards with the same applied migrations (``plan``, ``planner``). The plan's
+SQL is recorded on an empty copy of a shard, once for all shards with the same schema
+(``rehearsal``, ``recorder``, ``recorded_sql``), and executed on the shards (``executor``,
+``per_shard_operation``). The process writes each step into the journal (tables in the global
+database) before it takes the step (``checkpoint``, ``shard_session``). So a later process can find
+out whether an interrupted step took effect (``recovery``, ``records``).
 """
 
 from sharded_orm.exceptions import OperationStopped as Stopped

@@ -1,4 +1,4 @@
-"""Which shards are behind: one query per node, whatever the number of its shards."""
+"""Find out which shards have migrations to run, with few queries per node (database server)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.operations.migrate.records import Records
 from sharded_orm.topology.model import Shard
 
-# Errors of a server or driver that gives no answer, or a wrong one.
+# Errors that say that a server does not answer or that its answer cannot be used.
 _SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 
 
 @dataclass
 class AppliedState:
-    """How far shards are migrated. Memory: a few words for each shard that is not current.
+    """How far the examined shards are migrated.
 
-    A *digest* identifies a set of applied migrations.
+    A *digest* identifies a set of applied migrations. It is "" for a shard without the table
+    ``django_migrations``. The object needs a few words of memory per shard that is not current.
     """
 
-    #: Number of shards that have nothing to do.
+    #: Number of shards that have no migration to run.
     current: int = 0
+    #: Shards that exist and have migrations to run.
     behind: list[Shard] = field(default_factory=list)
-    #: Shards whose schema or file does not exist.
+    #: Shards whose database (MySQL schema or SQLite file) does not exist.
     missing: list[Shard] = field(default_factory=list)
-    #: Alias -> why nothing is known about the shard.
+    #: For each shard whose state could not be read, by alias: the error.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: Digest -> migrations to run: (app, migration, backwards).
+    #: The migrations to run, as (app, migration name, whether backwards), by digest.
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Digest -> number of shards; "" also counts shards that do not exist.
+    #: Number of shards by digest. Missing shards count under "".
     count: dict[str, int] = field(default_factory=dict)
 
 
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
-    """Return how far ``shards`` are: one query per node, then one shard per distinct state.
+    """Return how far ``shards`` are migrated.
+
+    One query per node reads the digests of its shards (500 shards at a time). Then one plan is made
+    for each distinct digest, on one shard that has it.
 
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
@@ -51,7 +56,7 @@ def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
         for shard, digest in _digests(members, state):
-            digest_key = digest or ""  # A missing shard has applied nothing.
+            digest_key = digest or ""  # The digest is None if the shard does not exist.
             if digest_key not in plans:
                 plan = _plan(planner, shard, digest_key, state)
                 if plan is None:
@@ -74,7 +79,7 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
         digests = connection.applied_digests(shards)
     except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
-            # One broken shard fails the query for all shards in it.
+            # The server works, but one broken shard makes the query fail for all. Find that shard.
             half = len(shards) // 2
             yield from _digests(shards[:half], state)
             yield from _digests(shards[half:], state)
@@ -103,7 +108,8 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        state.unreachable[shard.alias] = exc  # Other shards are not affected.
+        # The history of this shard alone is inconsistent, so the other shards are still examined.
+        state.unreachable[shard.alias] = exc
         return None
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Where a shard is in its migrations: what the journal records before each step."""
+"""Checkpoints: what the journal records about a shard's migration before each step."""
 
 from __future__ import annotations
 
@@ -10,45 +10,57 @@ from sharded_orm.operations.migrate.plan import Key
 
 
 class What(Enum):
-    """The step that comes next, or was under way when its process ended."""
+    """The kind of the step that comes next, or that was under way when the process ended.
+
+    ``script``, ``index``, ``count`` and ``operation`` are fields of the :class:`Checkpoint`. A
+    script is a list of recorded SQL statements (:class:`RecordedScript`).
+    """
 
     STATEMENT = "statement"
-    """``count`` statements of ``script``, from ``index`` on; see :meth:`RecordedScript.stretch`."""
+    """Run ``count`` statements of ``script``, beginning with statement ``index``. See
+    :meth:`RecordedScript.stretch`."""
     PER_SHARD = "own"
-    """An operation that runs on each shard; for raw SQL, its statement ``index``."""
+    """Run an operation that has no recorded SQL, such as ``RunPython``. For ``RunSQL``: run its
+    statement ``index``."""
     BUILD = "build"
-    """The tables of an empty shard are created as ``script`` promises them."""
+    """Create all tables of an empty shard at once, as they are at the end of ``script``."""
     UNIT = "unit"
-    """A migration runs in one transaction, together with its record."""
+    """Run a migration and its row in ``django_migrations`` in one transaction."""
     RECORD = "record"
-    """The migration is recorded, after an operation that ran on the shard."""
+    """Write the row in ``django_migrations`` for a migration with operations of the kind
+    ``PER_SHARD``."""
     COMPARE = "compare"
-    """The schema was not as ``script`` promises. The comparison took place in the middle of a
-    migration, which goes on with ``operation``; before the record of the last migration, which is
-    statement ``index``; or after a migration that was in a transaction."""
+    """Compare the schema with the one that ``script`` promises, because they differed. The
+    comparison belongs to one of three places: the middle of a migration, which continues with
+    ``operation``; just before statement ``index``, which records the last migration of ``script``;
+    or after a migration that ran in one transaction."""
     END = "end"
-    """``post_migrate`` is sent after the last migration. Recorded if it fails, or if nothing else
-    shows that the shard has come this far."""
+    """Send ``post_migrate`` after the last migration. Written only if a receiver failed, or if no
+    other checkpoint shows that the shard has come this far."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A step, and all that a later process needs to find out whether the step took effect.
+    """One step of a shard's migration, with all facts that show later whether it took effect.
 
     :param what: the kind of step.
-    :param run: the journal run that holds the script; a later run may go on with it.
-    :param serial: the number of markers so far.
-    :param operation: the index of the operation in its migration. For a statement, the index of the
-        operation at which its script ends.
-    :param outline: :meth:`Unit.outline` of the operations up to ``operation``; includes an
-        operation that runs on each shard.
-    :param before: the fingerprint of the schema before a statement of raw SQL.
-    :param marker: the name of the row in ``django_migrations`` that the same transaction writes.
-    :param reverts: whether a rollback takes the whole step back, as far as is known.
-    :param raised: whether the step failed with an error, which the journal has, and was not
-        interrupted.
-    :param settled: "done" or "undone", as a person found out, or as the step's own process could
-        still record.
+    :param run: id of the journal run that stores ``script``. A later run may continue from here.
+    :param serial: number of markers that were named so far; the next marker gets the next number.
+    :param migration: app label and name; None for a step that belongs to no single migration.
+    :param operation: index of the operation in its migration. For recorded statements: index of the
+        operation at which their script ends.
+    :param outline: :meth:`Unit.outline` of the operations before ``operation``; for the kind
+        ``PER_SHARD``, it covers ``operation`` as well.
+    :param script: key of the recorded script in the journal.
+    :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
+    :param count: number of statements that the step runs.
+    :param before: fingerprint of the schema before a ``RunSQL`` statement.
+    :param marker: name of the marker: a row in ``django_migrations`` that the step writes in its
+        own transaction, as a proof of the commit. "" if the step has no marker.
+    :param reverts: whether a rollback undoes the whole step, as far as is known.
+    :param raised: whether the step failed with an error. False if it was interrupted.
+    :param settled: "done" or "undone" if it is known whether the step took effect: an operator has
+        said so, or the step's own process recorded it. "" otherwise.
     """
 
     what: What
@@ -68,7 +80,7 @@ class Checkpoint:
     settled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults: short, as each shard writes several."""
+        """Return only the fields that differ from their defaults, because each shard writes many."""
         content = {
             field.name: value
             for field in fields(self)

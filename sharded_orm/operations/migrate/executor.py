@@ -1,8 +1,9 @@
 """Executing a migration plan on one shard, from the checkpoint that the shard has reached.
 
-A *unit* of the plan is one migration in one direction. A *mixed* unit has operations that run on
-each shard; all other operations are statements of a recorded script. A *stretch* is a sequence of
-statements that one checkpoint covers.
+A *unit* of the plan is one migration in one direction. Most operations were run on an empty copy of
+the shard, and the recorded statements (a *script*) are replayed. Operations such as ``RunPython``
+have no recorded SQL and run on each shard; a unit that has such an operation is *mixed*. A
+*stretch* is a sequence of statements that are covered by one checkpoint in the journal.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from sharded_orm.operations.migrate.shard_session import ShardSession
 
 
 class ScriptExecutor:
-    """Executes one plan on one shard. Belongs to a thread.
+    """Executes one plan on one shard. To be used by one thread.
 
-    :param schema: the schema of the shard, if it is known.
+    :param rehearsals: gives the recorded scripts.
+    :param schema: the present schema of the shard; None if it must be read first.
     """
 
     def __init__(
@@ -42,14 +44,14 @@ class ScriptExecutor:
         self._session = session
         self._plan = plan
         self._rehearsals = rehearsals
-        # None if the schema may have changed since it was read.
+        # The shard's schema; None if it may have changed since it was read.
         self._schema = schema
         self._editor: Any = None
-        #: Table -> its next automatic number, as far as known: see ``SchemaSnapshot``.
+        #: The next AUTO_INCREMENT number by table; lacks tables for which it is not known.
         self.counters: Mapping[str, int] = {}
 
     def run(self) -> None:
-        """Finish what an earlier process left in the middle, then run all units of the plan."""
+        """Finish the step that an earlier process left unfinished, then run the rest of the plan."""
         number, operation = self._resume()
         units = self._plan.units
         while number < len(units):
@@ -62,7 +64,7 @@ class ScriptExecutor:
             self._session.records.record(self._plan.replacements, backwards=False)
 
     def fake(self) -> None:
-        """Record all units of the plan without running them."""
+        """Record the plan's migrations in ``django_migrations`` without running them."""
         self._session.check()
         self._session.ensure_records(self._session.snapshot())
         keys = [key for unit in self._plan.units for key in unit.records]
@@ -73,7 +75,11 @@ class ScriptExecutor:
     # ##### Segments #####
 
     def _run_recorded_units(self, number: int) -> int:
-        """Run the units whose SQL is recorded, from unit ``number`` on; returns how many."""
+        """Run the plan's migrations whose SQL is recorded, from index ``number`` on.
+
+        Stop before the next migration that has an operation without recorded SQL. Return how many
+        migrations were run.
+        """
         key, script = self._script(number, 0)
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
@@ -89,7 +95,10 @@ class ScriptExecutor:
         return script.units
 
     def _run_mixed_unit(self, number: int, operation: int) -> None:
-        """Run a unit that has operations to run on each shard, from ``operation`` on."""
+        """Run migration ``number`` of the plan, beginning with its operation ``operation``.
+
+        The migration has operations without recorded SQL, such as ``RunPython``.
+        """
         unit = self._plan.units[number]
         if self._schema is not None:
             self._schema = self._session.ensure_records(self._schema)
@@ -105,7 +114,7 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    return  # Its tables existed, so it was only recorded (--fake-initial).
+                    return  # The unit's tables existed: the script only records it (--fake-initial).
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
                 if runs_per_shard:
@@ -130,10 +139,13 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the schema is as ``script`` promises.
+        """Check that the schema is the one at which ``script`` (recorded SQL) should end.
 
-        :param unit: the unit that goes on afterwards, or at least is recorded.
-        :param before: the schema when ``script`` began, if it was read.
+        Do nothing inside a migration that runs in one transaction.
+
+        :param unit: the migration that is continued or recorded after the check; None if none is.
+        :param before: the schema when ``script`` began; None if it was not read.
+        :raises SchemaDiffers: the schema is not as promised.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
@@ -147,13 +159,13 @@ class ScriptExecutor:
         self.counters = compare(self._session, script, checkpoint, before).counters
 
     def _is_atomic(self, unit: Unit) -> bool:
-        """Whether one transaction holds the whole migration."""
-        # As BaseDatabaseSchemaEditor.__init__() decides.
+        """Whether the whole migration runs in one transaction."""
+        # The same condition as in BaseDatabaseSchemaEditor.__init__().
         return unit.migration.atomic and self._session.connection.features.can_rollback_ddl
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """The index of the operation of ``unit`` at which ``script`` ends."""
+        """Return the number of operations of the migration that are done when ``script`` ends."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -186,7 +198,15 @@ class ScriptExecutor:
         numbered: Iterable[tuple[int, RecordedStatement]],
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Run statements of one migration; the journal records each stretch once."""
+        """Run recorded statements of one migration.
+
+        Write a checkpoint into the journal before each *stretch*: statements that belong together,
+        because the schema shows later how many of them took effect.
+
+        :param key: the key of ``script``, and ``run`` the journal run that stores it.
+        :param numbered: the statements with their indexes in ``script``.
+        :param before: the schema when ``script`` began; None if it was not read.
+        """
         session = self._session
         stretch = range(0)
         for index, statement in numbered:
@@ -195,7 +215,7 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # No migration is recorded before its schema was compared.
+                # This statement records the last migration. Compare the schema before that.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -259,7 +279,11 @@ class ScriptExecutor:
     # ##### Steps that an earlier process left #####
 
     def _resume(self) -> tuple[int, int]:
-        """Finish the interrupted step; returns the unit and operation to go on with."""
+        """Finish the step that an earlier process left unfinished.
+
+        Return the index in the plan of the migration with which to continue, and the index of its
+        operation.
+        """
         checkpoint = self._session.checkpoint
         if checkpoint is None or checkpoint.migration is None or checkpoint.what is What.UNIT:
             return 0, 0
@@ -290,17 +314,17 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            return 0, 0  # Another command has recorded it, such as "migrate --fake".
+            return 0, 0  # Another command has recorded the migration, such as "migrate --fake".
         return self._continue_script(script, checkpoint, end)
 
     def _begins_with(self, checkpoint: Checkpoint) -> bool:
-        """Whether the plan begins with the migration that the shard is in the middle of."""
+        """Whether the plan begins with the migration of ``checkpoint``, in the same direction."""
         first = self._plan.units[0] if self._plan.units else None
         interrupted = (checkpoint.migration, checkpoint.backwards)
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the migration took effect, so that it need not be finished first."""
+        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -328,9 +352,11 @@ class ScriptExecutor:
     def _continue_script(
         self, script: RecordedScript, checkpoint: Checkpoint, start: int
     ) -> tuple[int, int]:
-        """Run the statements of a script from ``start`` on, as far as the plan has them too.
+        """Run the statements of ``script`` from ``start`` on.
 
-        Returns the unit and operation to go on with.
+        Stop at the first migration that is not next in the plan, or that was edited since the
+        recording. Return the index in the plan of the migration with which to continue, and the
+        index of its operation.
         """
         units = 0
         unit: Unit | None = None
@@ -348,7 +374,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # Only later migrations were left.
+            return 0, 0  # No statement was left, so the plan begins with later migrations.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)
@@ -359,12 +385,13 @@ class ScriptExecutor:
         return units, script.operations
 
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
-        """The unit that the shard is in the middle of.
+        """Return the plan's first migration, which an earlier process began but did not finish.
 
-        None if no part of it took effect, and the plan begins with another unit or the migration
-        has changed.
+        Return None if the interrupted migration need not be finished: no part of it took effect,
+        and either the plan begins with another one or somebody has edited its operations.
 
-        :raises OperationError: the shard cannot go on with the plan.
+        :raises OperationError: the interrupted migration must be finished first, but this plan
+            cannot finish it.
         """
         assert checkpoint.migration is not None
         is_first = self._begins_with(checkpoint)
@@ -392,7 +419,7 @@ class ScriptExecutor:
 
 
 class _UnitEditor:
-    """Makes the schema editor of a unit the executor's editor, inside a block."""
+    """A context manager that opens a migration's schema editor for the executor."""
 
     def __init__(self, executor: ScriptExecutor, unit: Unit) -> None:
         self._executor = executor
@@ -415,9 +442,13 @@ class _UnitEditor:
 
 
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Create the tables of an empty shard as they are at the end of ``script``; returns the schema.
+    """Create all tables of an empty shard at once. Return the shard's schema.
 
-    May be repeated after an interruption.
+    The tables are created as they would be after all statements of ``script``, and the migrations
+    of ``script`` are recorded. After an interruption, the function can be called again.
+
+    :param key: the key of ``script``, and ``run`` the journal run that stores it.
+    :raises SchemaDiffers: the schema is not as ``script`` promises.
     """
     checkpoint = Checkpoint(What.BUILD, run, script=key)
     session.begin(checkpoint, "Make all tables")
@@ -433,12 +464,14 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the schema is as ``script`` promises; returns the schema.
+    """Check that the shard's schema is the one at which ``script`` should end. Return the schema.
 
-    :param checkpoint: where to go on once the schema is as promised.
-    :param before: the schema when ``script`` began. If the script only alters tables, only these
-        tables and the list of the other tables are read.
-    :raises SchemaDiffers: the schema is not as promised; the next attempt compares again.
+    :param script: recorded SQL that was run on the shard.
+    :param checkpoint: the step to write into the journal if the schema differs. The next attempt
+        compares again and then continues from there.
+    :param before: the schema when ``script`` began; None if it was not read. If it is given and the
+        script only alters tables, only the altered tables and the list of tables are read.
+    :raises SchemaDiffers: the schema is not as promised.
     """
     tables = script.altered_tables(before) if before is not None else None
     if before is not None and tables is not None:

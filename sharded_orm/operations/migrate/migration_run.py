@@ -1,7 +1,7 @@
-"""Migrating the shards of a group: which shards, in which order, with which report.
+"""Migrating the selected shards of one group, and reporting the outcome.
 
-:class:`Migrator` migrates one shard, the journal records how far the shard has come, and
-:class:`Waves` decide the order of the shards.
+:class:`Migrator` migrates one shard, and :class:`Waves` give the order of the shards. The journal
+(tables in the global database) records how far each shard has come.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ logger = logging.getLogger("sharded_orm.operations")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why one shard is not migrated. ``state`` is "failed", "unclear" or "unreachable"."""
+    """A shard that was not migrated, with the reason.
+
+    :param state: "failed", "unreachable", or "unclear" if nothing shows whether the interrupted
+        operation took effect.
+    """
 
     alias: str
     state: str
@@ -48,9 +52,10 @@ class Failure:
 
 
 class Progress(Protocol):
-    """Receives reports while a group is migrated. Called by one thread at a time.
+    """Receives reports while a group is migrated. Its methods are called by one thread at a time.
 
-    Shards that cannot be tried are reported as failed before :meth:`begin`.
+    Shards that cannot be tried, such as unreachable ones, are reported to :meth:`failed` before
+    :meth:`begin` is called.
     """
 
     def begin(self, group: str, total: int) -> None: ...
@@ -65,18 +70,18 @@ class MigrationReport:
 
     group: str
     selected: int
-    #: Shards that had nothing to do.
+    #: Number of shards that had no migration to run.
     current: int = 0
-    #: Shards that this run has migrated.
+    #: Number of shards that this run has migrated.
     migrated: int = 0
     failures: list[Failure] = field(default_factory=list)
-    #: Shards whose schema or file does not exist, and should not be created.
+    #: Shards whose database does not exist, if the request does not ask to create it.
     missing: list[Shard] = field(default_factory=list)
-    #: Why the run ended early; "" if it did not.
+    #: Why the run ended before all shards were tried; "" if it did not end early.
     stopped: str = ""
-    #: Shards that were not begun or not finished.
+    #: Number of shards that the run did not begin or did not finish.
     left: int = 0
-    #: The run's id in the journal; None if there was nothing to do.
+    #: The run's id in the journal; None if there was nothing to do, so that no run was begun.
     run: int | None = None
 
     @property
@@ -86,29 +91,32 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """The request of an operator; the same for all groups."""
+    """The options of an operator's request to migrate, which apply to each group alike."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
-    #: Create schemas and files that do not exist.
+    #: Whether to create the databases (MySQL schemas or SQLite files) of shards that have none.
     create: bool = False
-    #: Migrate only shards that failed in an earlier run.
+    #: Whether to migrate only the shards that failed in an earlier run.
     retry_failed: bool = False
 
 
 def migrate(
     selected: Selected, request: MigrationRequest, progress: Progress, stopping: Stopping
 ) -> MigrationReport:
-    """Migrate shards of one group; returns when all are done or ``stopping`` says so.
+    """Migrate the selected shards of one group and return the report.
 
-    The failure of one shard is in the report, and the other shards go on (but see :class:`Waves`).
-    After any interruption, another call goes on where this one stopped.
+    If a shard fails, the failure is in the report and the other shards are still migrated, as far
+    as ``request.waves`` allows failures. After any interruption, another call continues where this
+    one stopped.
 
+    :param stopping: ends the migration early; the report counts the shards that are left.
     :raises OperationHeld: another process migrates the group.
     :raises LeaseLost: another process has taken the run over.
     :raises JournalMissing: the global database is not migrated.
 
-    Cost: one query per node for all its shards; if there is nothing to do, two more and no write.
+    Cost of finding out which shards are behind: one query per node for all its shards. If none is
+    behind, the call needs only two more queries and writes nothing.
     """
     migrator = Migrator(selected.group, request.options, journal.Scripts())
     pending = PendingShards(migrator, selected, request)
@@ -125,7 +133,8 @@ def migrate(
     with journal.hold_run(KIND, selected.group.name, arguments) as run:
         if run.resumed:
             run.note(**arguments)
-        # Another operator may have migrated some shards since, or left some unfinished.
+        # Look again, now that no other process can migrate the group: another operator may have
+        # migrated some shards since the first look, or left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id
@@ -145,18 +154,18 @@ def migrate(
 
 
 def _finish_broken_off(group: str) -> None:
-    """Finish the last run if its process was killed after the last shard was done."""
+    """Finish the group's last run if its process was killed after it had done the last shard."""
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
-        return  # Shards that are not selected now are unfinished.
+        return  # The run has unfinished shards, which are not selected now.
     with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
         run.finish()
 
 
 class PendingShards:
-    """The selected shards that have something to do, and a report about the others."""
+    """The selected shards that have to be migrated, and a report about the other selected shards."""
 
     def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
         states: dict[str, str] = {}
@@ -171,7 +180,7 @@ class PendingShards:
         state = migrator.applied_state(shards)
         behind = {shard.alias for shard in state.behind}
         missing = {shard.alias for shard in state.missing}
-        #: Aliases of shards whose schema or file must be created first.
+        #: Aliases of the shards whose databases must be created first.
         self.create = missing if request.create else set[str]()
         self.shards: list[Shard] = []
         self.report = report = MigrationReport(selected.group.name, len(shards), state.current)
@@ -187,11 +196,12 @@ class PendingShards:
                 report.missing.append(shard)
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # An interrupted operation does not always show in the applied migrations.
+                # All migrations may be recorded although the last operation was interrupted. So
+                # a shard with an open step does not count as current.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
-        """Report the shards that are not even tried."""
+        """Report the shards that cannot be tried because they are unreachable or unclear."""
         for failure in self.report.failures:
             progress.failed(failure)
 
@@ -206,7 +216,10 @@ def _open_steps(group: str) -> Iterator[OperationStep]:
 
 
 class _Worker:
-    """Migrates single shards, called in several threads, and keeps the report."""
+    """A callable that migrates one shard and updates the report. Several threads call it.
+
+    A call returns whether the shard did not fail; a shard that was stopped in order has not failed.
+    """
 
     def __init__(
         self,
@@ -231,7 +244,7 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            raise  # No failure of this shard: nothing more may be touched.
+            raise  # The shard has not failed, but this process may not touch anything any more.
         except OperationStopped:
             step.mark_stopped()
             return True
@@ -239,7 +252,7 @@ class _Worker:
             step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Any exception of a migration is the failure of this shard alone.
+            # Whatever a migration raises is a failure of this shard. The other shards go on.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
             step.mark_failed(exc)
             return self._failed(step)
@@ -253,13 +266,15 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # Nothing is left of a step that an earlier run began there.
+                # The shard has no database, so what earlier runs did there is lost. Forget the
+                # position that they reached.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
             connection.close()
-            # A thread migrates thousands of shards; a group connection keeps those of hundreds.
+            # A thread may migrate thousands of shards. Without this call, its connection to the
+            # node would keep hundreds of wrappers of shards that the thread needs no more.
             connection.group_wrapper.shards.forget(connection)
 
     def _failed(self, step: journal.JournalStep) -> bool:
@@ -276,7 +291,7 @@ def _failure(step: journal.JournalStep | OperationStep) -> Failure:
 
 
 def _outcome(report: MigrationReport) -> tuple[str, str]:
-    """The state and error of the run, for the journal."""
+    """Return the state and the error text with which the journal finishes the run."""
     failed = len(report.failures) + len(report.missing)
     parts = [f"not migrated: {failed} of {report.selected} shards"] if failed else []
     if report.stopped:
@@ -284,15 +299,16 @@ def _outcome(report: MigrationReport) -> tuple[str, str]:
     return ("failed" if failed else "stopped" if report.stopped else "done", "; ".join(parts))
 
 
-# ##### Answers of a person #####
+# ##### Answers of an operator #####
 
 
 def settle(alias: str, *, done: bool) -> None:
-    """Record whether the interrupted operation of a shard took effect, which was unclear.
+    """Record an operator's answer: whether the shard's interrupted operation took effect.
 
-    The next :func:`migrate` goes on from there.
+    The next :func:`migrate` continues from there.
 
-    :param done: True if the operation took effect; False runs it again.
+    :param alias: the alias of a shard whose step is "unclear".
+    :param done: True if the operation took effect. False if it did not; then it is run again.
     :raises UnknownShard: no shard has this alias.
     :raises NothingUnclear: the shard has no unclear operation.
     :raises OperationHeld: the group is being migrated.
@@ -326,7 +342,7 @@ def _unclear(shard: Shard) -> QuerySet[OperationStep]:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far the shards of a group are now. The numbers count shards."""
+    """How far the shards of a group are migrated now. The numbers count shards."""
 
     group: str
     selected: int
@@ -334,27 +350,31 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: State -> unfinished steps of the group's shards, selected or not.
+    #: Number of unfinished steps in the journal by state, for all shards of the group.
     left: dict[str, int]
+    #: The failed and unclear steps of all shards of the group.
     failures: list[Failure]
-    #: The latest run, and its steps by state.
+    #: The latest run; None if there was none.
     run: journal.RunStatus | None
+    #: Number of the latest run's steps by state.
     steps: dict[str, int]
-    #: Migrations that are to run: (number of shards, names).
+    #: For each set of migrations to run: (number of shards, names of the migrations).
     plans: list[tuple[int, list[str]]]
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether all selected shards are current and the group has no unfinished step."""
         return self.current == self.selected and not self.left
 
 
 def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
-    """Ask the nodes and the journal how far shards are. Changes nothing and needs no lease.
+    """Return how far the selected shards are migrated, according to the nodes and the journal.
+
+    Changes nothing, and works while another process migrates the group.
 
     :raises JournalMissing: the global database is not migrated.
 
-    Cost: one query per node, three on the journal.
+    Cost: one query per node, and three on the journal.
     """
     run = journal.last_run(KIND, selected.group.name)
     state = Migrator(selected.group, options, journal.Scripts()).applied_state(selected.shards)

@@ -1,4 +1,4 @@
-"""The migration of single shards, as other packages use it."""
+"""The class with which other packages migrate single shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 class Migrator:
     """Migrates shards of one group to one target. Thread-safe.
 
-    :param scripts: the store of recorded SQL.
+    :param scripts: the store of recorded SQL in the journal.
     """
 
     def __init__(self, group: ShardGroup, options: MigrateOptions, scripts: Scripts) -> None:
@@ -32,10 +32,10 @@ class Migrator:
         self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
 
     def applied_state(self, shards: Sequence[Shard]) -> AppliedState:
-        """Return which of ``shards`` are behind.
+        """Return how far ``shards`` are migrated; the state lists those that are behind.
 
-        Cost: one query per node for each 500 shards, three more if some do not exist, and three per
-        distinct set of applied migrations.
+        Cost: per node, one query for each 500 of its shards, and three more if some of its shards
+        do not exist; three queries per distinct set of applied migrations.
 
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
@@ -44,17 +44,18 @@ class Migrator:
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
         """Bring one shard to the target, from the position of ``step`` on.
 
-        The shard's schema or file must exist. Its connection in this thread is closed afterwards.
+        The shard's database must exist. This thread's connection to the shard is closed at the end.
 
-        :param stopping: called between two statements; whether to stop there.
-        :raises OperationStopped: ``stopping`` returned True; another call goes on.
-        :raises OperationUnclear: a step was interrupted, and nothing shows whether it took effect.
-            A person answers by :meth:`settle`.
-        :raises RehearsalFailed: a migration fails on a copy without rows.
-        :raises SchemaDiffers: the shard does not look as its migrations promise.
-        :raises LeaseLost: another process has the run.
+        :param step: the shard's step in the journal, which holds the latest checkpoint.
+        :param stopping: called between two statements; returns whether to stop there.
+        :raises OperationStopped: ``stopping`` returned True. Another call continues from there.
+        :raises OperationUnclear: an earlier process was interrupted in a step, and nothing shows
+            whether the step took effect. An operator finds out and records it by :meth:`settle`.
+        :raises RehearsalFailed: a migration fails on a copy of the schema without rows.
+        :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
+        :raises LeaseLost: another process has taken the run over.
 
-        Any other exception is the error of a migration on this shard. Another call goes on with the
+        Any other exception comes from a migration on this shard. Another call continues with the
         operation that failed.
         """
         session = ShardSession(shard, step, stopping)
@@ -62,11 +63,11 @@ class Migrator:
             self._migrate(session)
             session.connection.unlock_schema()
         finally:
-            # This releases the lock, and ends a session that an error left in a transaction.
+            # close() releases the shard's lock, and rolls back what an error left uncommitted.
             session.connection.close()
 
     def settle(self, step: JournalStep, done: bool) -> None:
-        """Record whether an unclear step took effect."""
+        """Record an operator's answer: whether an unclear step took effect."""
         step.begin(position={**step.position, "settled": "done" if done else "undone"})
 
     def _migrate(self, session: ShardSession) -> None:
@@ -74,7 +75,7 @@ class Migrator:
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
             session.checkpoint = (
-                None  # The shard was created anew: nothing is left of earlier steps.
+                None  # The shard's database is new, so earlier steps have left nothing in it.
             )
         else:
             snapshot = session.ensure_records(snapshot)
@@ -92,7 +93,7 @@ class Migrator:
     def _finish_interrupted(
         self, session: ShardSession, snapshot: SchemaSnapshot
     ) -> SchemaSnapshot:
-        """Finish an interrupted step that does not depend on the plan; returns the schema."""
+        """Finish an interrupted BUILD or COMPARE, which need no plan. Return the schema then."""
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
             return snapshot
@@ -108,5 +109,5 @@ class Migrator:
 def _emit(
     emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
 ) -> None:
-    # As the migrate command does, but never interactive.
+    # Send the signal as Django's migrate command does, but never as interactive.
     emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

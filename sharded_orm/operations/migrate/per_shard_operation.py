@@ -1,4 +1,4 @@
-"""Operations that run on each shard: Python, raw SQL, and operations of projects."""
+"""Running an operation that has no recorded SQL on each shard: ``RunPython``, ``RunSQL``, custom."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from sharded_orm.operations.migrate.plan import Piece, Unit
 from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.shard_session import ShardSession
 
-# Not MariaDB's SET STATEMENT … FOR, which runs another statement.
+# Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match,
+# because it runs another statement.
 _SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
 class PerShardOperation:
     """Runs one operation on one shard.
 
-    :param number: the index of the operation in its unit.
+    :param unit: the migration that has the operation.
+    :param number: the index of the operation in ``unit``.
+    :param piece: the operation with the project states before and after it.
     :param editor: the migration's schema editor, already entered.
-    :param schema: the schema of the shard, if it is known.
+    :param schema: the present schema of the shard; None if it must be read first.
     """
 
     def __init__(
@@ -44,11 +47,11 @@ class PerShardOperation:
         self._piece = piece
         self._editor = editor
         self.label = piece.operation.describe()
-        #: None if the schema may have changed since it was read.
+        #: The shard's schema; None if it may have changed since it was read.
         self.schema = schema
 
     def run(self) -> None:
-        """Run the operation in the order and transactions in which Django would run it."""
+        """Run the operation's statements in the same order and transactions as Django would."""
         if self._editor.atomic_migration:
             self._call(self._editor)
             self.schema = None
@@ -58,13 +61,18 @@ class PerShardOperation:
             self._run_operation()
 
     def resume(self, checkpoint: Checkpoint, check: RecoveryCheck) -> None:
-        """Do the part of the operation that has not taken effect."""
+        """Run the part of an interrupted operation that has not taken effect yet.
+
+        :param checkpoint: the checkpoint that was written before the interruption.
+        :param check: finds out what took effect.
+        :raises OperationUnclear: nothing shows what took effect.
+        """
         if not self._is_raw:
             if not check.operation(checkpoint, self.label):
                 self._run_operation()
             return
         statements = self._raw_statements()
-        # The settings of the earlier session are gone with it.
+        # Session variables were lost with the interrupted session, so set them again.
         for sql, params in statements[: checkpoint.index]:
             if _SESSION_SETTING.match(sql):
                 self._execute(sql, params)
@@ -105,7 +113,8 @@ class PerShardOperation:
             self.label,
         )
         if self._editor.connection.features.can_rollback_ddl:
-            self.schema = None  # Its statements are not observed.
+            # The statements are not observed here, so the schema may change unnoticed.
+            self.schema = None
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
                 if in_transaction:
@@ -113,14 +122,20 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    self._forget_revertibility()  # Before the marker is committed.
+                    # The deferred statements run after the commit, so the marker will not prove
+                    # that they ran. The journal must know that before the marker is committed.
+                    self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
             self._editor.deferred_sql = []
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """Tell the journal before each statement that implicitly commits."""
+        """A context manager that watches for DDL statements, if they commit implicitly.
+
+        Before the first such statement runs, the journal notes that a rollback does not undo the
+        operation as a whole. On other databases, nothing is watched.
+        """
         if self._editor.connection.features.can_rollback_ddl:
             yield
         else:
@@ -140,7 +155,7 @@ class PerShardOperation:
         if checkpoint is not None and checkpoint.marker and checkpoint.reverts:
             self._session.amend(reverts=False)
 
-    # ##### Raw SQL: its statements are known, so each can be checked after a kill #####
+    # ##### RunSQL: the statements are known, so each can be checked after a kill #####
 
     def _raw_statements(self) -> list[tuple[str, Any]]:
         collector = _Collector(self._editor.connection)
@@ -182,12 +197,12 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A setting lasts as long as the session, and may be repeated.
+        # A session variable lasts only as long as the session, and may be set again.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 
 class _Collector:
-    """Collects the statements of an operation, in place of a schema editor."""
+    """A stand-in for a schema editor that collects an operation's statements and runs none."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

@@ -1,7 +1,7 @@
-"""The plan for shards that have applied the same migrations: its units and operations.
+"""The migration plan for all shards that have applied the same migrations.
 
 A :class:`MigrationPlan` is made once per set of applied migrations, as ``manage.py migrate`` would
-make it. All shards with that set share the plan, and so do the threads that migrate them.
+make it. All shards with that set share the plan, and so do the threads that migrate these shards.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of the operations whose SQL comes from the schema editor alone. A subclass elsewhere may
-# do anything, and so does not count.
+# Modules of Django's operations whose SQL comes from the schema editor alone, so that it can be
+# recorded. Subclasses in other modules may do anything, so their operations run on each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
@@ -35,7 +35,7 @@ _SCHEMA_OPERATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Piece:
-    """An operation with the project states before and after it, in the direction of the plan."""
+    """An operation with the project states before and after it runs in the plan's direction."""
 
     operation: Operation
     from_state: ProjectState
@@ -44,10 +44,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Unit:
-    """One migration, in one direction.
+    """One migration in one direction.
 
-    :param alias: the alias of any shard, for questions to routers. They answer alike for all shards
-        of a group.
+    :param alias: the alias of any shard of the group, with which database routers are asked. They
+        answer alike for all shards of a group.
     """
 
     migration: Migration
@@ -63,39 +63,43 @@ class Unit:
 
     @cached_property
     def operations(self) -> list[Operation]:
-        """The operations in running order; those in SeparateDatabaseAndState are listed singly."""
+        """The operations in the order in which they run.
+
+        In place of a ``SeparateDatabaseAndState``, the list has its database operations.
+        """
         flat = [inner for operation in self.migration.operations for inner in _inner(operation)]
         return flat[::-1] if self.backwards else flat
 
     @cached_property
     def is_mixed(self) -> bool:
-        """Whether some operations must run on each shard, because their SQL cannot be recorded."""
+        """Whether any operation must run on each shard because its SQL cannot be recorded."""
         return any(map(self.runs_per_shard, range(len(self.operations))))
 
     def runs_per_shard(self, number: int) -> bool:
-        """Whether operation ``number`` must run on each shard."""
+        """Whether operation ``number`` must run on each shard because its SQL cannot be recorded."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # The operations ask the same themselves. Most belong to apps without tables on shards.
-            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # of these two
+            # RunPython and RunSQL do nothing where the router refuses. Most of them belong to apps
+            # without tables on shards, and so need not run on each shard.
+            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django runs the operation in a transaction on databases without atomic DDL."""
+        """Whether Django runs operation ``number`` in a transaction if the database has no atomic DDL."""
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
-            # As Migration.apply() does.
+            # The same condition as in Migration.apply().
             return bool(
                 operation.atomic or (self.migration.atomic and operation.atomic is not False)
             )
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """A digest of the first ``count`` operations, which shows whether the migration has
-        changed.
+        """Return a digest of the first ``count`` operations.
 
-        For an operation that runs on each shard, only its name and description count.
+        Another digest later shows that somebody has edited the migration. From an operation that
+        runs on each shard, only the class name and the description enter the digest.
         """
         contents = "\n".join(self._contents[:count])
         return hashlib.sha256(contents.encode()).hexdigest()[:16]
@@ -111,17 +115,17 @@ class Unit:
 
     @property
     def records(self) -> list[Key]:
-        """The rows of ``django_migrations`` that the unit adds or, backwards, deletes."""
-        # As MigrationExecutor.record_migration() and unapply_migration().
+        """The rows of ``django_migrations`` that the unit adds (forwards) or deletes (backwards)."""
+        # The same rows as in MigrationExecutor.record_migration() and unapply_migration().
         replaced = [(label, name) for label, name in self.migration.replaces]
         if self.backwards:
             return [*replaced, self.key]
         return replaced or [self.key]
 
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
-        """The operations with their states, as Migration.apply() and unapply() compute them.
+        """Yield the operations with the states that Migration.apply() or unapply() would give them.
 
-        :param state: the state before the migration is applied; is changed.
+        :param state: the project state in which the migration is not applied. It is changed.
         """
         label = self.migration.app_label
         steps = []
@@ -141,7 +145,7 @@ class Unit:
         if type(operation) is not SeparateDatabaseAndState:
             yield Piece(operation, new, old) if self.backwards else Piece(operation, old, new)
             return
-        # As its database_forwards() and database_backwards().
+        # The same states as in SeparateDatabaseAndState.database_forwards() and …_backwards().
         states = [old]
         for inner in operation.database_operations:
             state = states[-1].clone()
@@ -155,7 +159,7 @@ class Unit:
 def _content(operation: Operation) -> str:
     try:
         return OperationWriter(operation, indentation=0).serialize()[0]
-    except ValueError:  # A default that cannot be serialized, such as a lambda.
+    except ValueError:  # An argument cannot be serialized, such as a lambda as a default.
         return f"{type(operation).__qualname__}: {operation.describe()}"
 
 
@@ -169,16 +173,19 @@ def _inner(operation: Operation) -> Iterator[Operation]:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """The units that lead from ``applied`` to the target. Thread-safe."""
+    """The units that lead from the migrations in ``applied`` to the target. Thread-safe."""
 
+    #: The migrations that ``django_migrations`` records.
     applied: frozenset[Key]
-    #: The migrations that Django regards as applied: also squashed ones without a record.
+    #: The migrations that Django regards as applied: those in ``applied``, and squashed migrations
+    #: without a record whose replaced migrations are all applied.
     done: frozenset[Key]
     units: Sequence[Unit]
-    #: Squashed migrations that count as applied after the plan.
+    #: Squashed migrations to record after the units, because all that they replace is applied then.
     replacements: Sequence[Key]
+    # The project state before the plan.
     _base: ProjectState
-    # All migrations in the order for an empty database, for the states on the way back.
+    # All migrations in the order for an empty database. Backwards units compute states from it.
     _full: Sequence[Migration]
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _per_shard_pieces: dict[tuple[int, int], Piece] = field(default_factory=dict)
@@ -196,13 +203,17 @@ class MigrationPlan:
         return applied_digest(self.applied)
 
     def state_before(self, number: int) -> ProjectState:
-        """The state in which unit ``number`` is not applied. The caller may change it."""
+        """Return the project state in which the migration of unit ``number`` is not applied.
+
+        This is the state before the unit runs forwards, or after it runs backwards. The caller may
+        change the returned object.
+        """
         if not self.backwards:
             state = self._base.clone()
             for unit in self.units[:number]:
                 unit.migration.mutate_state(state, preserve=False)
             return state
-        # As MigrationExecutor._migrate_all_backwards().
+        # The same state as in MigrationExecutor._migrate_all_backwards().
         last = self.units[number].migration
         state = ProjectState(real_apps=self._base.real_apps)
         for migration in self._full:
@@ -213,7 +224,13 @@ class MigrationPlan:
         return state
 
     def per_shard_piece(self, unit: int, operation: int) -> Piece:
-        """An operation that runs on each shard, with models rendered once for all shards."""
+        """Return an operation that runs on each shard, with its states.
+
+        The models of the states are rendered once for all shards, because rendering is slow.
+
+        :param unit: the index of the unit in the plan.
+        :param operation: the index of the operation in the unit.
+        """
         with self._lock:
             shared_piece = self._per_shard_pieces.get((unit, operation))
             if shared_piece is None:
@@ -222,7 +239,7 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # The loop ends here, because the next turn would change these states.
+                        # Leave the loop: computing the next operation would change these states.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None
@@ -245,15 +262,18 @@ class MigrationPlan:
         return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
-        """The historical models for ``pre_migrate`` or, with ``after``, for ``post_migrate``."""
+        """Return the historical models that a signal passes on as ``apps``.
+
+        :param after: True for ``post_migrate``, False for ``pre_migrate``.
+        """
         with self._lock:
             return self._models_after if after else self._models_before
 
     def for_signals(self) -> list[tuple[Migration, bool]]:
-        """The plan as signals pass it on, with copies of the migrations.
+        """Return the plan in the form of the signals' argument ``plan``, with copied migrations.
 
-        Receivers may add operations to a migration (``contenttypes`` does). Without copies they
-        would add them once for each shard.
+        Receivers may add operations to a migration (``contenttypes`` does). If the migrations were
+        not copied, the shared plan would get these operations again for each shard.
         """
         plan = []
         for unit in self.units:
@@ -266,6 +286,7 @@ class MigrationPlan:
     def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # The operations call clear_delayed_apps_cache() themselves, in every thread.
+        # RunPython calls clear_delayed_apps_cache() in each thread. With this flag, that call does
+        # not remove the models that were rendered for all threads.
         state.is_delayed = False
         return state

@@ -1,4 +1,4 @@
-"""Making plans, as ``manage.py migrate`` makes them."""
+"""Making the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from django.db.migrations.loader import MigrationLoader
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
-#: Held while Django reads migrations, because it reloads their packages.
+#: Hold this lock while Django reads migrations: Django reloads the packages, so only one thread may.
 reading_migrations = threading.RLock()
 
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """The options that Django's ``migrate`` has as well."""
+    """The options of a migration that Django's ``migrate`` command has as well."""
 
-    #: App label and migration name, as ``migrate`` takes them; None for all.
+    #: App label and migration name, as ``migrate`` takes them. The label None means all apps, the
+    #: name None all migrations of the app.
     targets: tuple[str | None, str | None] = (None, None)
     fake: bool = False
     fake_initial: bool = False
 
 
 class Planner:
-    """Makes one plan per set of applied migrations, and remembers it. Thread-safe.
+    """Makes one plan per set of applied migrations and keeps it in memory. Thread-safe.
 
-    Cost of a new plan: the migrations are read from disk, and two queries.
+    A new plan costs two queries, and all migrations are read from disk.
     """
 
     def __init__(self, options: MigrateOptions) -> None:
@@ -40,10 +41,10 @@ class Planner:
         self._plans: dict[frozenset[Key], MigrationPlan] = {}
 
     def plan(self, connection: Any, applied: Iterable[Key]) -> MigrationPlan:
-        """Return the plan for shards that have ``applied``.
+        """Return the plan for shards on which exactly the migrations ``applied`` are recorded.
 
-        :param connection: the connection of such a shard. It is not used if ``applied`` is empty,
-            so the shard need not exist then.
+        :param connection: the connection of such a shard. No query is sent if ``applied`` is empty,
+            so the shard's database need not exist then.
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         key = frozenset(applied)
@@ -70,7 +71,7 @@ class Planner:
             )
         full = executor.migration_plan(loader.graph.leaf_nodes(), clean_start=True)
         if True not in directions:
-            # As MigrationExecutor._migrate_all_forwards().
+            # The same order as in MigrationExecutor._migrate_all_forwards().
             forwards = {migration for migration, _ in steps}
             steps = [(migration, False) for migration, _ in full if migration in forwards]
         units = [Unit(migration, backwards, connection.alias) for migration, backwards in steps]
@@ -81,14 +82,14 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # Private, but the migrate command makes its state by this method as well.
+            # A private method of Django, but the migrate command calls it as well.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )
 
 
 def _refuse_irreversible(unit: Unit) -> None:
-    # As Migration.unapply() does, but before anything is touched.
+    # Migration.unapply() refuses as well, but only when other migrations were undone already.
     for operation in unit.migration.operations:
         if unit.backwards and not operation.reversible:
             raise InvalidMigrationTarget(
@@ -99,7 +100,7 @@ def _refuse_irreversible(unit: Unit) -> None:
 def _replacements(
     loader: MigrationLoader, applied: Iterable[Key], units: Iterable[Unit]
 ) -> list[Key]:
-    # As MigrationExecutor.check_replacements().
+    # The same migrations as in MigrationExecutor.check_replacements().
     after = set(applied)
     for unit in units:
         (after.difference_update if unit.backwards else after.update)(unit.records)
@@ -111,7 +112,7 @@ def _replacements(
 
 
 def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str, str | None]]:
-    # As django.core.management.commands.migrate.Command.handle().
+    # The same rules as in django.core.management.commands.migrate.Command.handle().
     conflicts = loader.detect_conflicts()
     if conflicts:
         raise InvalidMigrationTarget(
@@ -145,6 +146,7 @@ def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str
         ) from exc
     target = (label, migration.name)
     if target not in loader.graph.nodes and target in loader.replacements:
-        # A squashed migration that is applied in part is not in the graph.
+        # A squashed migration is not in the graph if only some of those it replaces are applied.
+        # Take the last of those as the target.
         target = loader.replacements[target].replaces[-1]
     return [target]

@@ -1,6 +1,6 @@
-"""Statements that were recorded on a copy of a schema, for all shards with the same schema.
+"""SQL statements that were recorded on an empty copy of a schema, for all shards with that schema.
 
-Knows no database. The journal stores a script as JSON before any shard is touched.
+This module uses no database. The journal stores a script as JSON before any shard is touched.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import Key
 
-# Statements that add, drop and rename no table.
+# Matches statements that change tables or indexes, but neither create, drop nor rename a table.
 _ALTERS = re.compile(
     r"\s*(?:ALTER TABLE\b(?!.*\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b))"
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# Types of parameters that Django's editors pass to a driver, and JSON lacks.
+# Types of query parameters that JSON lacks, by the name that marks them in the stored JSON: the
+# type, and the function that makes a value from its text.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -38,15 +39,20 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 
 @dataclass(frozen=True)
 class RecordedStatement:
-    """A statement of one operation. The last statement of a migration records the migration.
+    """A recorded statement of one operation, or the step that records the migration.
 
-    :param operation: the index of the operation in its unit.
-    :param label: the operation, for people.
-    :param sql: "" for the statement that records the migration.
-    :param after: the fingerprint of the schema after the statement; None if one transaction holds
-        the whole migration.
-    :param records: only for the recording statement: the rows that it adds or deletes.
-    :param outline: only for the recording statement: :meth:`Unit.outline` of the whole migration.
+    The last statement of each migration adds or deletes the migration's rows in
+    ``django_migrations``; it is called the recording statement.
+
+    :param operation: the index of the operation in its unit (a migration in one direction).
+    :param label: a description of the operation for people.
+    :param sql: the statement; "" for the recording statement.
+    :param effect: whether the statement changes rows or the schema.
+    :param after: the fingerprint of the schema after the statement. None if the statement does not
+        change the schema, or if the whole migration runs in one transaction.
+    :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
+    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration;
+        otherwise "".
     """
 
     migration: Key
@@ -88,12 +94,13 @@ class RecordedStatement:
 
 @dataclass(frozen=True)
 class RecordedScript:
-    """The statements that lead from one state of a schema to another.
+    """The statements that lead from one schema to another.
 
     :param before: the fingerprint of the schema at which the script begins.
-    :param promise: the schema to which it leads.
-    :param units: number of units of the plan that the script finishes.
-    :param operations: number of operations of the next unit that are done when the script ends.
+    :param promise: the schema at which the script ends.
+    :param units: number of units (migrations) of the plan that the script finishes.
+    :param operations: if the script ends in the middle of a unit, the number of operations of that
+        unit that are done then; otherwise 0.
     """
 
     before: str
@@ -103,21 +110,21 @@ class RecordedScript:
     operations: int = 0
 
     def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, RecordedStatement]]]]:
-        """The numbered statements of each migration."""
+        """Yield each migration with its statements, each as (index in the script, statement)."""
         for key, group in groupby(enumerate(self.statements), lambda item: item[1].migration):
             yield key, list(group)
 
     @property
     def records(self) -> list[Key]:
-        """All migrations that the script records."""
+        """The rows of ``django_migrations`` that the script adds or deletes."""
         return [key for statement in self.statements for key in statement.records]
 
     def stretch(self, index: int) -> range:
-        """The statements from ``index`` on that one checkpoint covers.
+        """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
-        The schema shows how many of them took effect: they belong to one operation, and each leaves
-        another schema. The record of the migration may be the last of them, because its row is
-        there or not.
+        After an interruption, the schema must show how many of the statements took effect. So they
+        belong to one operation, and the schema is a different one after each of them. The statement
+        that records the migration may be added as the last one, because its row shows it.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -137,13 +144,20 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether the database shows that the statement took effect, or it may be run again."""
+        """Whether ``statement``, with index ``index``, is safe to resume after an interruption.
+
+        It is safe if the database shows whether the statement took effect, or if the statement may
+        be run again.
+        """
         if statement.effect is Effect.ROWS:
             return self.promise.is_transactional
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """The tables of ``before`` in the script; None if it does more than alter tables."""
+        """Return the tables of ``before`` that the script mentions.
+
+        Return None if the script does anything else than alter existing tables.
+        """
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
         ]
@@ -158,7 +172,7 @@ class RecordedScript:
         return tables if set(changed) <= set(tables) else None
 
     def fingerprint_before(self, index: int) -> str | None:
-        """The fingerprint of the schema before statement ``index`` runs."""
+        """Return the fingerprint of the schema just before statement ``index`` runs."""
         for statement in reversed(self.statements[:index]):
             if statement.after is not None:
                 return statement.after
@@ -195,7 +209,7 @@ def _encode(value: Any) -> Any:
             if isinstance(value, bytes):
                 return {name: value.hex()}
             return {name: value.isoformat() if hasattr(value, "isoformat") else str(value)}
-    if isinstance(value, (str, int)):  # SafeString, members of enumerations
+    if isinstance(value, (str, int)):  # A subclass, such as SafeString or an enumeration's member.
         return str(value) if isinstance(value, str) else int(value)
     raise RehearsalFailed(
         f"The default {value!r} of type {type(value).__qualname__} cannot be kept in the journal."

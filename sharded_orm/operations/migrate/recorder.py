@@ -1,4 +1,4 @@
-"""Recording the statements of an operation, and the schema after each of them."""
+"""Recording the SQL statements of a migration's operations while they run on an empty copy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECORD_LABEL = "Record the migration"
 
 
 class Recorder:
-    """Records the statements that change something on one connection, in order.
+    """Records, in order, the statements on one connection that change rows or the schema.
 
-    Observes the connection and not the schema editor, because an editor may use cursors of its own.
-    Reads are not recorded: the copy answers them as every shard with the same schema would.
+    It observes the connection and not the schema editor, because an editor may open cursors itself.
+    Reads are not recorded: the empty copy answers them as any shard with the same schema would.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -32,21 +32,27 @@ class Recorder:
     def set_operation(
         self, migration: Key, operation: int, label: str, *, fingerprints: bool
     ) -> None:
-        """Attribute the following statements to this operation.
+        """Record the statements that follow as statements of this operation.
 
-        :param fingerprints: whether to record the schema after each statement: without a
-            transaction around them, it must show which statements took effect.
+        :param operation: the index of the operation in its migration, in running order.
+        :param label: a description of the operation for people.
+        :param fingerprints: whether to record the schema's fingerprint after each statement. It is
+            needed if no transaction encloses the statements: after an interruption, the schema must
+            show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints
 
     @property
     def where(self) -> str:
-        """The migration and operation that run now, for people."""
+        """The name of the migration and the operation that run now, for error messages."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
     def add_record(self, unit: Unit) -> None:
-        """Add the statement that records the migration as applied or, backwards, not applied."""
+        """Add the statement that records the unit's migration in ``django_migrations``.
+
+        A backwards unit's statement deletes the record.
+        """
         count = len(unit.operations)
         self.statements.append(
             RecordedStatement(

@@ -1,8 +1,8 @@
-"""The rows of a shard's ``django_migrations``: applied migrations, and markers.
+"""The rows of a shard's ``django_migrations``: applied migrations and markers.
 
-A marker is a row that an operation writes in its own transaction. After a kill, the marker shows
-that the transaction was committed. Django ignores rows of migrations that do not exist. The markers
-of a migration are deleted when the migration is recorded.
+A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
+shows that the transaction was committed. Django ignores markers, as any row of a migration that
+does not exist. The markers of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from django.utils import timezone
 from sharded_orm.backends.snapshot import MARKER_APP, MARKER_PREFIX
 from sharded_orm.operations.migrate.plan import Key
 
-#: The table, which has the same name on all shards.
+#: Name of the table ``django_migrations``, the same on all shards.
 TABLE = MigrationRecorder.Migration._meta.db_table
 
 
 class Records:
-    """The records of one shard that has the table. Belongs to a thread.
+    """Reads and writes the rows of one shard's ``django_migrations``, which must exist.
 
-    :param has_markers: whether an earlier process may have left markers.
+    To be used by one thread.
+
+    :param has_markers: whether an earlier process may have left markers on the shard: rows that
+        prove the commits of its operations.
     """
 
     def __init__(self, alias: str, *, has_markers: bool = False) -> None:
@@ -40,8 +43,8 @@ class Records:
         return self._rows.filter(app=MARKER_APP, name__startswith=MARKER_PREFIX)
 
     def applied(self) -> frozenset[Key]:
-        """The migrations that the shard has applied. One query."""
-        # Without the ORM; see _insert().
+        """Return the migrations that the shard has applied. One query."""
+        # Plain SQL instead of the ORM is faster; see _insert().
         connection = connections[self._alias]
         app, name, table = map(connection.ops.quote_name, ("app", "name", TABLE))
         with connection.cursor() as cursor:
@@ -54,7 +57,10 @@ class Records:
         )
 
     def mark(self, name: str) -> None:
-        """Write a marker in the open transaction."""
+        """Write a marker: a row that shows later whether the open transaction was committed.
+
+        :param name: the name of the marker; see :func:`marker_name`.
+        """
         self._has_markers = True
         self._insert([(MARKER_APP, name)])
 
@@ -62,12 +68,13 @@ class Records:
         return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
-        """Record migrations as applied or, backwards, as not applied; delete all markers.
+        """Record migrations as applied, or as not applied if ``backwards``.
 
-        One transaction.
+        In the same transaction, delete all markers, which prove the commits of single operations
+        and are not needed any more.
         """
         if not backwards and not self._has_markers:
-            self._insert(list(keys))  # A single statement is a transaction.
+            self._insert(list(keys))  # A single statement needs no explicit transaction.
             return
         with transaction.atomic(using=self._alias):
             if backwards:
@@ -79,8 +86,8 @@ class Records:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
-        # Without the ORM, which needs longer to compile the statement than the server to run it. A
-        # new shard needs one statement for each migration.
+        # Plain SQL, because the ORM takes longer to compile this statement than the server to run
+        # it, and migrating a new shard may run it once for each migration.
         connection = connections[self._alias]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(column) for column in ("app", "name", "applied"))
@@ -94,5 +101,5 @@ class Records:
 
 
 def marker_name(run: int, number: int) -> str:
-    """The name of marker ``number`` of a run."""
+    """Return the name of marker ``number`` (a row that proves a commit) of journal run ``run``."""
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -1,7 +1,7 @@
-"""Whether an interrupted step took effect.
+"""Finding out whether an interrupted step took effect.
 
-``docs/explanation/journal.md`` explains the rules. The journal records all that they need before
-the step begins, so that it is there after a kill at any moment.
+``docs/explanation/journal.md`` explains the rules. The facts that the rules need are written into
+the journal before the step begins, so they are there after a kill at any moment.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sharded_orm.operations.migrate.records import Records
 
 
 class RecoveryCheck:
-    """Answers for one shard, while no other process can be at work there.
+    """Finds out whether steps took effect on one shard. The caller holds the shard's lock.
 
-    Each method returns whether a step took effect, or how much of it.
+    Each public method returns whether a step took effect, or how much of it. Each one raises
+    :exc:`OperationUnclear` if nothing shows that.
 
-    :param schema: the present schema.
-    :raises OperationUnclear: by each method: nothing shows whether the step took effect.
+    :param schema: the present schema of the shard.
     """
 
     def __init__(
@@ -34,7 +34,12 @@ class RecoveryCheck:
         self._records = records
 
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
-        """How many statements of the checkpoint took effect; the migration is not recorded."""
+        """Return how many of the checkpoint's recorded statements took effect.
+
+        Call it only if the migration is not recorded. The recording statement does not count.
+
+        :param script: the script to which the checkpoint's statements belong.
+        """
         stretch = script.statements[checkpoint.index : checkpoint.index + checkpoint.count]
         statements = [statement for statement in stretch if not statement.records]
         if not statements:
@@ -60,14 +65,18 @@ class RecoveryCheck:
         )  # fmt: skip
 
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Whether a statement of raw SQL took effect; no rehearsal has shown its effect."""
+        """Whether a ``RunSQL`` statement took effect. The schema that it leaves is not known.
+
+        :param label: a description of the operation for people.
+        :param effect: whether the statement changes rows or the schema.
+        """
         if checkpoint.settled:
             return checkpoint.settled == "done"
         if effect is Effect.ROWS:
             return self._by_marker(checkpoint, label, sql)
         changed = self._schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
-            # A single CREATE, ALTER or DROP takes effect as a whole or not at all.
+            # The server runs a single CREATE, ALTER or DROP as a whole or not at all.
             return changed
         if checkpoint.raised:
             return False
@@ -76,7 +85,10 @@ class RecoveryCheck:
         )
 
     def operation(self, checkpoint: Checkpoint, label: str) -> bool:
-        """Whether an operation that runs Python took effect."""
+        """Whether an operation without recorded SQL, such as ``RunPython``, took effect.
+
+        :param label: a description of the operation for people.
+        """
         if checkpoint.settled:
             return checkpoint.settled == "done"
         return self._by_marker(checkpoint, label, "")
@@ -86,10 +98,10 @@ class RecoveryCheck:
         if is_marked and checkpoint.reverts:
             return True
         if checkpoint.raised:
-            # It raised an error and was not interrupted. It is run again, as Django would do.
+            # The step was not interrupted but failed with an error. It is run again, as Django would.
             return False
         if checkpoint.marker and checkpoint.reverts:
-            return False  # Rolled back.
+            return False  # The transaction was rolled back, because the marker is not there.
         raise self._unclear(
             checkpoint, label, sql,
             "it is not in one transaction, so a part of it may have taken effect"

@@ -1,7 +1,7 @@
-"""The rehearsal: migrations run on a copy of a shard without rows, and their SQL is recorded.
+"""Rehearsals: migrations run on a copy of a shard's schema without rows, to record their SQL.
 
-The copy is on the shard's server and uses the shard's alias. So schema editors introspect the same
-schema, and routers give the same answers, as on the shard itself. See
+The copy is on the shard's server, and Django uses it under the shard's alias. So schema editors
+introspect the same schema, and routers give the same answers, as on the shard itself. See
 ``docs/decisions/0014-rehearsal.md``.
 """
 
@@ -31,17 +31,21 @@ from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
-_MAX_SCRIPTS = 64  # in memory
-_MAX_SCHEMA_NAME = 64  # characters
+_MAX_SCRIPTS = 64  # Number of scripts that are kept in memory.
+_MAX_SCHEMA_NAME = 64  # Characters in the name of a schema.
 
 
 @dataclass(frozen=True)
 class Segment:
     """Consecutive operations of a plan whose SQL is recorded in one script.
 
-    A *mixed* unit has operations that run on each shard. If ``unit`` is not mixed, the segment
-    reaches to the next mixed unit. If it is mixed, the segment is partial: it reaches from
-    ``operation`` to the next operation that runs on each shard, or to the end of the unit.
+    A *unit* is one migration in one direction. A *mixed* unit has operations without recorded SQL,
+    such as ``RunPython``, which run on each shard. If ``unit`` is not mixed, the segment reaches
+    from there to the next mixed unit. If ``unit`` is mixed, the segment is *partial*: it reaches
+    from ``operation`` to the next operation that runs on each shard, or to the end of the unit.
+
+    :param unit: the index of the segment's first unit in the plan.
+    :param operation: the index of the segment's first operation in that unit.
     """
 
     plan: MigrationPlan
@@ -62,7 +66,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """For a partial segment: the index of the operation at which it stops."""
+        """The index of the first operation after the segment, if the segment is partial."""
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -75,10 +79,13 @@ class Segment:
 
 
 class Rehearsals:
-    """Scripts by segment and state of the schema; recorded at first use, stored in the journal.
+    """Gives the recorded SQL (a script) for operations of a plan on a schema.
 
-    Thread-safe: if several shards in the same state need a script, one rehearses and the others
-    wait.
+    At first use, a script is recorded on an empty copy of the schema (a rehearsal) and stored in the
+    journal. Thread-safe: if several threads need the same script, one of them records it and the
+    others wait.
+
+    :param fake_initial: whether an initial migration whose tables exist is recorded but not run.
     """
 
     def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
@@ -86,7 +93,7 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The latest scripts by run and key.
+        # The scripts that were used last, by journal run and key.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -103,7 +110,10 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """The script of ``key`` in ``run``, perhaps an earlier run; None if there is none."""
+        """Return the script that ``run`` has stored under ``key``; None if there is none.
+
+        :param run: the present run, or the id of an earlier run.
+        """
         number = run if isinstance(run, int) else run.id
         script = self._scripts_by_key.get((number, key))
         if script is None:
@@ -119,19 +129,22 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """The key and script of ``segment`` for schemas that look like ``snapshot``.
+        """Return the key and the recorded SQL of ``segment``, for shards whose schema is ``snapshot``.
+
+        The SQL is recorded now (a rehearsal) if the journal does not have it yet.
 
         :param connection: the connection of a shard with that schema. During a rehearsal, its alias
-            stands for the copy.
-        :raises RehearsalFailed: a migration fails without any rows.
+            leads to the copy in this thread.
+        :raises RehearsalFailed: a migration fails on the copy, which has no rows.
 
-        Cost, the first time: a copy of the schema, and two packets for each statement on servers
-        without transactional DDL.
+        A rehearsal costs a copy of the schema. On servers without transactional DDL, it also costs
+        two packets for each statement.
         """
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # Most shards are alike, and comparing two snapshots is cheaper than a fingerprint.
+        # Use the fingerprint of the last snapshot if this one equals it: most shards are alike, and
+        # comparing two snapshots is cheaper than computing a fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:
@@ -140,13 +153,15 @@ class Rehearsals:
                 if script is None:
                     run.check()
                     rehearsed = self._rehearse(connection, segment, snapshot)
-                    run.check()  # A process that took the run over may have used the copy too.
+                    # If another process took the run over meanwhile, it may have replaced the copy,
+                    # and the recorded script may be wrong. Raise LeaseLost then.
+                    run.check()
                     stored = self._scripts.put(run, key, rehearsed.to_json())
                     script = self._remember(run.id, key, RecordedScript.from_json(stored))
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Without a limit, a fleet of shards in many different states would fill the memory.
+        # Remove the oldest scripts: shards with many different schemas would fill the memory.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -158,7 +173,8 @@ class Rehearsals:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
-            _ = state.apps  # Render before the loop changes it: see MigrationExecutor.
+            # Render the models now, as MigrationExecutor does: the operations then update them.
+            _ = state.apps
             try:
                 if segment.is_partial:
                     units, operations = self._rehearse_part(copy, recorder, segment, state)
@@ -207,13 +223,14 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # As MigrationExecutor.apply_migration() and Migration.apply(). None of these operations
-        # asks for a transaction of its own.
+        # The same calls as in MigrationExecutor.apply_migration() and Migration.apply(). Operations
+        # with recorded SQL never ask for their own transaction, so ``atomic`` is not examined here.
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # An editor defers some statements to its end, which here is the end of the segment. So
-            # an operation that runs on each shard finds indexes and constraints in place.
+            # The editor runs its deferred statements (indexes, constraints) when the block ends,
+            # which is the end of the segment. So an operation that runs on each shard afterwards
+            # finds the indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue
@@ -242,7 +259,8 @@ class Rehearsals:
                 raise RehearsalFailed(
                     f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
                 )
-            # Django's atomic() finds a connection by its alias, in this thread.
+            # Django's atomic() looks a connection up by its alias. In this thread, the shard's
+            # alias must lead to the copy during the rehearsal.
             connections[connection.alias] = copy
             try:
                 MigrationRecorder(copy).ensure_schema()

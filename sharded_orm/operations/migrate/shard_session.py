@@ -1,7 +1,7 @@
-"""The connection to one shard during its migration: its lock, its schema, its journal step.
+"""What the migration of one shard needs: its connection, lock and schema, and its journal step.
 
 A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
-an operation writes in its own transaction, as a proof of the commit.
+is written in the transaction of an operation, as a proof of the commit.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 
 END_LABEL = "Tell of the end"
-# Seconds of one wait for the lock of a shard. Between two waits, the process may stop.
+# Seconds that one attempt waits for the lock of a shard. Between two attempts, the process may stop.
 _LOCK_WAIT = 1.0
 
 
 class ShardSession:
-    """One shard during its migration. Belongs to a thread.
+    """The state of one shard while one thread migrates it: connection, lock, checkpoint, records.
 
     :param step: the shard's step in the journal.
-    :param stopping: whether to stop at the next point that leaves the shard in order.
+    :param stopping: returns whether to stop at the next point at which no step is half done.
     """
 
     def __init__(self, shard: Shard, step: JournalStep, stopping: Callable[[], bool]) -> None:
@@ -49,20 +49,27 @@ class ShardSession:
         return self.shard.alias
 
     def check(self) -> None:
-        """Make sure that the next step may begin, and that the shard is locked.
+        """Make sure that the next step may begin, and that this session has locked the shard.
 
-        :raises OperationStopped: it is time to stop.
-        :raises LeaseLost: another process may be at work.
+        :raises OperationStopped: ``stopping`` says to stop.
+        :raises LeaseLost: another process may have taken the journal's run over.
         """
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # An operation may have closed the connection, which releases the lock.
+        # Lock the shard at the first call, and again if an operation has closed the connection,
+        # because that released the lock.
         if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
     def lock(self) -> None:
-        """Wait until no other session migrates the shard: a killed process's statement runs on."""
+        """Lock the shard against other sessions that would migrate it. Wait for such a session.
+
+        After a process was killed, its session lasts until the server has finished its statement.
+
+        :raises OperationStopped: ``stopping`` said to stop during the wait.
+        :raises LeaseLost: another process may have taken the journal's run over.
+        """
         is_waiting = False
         while not self.connection.lock_schema(_LOCK_WAIT if is_waiting else 0):
             if not is_waiting:
@@ -78,28 +85,34 @@ class ShardSession:
         return self.connection.schema_snapshot()
 
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """See ``schema_glance``; the whole schema if that fails."""
+        """Return ``base`` with ``tables`` read again; see ``schema_glance()`` of the connection.
+
+        If one of the tables does not exist, read the whole schema.
+        """
         try:
             return self.connection.schema_glance(base, tables)
         except Error:
             return self.snapshot()
 
     def ensure_records(self, snapshot: SchemaSnapshot) -> SchemaSnapshot:
-        """Create the table ``django_migrations`` if it is missing; returns the schema with it."""
+        """Create the table ``django_migrations`` if ``snapshot`` lacks it.
+
+        Return the schema with the table.
+        """
         if TABLE in snapshot.definitions:
             return snapshot
         MigrationRecorder(self.connection).ensure_schema()
         return self.snapshot()
 
     def new_marker(self) -> str:
-        """The name of a marker that this run has not used on this shard."""
+        """Return a name that this run has not used on this shard, for a row that proves a commit."""
         self._serial += 1
         return marker_name(self.step.run.id, self._serial)
 
     def begin(self, checkpoint: Checkpoint, label: str) -> None:
         """Record in the journal which step comes next.
 
-        :param label: the step, for people.
+        :param label: a description of the step for people.
         """
         self.checkpoint = replace(checkpoint, serial=self._serial)
         self.step.begin(
@@ -109,19 +122,25 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way."""
+        """Change the checkpoint of the step that is under way, in the journal too.
+
+        :param label: a new description of the step for people; "" keeps the present one.
+        :param changes: new values of the checkpoint's fields, by name.
+        """
         assert self.checkpoint is not None
         self.checkpoint = replace(self.checkpoint, **changes)
         self.step.begin(operation=label or None, position=self.checkpoint.to_json())
 
     @contextmanager
     def attempt(self, label: str = "") -> Iterator[None]:
-        """Enclose the step that :meth:`begin` has recorded.
+        """A context manager: execute the step that :meth:`begin` has recorded in its block.
 
-        The journal notes an error in the block, so that it does not count as an interruption. It
-        notes nothing if the session was lost, because the server may still run the statement.
+        If the block raises an error, record in the journal that the step failed, so that it does
+        not count as interrupted. But record nothing if the session was lost, because the server may
+        still be running the statement.
 
-        :param label: this part of the step, if :meth:`begin` has recorded several.
+        :param label: if the step consists of several statements, a description of this one for
+            people; otherwise "".
         """
         try:
             yield
@@ -133,20 +152,21 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # Nothing in the database shows this, if the next checkpoint is not reached.
+            # No marker proves that the operation took effect. If the process is killed before the
+            # next checkpoint, only this note in the journal shows it.
             self.amend(settled="done")
 
     @property
     def _keeps_session(self) -> bool:
-        """Whether the session that holds the lock is still usable."""
+        """Whether the database session that holds the shard's lock can still be used."""
         return self._lock_holder is self.connection.connection and self.connection.is_usable()
 
     @contextmanager
     def completion(self) -> Iterator[None]:
-        """Enclose the work after the last migration.
+        """A context manager: do the work after the last migration (``post_migrate``) in its block.
 
-        A checkpoint of a recorded migration needs no further checkpoint: going on from it leads
-        here.
+        A checkpoint END is written only if the shard has no checkpoint from which another attempt
+        would get here, or if the block raises an error.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

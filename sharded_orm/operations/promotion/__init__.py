@@ -1,4 +1,8 @@
-"""Switching the primary of a server's ranges to its replica, as an operator's decision (P13)."""
+"""Promotions: an operator replaces a primary server by its replica (P13).
+
+A *range* is a sequence of a group's shards that have the same primary node and replica node. A
+promotion makes the replica the primary of all ranges of a server.
+"""
 
 from sharded_orm.operations.promotion.pause import Pause
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan, find_plan

@@ -1,4 +1,4 @@
-"""Cached rows that a promotion makes stale."""
+"""Invalidating the cached rows that a promotion makes stale."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds for all processes to use the new map before the cache is invalidated.
+#: Seconds to wait until all processes use the new map (the topology document), before the cache is
+#: invalidated.
 READERS_PATIENCE: Final = 10.0
 
 
 def invalidate(record: PromotionRecord) -> None:
-    """Invalidate the cache once every process reads on the new primary.
+    """Wait until every process reads from the new primary, then invalidate the cache.
 
-    Rows that are lost may be cached. And a process that does not know the new map yet may read a
-    row on the old primary, and cache it for all, after the row has changed on the new one.
+    There are two reasons. The cache may hold rows that a forced promotion has lost. And as long as
+    a process does not know the new map, it may read a row from the old primary and put it into the
+    shared cache, after the row has changed on the new primary.
+
+    If a process still uses the old map after :data:`READERS_PATIENCE`, or the cache does not
+    answer, the report gets a warning. Does nothing if the project has no cache.
     """
     if runtime.cache() is None:
         return
@@ -35,7 +40,10 @@ def invalidate(record: PromotionRecord) -> None:
 
 
 def _wait_for_readers(record: PromotionRecord) -> None:
-    """Wait until every process that is connected to the source uses the new map."""
+    """Wait until every process that is connected to the source of the topology uses the new map.
+
+    Add a warning if some do not after :data:`READERS_PATIENCE` seconds.
+    """
     try:
         reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)
     except TopologyError as exc:

@@ -1,4 +1,4 @@
-"""A promotion in this process: carried out to its end, or undone."""
+"""Executing a promotion in this process: to its end, or back to the state before."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from sharded_orm.operations.runs import journal
 
 
 class Promotion:
-    """A journal run that has passed the checks, in this process."""
+    """Executes one promotion, whose checks have passed.
+
+    :param run: the promotion's journal run, which this process holds.
+    :param tell: called with a line for the operator in each phase.
+    """
 
     def __init__(self, run: journal.JournalRun, options: PromotionOptions, tell: Tell) -> None:
         self._record = PromotionRecord(run, options, tell)
         self._undo = PromotionUndo(self._record)
 
     def run_to_end(self) -> PromotionReport:
-        """Carry out all phases that are left.
+        """Execute all phases that are left. Return the report.
 
-        A failure before the map is published undoes everything.
+        If a phase fails before the new map (the topology document) is published, undo everything.
 
-        :raises PromotionFailed: something went wrong; the message says whether it was undone.
+        :raises PromotionFailed: a phase failed; the message says whether everything was undone.
+        :raises PromotionRefused: a condition does not hold any more, and nothing was touched.
+        :raises LeaseLost: another process has taken the run over.
         """
         record = self._record
         if record.phase == "switching" and not record.rule_out():
@@ -47,9 +53,13 @@ class Promotion:
         return record.report
 
     def abort(self) -> PromotionReport:
-        """Undo what an earlier process has begun.
+        """Undo what an earlier process has begun. Return the report.
 
-        :raises PromotionFailed: the map is published, or the source does not answer.
+        If the new map turns out to be published during the undo, finish the promotion instead; then
+        the report's outcome is "promoted".
+
+        :raises PromotionFailed: the new map is published already, or the source of the topology
+            does not answer.
         """
         record = self._record
         if record.phase == "switched" or (record.phase == "switching" and record.is_published()):
@@ -76,7 +86,10 @@ class Promotion:
         record.run.finish("done")
 
     def _after_failure(self, cause: BaseException) -> None:
-        """Undo the promotion and raise; return if the map turns out to be published."""
+        """Undo the promotion after the error ``cause``, then raise an error.
+
+        Return only if the new map turns out to be published, so that the promotion must be finished.
+        """
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause
         record = self._record
@@ -91,7 +104,7 @@ class Promotion:
         except (LeaseLost, PromotionFailed):
             raise
         except Exception as exc:
-            if record.phase == "switching":  # The journal does not answer.
+            if record.phase == "switching":  # The journal does not answer, so nothing was undone.
                 why = f"{text}; {journal.one_line(exc)}"
                 raise publication.unsettled_error(plan, why, forced=forced) from cause
             if self._undo.is_restored:
@@ -110,9 +123,9 @@ class Promotion:
                 settled=False,
             ) from cause
         if is_published:
-            return  # The only way is forward.
+            return  # The promotion cannot be undone any more; the caller finishes it.
         if not isinstance(cause, Exception):
-            raise cause  # Ctrl-C
+            raise cause  # Such as KeyboardInterrupt.
         if isinstance(cause, PromotionRefused) and not is_touched:
             raise cause
         result = self._undo.result() if is_touched else "Nothing was touched."

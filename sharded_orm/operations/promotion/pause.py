@@ -1,8 +1,8 @@
-"""How long a promotion refused writes, over all processes that have worked on it.
+"""Measuring how long a promotion refused writes, even if several processes have worked on it.
 
-The journal has the times, by the clock of the global database. So the clocks of the operators'
-hosts need not agree, and a promotion that is resumed on another host is measured as one. The result
-is wrong only if that clock is set in between.
+The times are in the journal, by the clock of the global database. So the clocks of the operators'
+hosts need not agree, also if a promotion is resumed on another host. The result is wrong only if
+the database's clock is set during the promotion.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from sharded_orm.operations.runs.journal import JournalRun
 
 @dataclass(frozen=True)
 class Pause:
-    """Seconds from the fence until the map was switched. Writers learn of the new map after that.
+    """The time for which a promotion refused writes, in seconds.
 
-    :param least: the shortest possible length.
-    :param most: the longest possible length; None if writes were refused before the promotion
-        already, since an unknown time.
+    It begins when the old primary is made read-only, and ends when the new map (the topology
+    document) is published or the promotion is undone. Processes learn of the new map a little
+    later, which does not count.
+
+    :param least: the shortest time that is possible.
+    :param most: the longest time that is possible. None if the old primary was read-only before the
+        promotion already, for an unknown time.
     """
 
     least: float
@@ -35,7 +39,13 @@ class Pause:
 
     @classmethod
     def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
-        """The pause that ended between two moments; None if the promotion has fenced nothing."""
+        """Return the pause of the promotion ``run``.
+
+        Return None if the promotion has made no server read-only.
+
+        :param earliest: the earliest moment at which the pause may have ended, in ISO format.
+        :param latest: the latest such moment.
+        """
         began = run.arguments.get("fenced_at")
         if began is None:
             return None
@@ -49,16 +59,16 @@ class Pause:
         }
 
 
-#: The JSON of a promotion that has fenced nothing.
+#: What a report has instead of :meth:`Pause.to_json` if the promotion has made no server read-only.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 
 def moment(run: JournalRun) -> str:
-    """The present time, as the journal stores it."""
+    """Return the present time by the global database's clock, in ISO format as in the journal."""
     return run.now().isoformat()
 
 
 def _seconds(since: str, until: str) -> float:
     elapsed = datetime.fromisoformat(until) - datetime.fromisoformat(since)
-    # The clock may have been set back.
+    # Never negative, although the clock may have been set back.
     return max(elapsed.total_seconds(), 0.0)

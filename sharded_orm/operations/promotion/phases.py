@@ -1,19 +1,23 @@
 """The forward phases of a promotion, from the fence to the published map.
 
-The journal records each phase before it begins. Every effect may be repeated, so a resumed
-promotion begins with the fence again, whatever its phase was. Only a switch that may have been
-published is looked up first. Until the switch, everything can be undone (``undo``). The source of
-the topology is asked before the fence, and again before the phase ``switching``, which begins only
-when the source has answered: without the source, nothing stays fenced for long.
+To *fence* a server is to make it read-only. The *map* is the topology document, which says which
+node is the primary of each range of shards. The *source* is the place where the document is stored.
+
+The journal records each phase before it begins. The effects of all phases can be repeated, so a
+resumed promotion begins with the fence again, no matter which phase it had reached. There is one
+exception: if the map may have been published, the source is asked first. Until the map is
+published, everything can be undone (``undo``). The source is asked before the fence, and again
+before the phase ``switching``, which begins only when the source has answered. So if the source
+does not answer, the old primary does not stay fenced for long.
 
 ============ ==================================================================================
-fencing      the old primary becomes read-only; no statement is under way there any more
-waiting      until the replica has executed everything that the old primary has logged
-stopping     the replication on the new primary stops
-unfencing    the new primary accepts writes; nobody sends any yet
-switching    the map is published; only the source can say whether it was
-switched     the end: the cache is invalidated, and the run finished
-undoing      both servers get their roles back
+fencing      The old primary becomes read-only; its running statements have ended then.
+waiting      The replica executes everything that is in the old primary's binary log.
+stopping     The replication on the new primary stops.
+unfencing    The new primary accepts writes, but nobody sends any yet.
+switching    The map is published. Only the source can say whether it was.
+switched     The map is published. The cache is invalidated, and the run is finished.
+undoing      Both servers get their former roles back.
 ============ ==================================================================================
 """
 
@@ -36,16 +40,16 @@ from sharded_orm.operations.promotion import preflight, switchover
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds that statements under way on the old primary may keep the fence off.
+#: Seconds to wait for running statements on the old primary, which delay making it read-only.
 FENCE_PATIENCE: Final = 5.0
-# Seconds of one wait for the replica. The lease and the deadline are checked between two waits.
+# Seconds of one wait for the replica. Between two waits, the lease and the deadline are checked.
 _SLICE = 1.0
 
 
 class ForwardPhases:
-    """The phases that lead to the published map.
+    """Executes the phases that lead to the published map.
 
-    :param stack: holds the operator's connections to both servers.
+    :param stack: closes the operator's connections to both servers at its end.
     """
 
     def __init__(self, record: PromotionRecord, stack: ExitStack) -> None:
@@ -54,7 +58,7 @@ class ForwardPhases:
         self._plan = record.plan
         self._timeout = record.options.timeout
         self._new = stack.enter_context(preflight.operator(record.plan.new))
-        #: None if the old primary is dead.
+        #: The connection to the old primary; None in a forced promotion, which does without it.
         self._old: ReplicationServer | None = None
         if not record.options.force:
             self._old = stack.enter_context(preflight.operator(record.plan.node))
@@ -82,7 +86,12 @@ class ForwardPhases:
     # ##### The replica catches up #####
 
     def _come_near(self, old: ReplicationServer) -> None:
-        """Wait for the replica while writers go on, so that they are refused only for a moment."""
+        """Wait until the replica is near the old primary, before the old primary is fenced.
+
+        Writes are still accepted meanwhile, so they are refused only for a moment afterwards.
+
+        :raises PromotionRefused: the replica did not come near in time.
+        """
         if self._wait_for(old.status().logged):
             raise PromotionRefused(
                 [
@@ -93,10 +102,14 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Fence the old primary and wait for the replica; returns the last position."""
+        """Fence the old primary, then wait until the replica has executed everything.
+
+        Return the last position (of the binary log) that the old primary has reached. Without the
+        old primary, return the last one that the replica has received.
+        """
         record = self._record
-        # Writers still go on: if the source did not answer later, they would be refused for
-        # nothing.
+        # Ask the source of the topology now, while writes are still accepted. If it does not
+        # answer, the promotion would refuse writes in vain.
         switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
@@ -125,19 +138,24 @@ class ForwardPhases:
             if not missing(later.logged, position):
                 record.report.position = position
                 return position
-            # A privileged account has written in spite of read_only; wait for that as well.
+            # A privileged account has written in spite of read_only. Wait for these events as well.
             position = later.logged
         raise PromotionFailed(
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
         )
 
     def _refused_since(self, old: ReplicationServer) -> str:
-        """When writes were first refused: an earlier process may have fenced already."""
+        """Return the time since which writes are refused.
+
+        This is the present time, unless an earlier process has fenced the old primary and it is
+        still read-only.
+        """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
             if old.status().read_only:
                 return since
-            if self._record.phase != "fencing":  # The journal is ahead: it may never have fenced.
+            # In the phase "fencing", the earlier process may have ended before it fenced.
+            if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it was made read only at {since}: how long"
                     " they were refused then is not counted"
@@ -160,11 +178,14 @@ class ForwardPhases:
         return status
 
     def _require_position(self, position: str) -> None:
-        """:raises PromotionFailed: the new primary does not get to ``position`` in time."""
+        """Wait until the new primary has executed everything up to ``position``.
+
+        :raises PromotionFailed: it does not get there in time.
+        """
         new = self._new
         if not self._record.options.force:
-            # An earlier attempt may have stopped the replication. Without the old primary it must
-            # not be started: that would discard events that were received but not executed yet.
+            # Start the replication, because an earlier attempt may have stopped it. But if the old
+            # primary is dead, do not: a start discards events that were received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             (link,) = (link for link in new.links() if link.name == self._record.link)
@@ -174,7 +195,10 @@ class ForwardPhases:
             )
 
     def _wait_for(self, position: str) -> str:
-        """Wait until the new primary has ``position``; returns the part that it still lacks."""
+        """Wait until the new primary has executed everything up to ``position``, or time is up.
+
+        Return the part of ``position`` that it lacks in the end; "" if it lacks nothing.
+        """
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.status().current):
             self._run.check()
@@ -187,7 +211,10 @@ class ForwardPhases:
     # ##### The map is switched #####
 
     def _verify(self, position: str) -> None:
-        """Check both servers once more before the map is switched."""
+        """Check both servers once more before the map is published.
+
+        :raises PromotionFailed: the new primary is read-only, or the old one may have new rows.
+        """
         if self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} stays read only.")
         if self._old is None:
@@ -205,28 +232,36 @@ class ForwardPhases:
             )
 
     def _switch(self) -> bool:
-        """Publish the map; whether the source has confirmed it just now."""
+        """Publish the map. Return whether the source has confirmed it at once.
+
+        Return False if the confirmation got lost and the source said only later that the map is
+        published, so that the exact time is not known.
+        """
         record = self._record
         try:
             switchover.switch(
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):
-            # Before that phase nothing was sent. In it, the map was refused, or it was published
-            # and the answer got lost.
+            # Before the phase "switching", no map was sent. In that phase, either the source has
+            # refused the map, or the map is published and the answer got lost.
             if record.phase != "switching" or not record.is_published():
                 raise
             return False
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase: the source has answered, and the map is sent next.
+        """Record the phase ``switching``. Called when the topology was read and before it is sent.
 
-        Asks the journal, not the clock: a process that has taken over has ruled out every topology
-        that was read before, and no topology that is read later may be published here.
+        The write to the journal fails if another process has taken the run over; it is not enough
+        that this process's lease has not expired by the clock. Topologies that were read before the
+        takeover are harmless, because the other process has made their publication fail
+        (:meth:`PromotionRecord.rule_out`).
+
+        :raises LeaseLost: another process has taken the run over.
         """
         now = moment(self._run)
-        if self._record.phase == "switching":  # Another publication came first: try again.
+        if self._record.phase == "switching":  # Another publication came first, so this is a retry.
             self._run.note(phase="switching", publishing_at=now)
         else:
             self._record.begin("switching", "publishes the new map", publishing_at=now)

@@ -1,4 +1,7 @@
-"""Which ranges a promotion moves, from which node to which. Asks no server."""
+"""The plan of a promotion: which ranges of shards move from which node to which.
+
+The plan is made from the topology alone; no server is asked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from sharded_orm.topology.model import ShardRange, Topology, server_of
 
 @dataclass(frozen=True)
 class Move:
-    """A range whose primary changes from node ``old`` to node ``new``."""
+    """A range of shards whose primary changes from node ``old`` to node ``new``.
+
+    :param first: the number of the range's first shard, and ``last`` that of its last shard.
+    """
 
     group: str
     first: int
@@ -29,10 +35,10 @@ class Move:
 
 @dataclass(frozen=True)
 class PromotionPlan:
-    """The moves of a promotion.
+    """All moves of a promotion. Several node names may stand for the same server.
 
-    :param node: the old primary, by the name that the operator gave.
-    :param new: a node name of the server to which the ranges move.
+    :param node: the name of the old primary that the operator gave.
+    :param new: a node name of the new primary, to which the ranges move.
     """
 
     node: str
@@ -41,7 +47,7 @@ class PromotionPlan:
 
     @property
     def old_names(self) -> list[str]:
-        """All node names by which the ranges refer to the old primary."""
+        """All node names of the old primary that the ranges or the operator use."""
         return sorted({move.old for move in self.moves} | {self.node})
 
     @property
@@ -57,12 +63,12 @@ class PromotionPlan:
 
 
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
-    """The promotion that replaces ``node`` as the primary of all its ranges, in every group.
+    """Return the plan that replaces ``node`` as the primary of all its ranges, in every group.
 
-    ``read_only`` fences a whole server, so a single range cannot be promoted.
+    A single range cannot be promoted, because ``read_only`` makes the whole server read-only.
 
-    :param to: the node that the ranges must name as their replica; None accepts any.
-    :raises PromotionRefused: the topology does not allow it; lists all reasons.
+    :param to: the node that must be the replica of all these ranges; None accepts any node.
+    :raises PromotionRefused: the topology does not allow the promotion; lists all reasons.
     """
     unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
     if unknown:
@@ -101,7 +107,10 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
 
 
 def supports_promotion(settings: Mapping[str, Any]) -> bool:
-    """Whether the backend of an entry of ``DATABASES`` or ``NODES`` has servers that can be promoted."""
+    """Whether servers of the backend in ``settings`` can be promoted.
+
+    :param settings: an entry of ``DATABASES`` or ``NODES``.
+    """
     return features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).supports_promotion
 
 

@@ -1,4 +1,4 @@
-"""Conditions that must hold before a promotion touches anything. Reads only."""
+"""Checking the conditions of a promotion before it touches anything. Only reads."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ from sharded_orm.topology.model import Topology, server_of
 
 @dataclass(frozen=True)
 class Loss:
-    """The known extent of the writes that a promotion without the old primary loses.
+    """What is known about the writes that a promotion without the old primary loses.
+
+    These are the writes after the position ``received``. Positions are those of the old primary's
+    binary log.
 
     :param received: the last position that the replica has received.
-    :param executed: the last position that the replica has executed; the promotion waits for the
-        rest.
+    :param executed: the last position that the replica has executed. The promotion waits until
+        everything that was received is executed.
     :param idle: seconds since the replica executed its last event; None if it does not say.
     """
 
@@ -56,7 +59,14 @@ class Loss:
 
 @dataclass
 class Findings:
-    """The results of the checks; ``problems`` forbid the promotion."""
+    """The results of the checks.
+
+    :param problems: the reasons for which the promotion is refused; empty if it may begin.
+    :param old: the state of the old primary; None if it was not asked.
+    :param new: the state of the new primary; None if it was not asked.
+    :param link: the new primary's replication connection from the old one; None if not found.
+    :param loss: what a forced promotion loses; None for any other promotion.
+    """
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -67,10 +77,10 @@ class Findings:
 
 
 def operator(name: str) -> ReplicationServer:
-    """Connect to node ``name`` with the operator's account.
+    """Return a connection to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    :raises PromotionRefused: the node has no such account, refuses it, or does not answer. The
-        exception's cause is the server's error, if there is one.
+    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server
+        does not answer. In the latter two cases, ``__cause__`` is the database error.
     """
     entry = runtime.operator_settings(name)
     if entry is None:
@@ -90,17 +100,17 @@ def operator(name: str) -> ReplicationServer:
 
 
 def is_silent(exc: PromotionRefused) -> bool:
-    """Whether :func:`operator` raised ``exc`` because the node does not answer."""
+    """Whether the cause of ``exc``, an error of :func:`operator`, is that the node did not answer."""
     return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 
 def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
-    """Check everything that a promotion relies on, on both servers.
+    """Check on both servers everything that a promotion relies on. Return the results.
 
-    :param force: promote without the old primary, which must be dead.
-    :param timeout: seconds that the replica may be behind.
+    :param force: whether to promote without the old primary, which must be dead.
+    :param timeout: number of seconds that the replica may be behind the old primary.
 
-    About ten round trips to each server, and a login to each MariaDB of the project.
+    Cost: about ten round trips to each server, and a login to each MariaDB server of the project.
     """
     findings, topology = Findings(), runtime.topology()
     with contextlib.ExitStack() as stack:
@@ -114,7 +124,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            return findings  # The next checks need all of the above.
+            return findings  # The next checks need results of the checks above.
         if old is None:
             _check_lost_link(topology, plan, new, findings)
         else:
@@ -134,9 +144,11 @@ def _do_without(plan: PromotionPlan) -> str:
 def _session(
     name: str, stack: contextlib.ExitStack, findings: Findings, dead: str = ""
 ) -> ReplicationServer | None:
-    """Log in as the operator; on failure add problems and return None.
+    """Log in to node ``name`` as the operator, and return the connection, which ``stack`` closes.
 
-    :param dead: what to do if the node is dead; added if the node does not answer.
+    If the login fails, add the problems to ``findings`` and return None.
+
+    :param dead: advice for the case that the node is dead; added if the node does not answer.
     """
     try:
         return stack.enter_context(operator(name))
@@ -254,7 +266,10 @@ def _reason(link: ReplicationLink) -> str:
 
 
 def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
-    """The problem that ``new`` is no replica of ``old``, according to its replication links."""
+    """Return a sentence that says that node ``new`` is not a replica of node ``old``.
+
+    :param links: the replication connections of ``new``, which the sentence lists.
+    """
     sources = ", ".join(map(_address_text, links))
     return (
         f"{new!r} does not replicate from {old!r}"
@@ -264,7 +279,7 @@ def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
 
 
 def _address_text(link: ReplicationLink) -> str:
-    # A link that never was connected does not know the id of its source.
+    # The source's id is 0 if the link was never connected.
     suffix = f" (not connected: {_reason(link)})" if not link.source_id else ""
     return f"{link.host}:{link.port}{suffix}"
 
@@ -281,7 +296,10 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Whether the old primary answers at all, even by refusing the account. Up to five seconds."""
+    """Whether the old primary answers. Refusing the account counts as an answer.
+
+    Takes up to five seconds.
+    """
     try:
         ReplicationServer(plan.node, runtime.topology().nodes[plan.node]).close()
     except Error as exc:
@@ -308,7 +326,10 @@ def _check_lost_link(
 
 
 def _leads_to(link: ReplicationLink, node: Mapping[str, Any]) -> bool:
-    """Whether the link's source has the address of the node."""
+    """Whether the source of the replication link has the same address as ``node``.
+
+    :param node: the node's entry in ``NODES``.
+    """
     port = int(node.get("PORT") or 3306)
     host = str(node.get("HOST") or "localhost")
     return port == link.port and bool(_addresses(host) & _addresses(link.host))
@@ -322,13 +343,15 @@ def _addresses(host: str) -> set[str]:
     return {host.lower(), *(str(entry[4][0]) for entry in addresses)}
 
 
-# ##### Other users of these servers #####
+# ##### Other uses of these servers #####
 
 
 def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
-    """Check other node names and the applications' accounts on the old primary.
+    """Add problems if something else uses the old primary's server or can write in spite of a fence.
 
-    ``read_only`` fences every node on that server, and no account may write in spite of it.
+    The fence is ``read_only``, which makes the whole server read-only. So no other node and no
+    other entry of ``DATABASES`` may be on that server, and the application's accounts must not have
+    a privilege to write in spite of ``read_only``.
     """
     assert findings.old is not None
     for name, node in topology.nodes.items():
@@ -351,7 +374,8 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
                 if is_same:
                     findings.problems += _may_write_through(application, node)
         except Error as exc:
-            # The old primary answers, so an address that does not answer is another server.
+            # The old primary has answered. So an address that gives no answer is another server's,
+            # and does not matter here.
             if is_listed or not has_no_answer(exc):
                 findings.problems.append(_no_session_of_application(name, node, exc))
     findings.problems += _aliases_on(findings.old)
@@ -372,7 +396,10 @@ def _may_write_through(server: ReplicationServer, node: Mapping[str, Any]) -> It
 
 
 def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
-    """Problems with entries of ``DATABASES`` on the old primary: no topology moves them."""
+    """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
+
+    ``read_only`` would block them for good, because a promotion moves only ranges of shards.
+    """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):
         if alias in groups or not supports_promotion(entry):
@@ -387,7 +414,7 @@ def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
                     f"Whether {alias!r} of DATABASES is on the same server is not known, and"
                     f" read_only would fence it for good: it gives no session ({exc})"
                 )
-            continue  # The old primary answers, so this is another server.
+            continue  # The old primary has answered, so the entry is on another server.
         yield (
             f"{alias!r} of DATABASES is on the same server: read_only would fence it for good. Move"
             " it to another server first"
@@ -395,7 +422,7 @@ def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
 
 
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
-    """Check that the application's account sees its shards on the new primary."""
+    """Add problems if the application's account does not see the moved shards on the new primary."""
     for name in plan.new_names:
         expected = {
             topology.groups[move.group].schema_name(number)

@@ -1,4 +1,8 @@
-"""Whether the new map was published: asks the source, which may not answer, while writers wait."""
+"""Finding out whether a promotion's new map was published, although the source may not answer.
+
+The *map* is the topology document, and the *source* is the place where it is stored. Writes are
+refused meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from sharded_orm.exceptions import PromotionFailed, TopologyError
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: Seconds for which a source that does not answer is asked again.
+#: Seconds for which the source is asked again and again if it does not answer.
 LOOK_UP = 15.0
-# Seconds between two questions.
+# Seconds between two questions to the source.
 _INTERVAL = 1.0
 
 
@@ -24,15 +28,17 @@ def was_switched(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether the map of ``plan`` is published.
+    """Ask the source of the topology whether the new map of ``plan`` is published.
 
-    A source that does not answer is asked again for :data:`LOOK_UP` seconds at most. It is not
-    asked again if another question, as long as the last, would exceed that. Before the second
-    question, the operator learns what the delay means for writers.
+    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Give up earlier
+    if another question would exceed that time, were it as slow as the last one. Before the second
+    question, tell the operator what the delay means for writers.
 
-    :param check: called before each question; raises if this process may not go on.
+    :param forced: whether the promotion does without the old primary; used in messages.
+    :param check: called before each question; raises an error if this process may not go on.
     :param tell: called with a line for the operator.
-    :raises PromotionFailed: the source did not answer: nothing may be undone, and nothing goes on.
+    :raises PromotionFailed: the source did not answer. The caller may neither undo the promotion
+        nor go on with it.
     """
     first_try, is_reported = clock(), False
     while True:
@@ -55,7 +61,12 @@ def was_switched(
 
 
 def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> PromotionFailed:
-    """The error of a promotion that can neither go on nor be undone until the source answers."""
+    """Return the error for a promotion that must wait until the source of the topology answers.
+
+    Until then, the promotion can neither go on nor be undone.
+
+    :param why: what the source has answered, or the error.
+    """
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."
         f" {recovery.refused_phrase(plan, forced=forced)} until that is settled, unless it was; none that"

@@ -1,4 +1,7 @@
-"""How far a promotion has come: its phase in the journal, and whether its map is published."""
+"""The record of a promotion: how far it has come, and whether its new map is published.
+
+The *map* is the topology document, and the *source* is the place where it is stored.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ Tell = Callable[[str], None]
 
 
 class PromotionRecord:
-    """A promotion that has passed the checks, as the journal run ``run`` records it.
+    """The state of a promotion whose checks have passed, as its journal run records it.
 
-    :param tell: called with a line for each phase.
+    :param run: the journal run, which this process holds.
+    :param tell: called with a line for the operator in each phase.
     """
 
     def __init__(self, run: journal.JournalRun, options: PromotionOptions, tell: Tell) -> None:
@@ -27,7 +31,7 @@ class PromotionRecord:
         self.options = options
         self.tell = tell
         self.plan = PromotionPlan.from_json(run.arguments)
-        #: The name of the replication connection on the new primary.
+        #: Name of the replication connection on the new primary that receives from the old one.
         self.link: str = run.arguments["link"]
         loss = run.arguments["loss"]
         self.report = PromotionReport(
@@ -47,31 +51,33 @@ class PromotionRecord:
         self.report.warnings.append(warning)
 
     def begin(self, phase: str, line: str, **details: Any) -> None:
-        """Enter a phase: the journal records it first.
+        """Record in the journal that ``phase`` begins, then tell the operator.
 
-        :param line: the phase, for people.
-        :param details: values that the journal keeps as well.
-        :raises LeaseLost: another process may have the run, so nothing may be done here.
+        :param line: a description of the phase for people.
+        :param details: more values to store in the run's arguments.
+        :raises LeaseLost: another process may hold the run by now, so this one must stop.
         """
         self.run.check()
         self.run.note(phase=phase, **details)
         self.tell(line)
 
     def is_published(self) -> bool:
-        """Whether the source of the topology holds the new map.
+        """Whether the promotion's change of the topology is published.
 
-        :raises PromotionFailed: the source does not answer.
+        :raises PromotionFailed: the source of the topology does not answer.
+        :raises LeaseLost: another process may hold the run by now.
         """
         return publication.was_switched(
             self.plan, forced=self.options.force, check=self.run.check, tell=self.tell
         )
 
     def rule_out(self) -> bool:
-        """Make sure that a switch which some process may have sent is never published.
+        """Make sure that the promotion's change of the topology will never be published.
 
-        Returns False if the switch is published already.
+        This works even if a process has just sent the change. Return False if the change is
+        published already, otherwise True.
 
-        :raises PromotionFailed: the source does not answer.
+        :raises PromotionFailed: the source of the topology does not answer.
         """
         if self.is_published():
             return False
@@ -81,7 +87,11 @@ class PromotionRecord:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 
     def note_published(self) -> None:
-        """Record that another process had published the map, at a time that it did not record."""
+        """Record that an earlier process published the promotion's change of the topology.
+
+        That process did not record when. So the journal gets a span of time: from the moment at
+        which that process was about to publish until now.
+        """
         self.begin(
             "switched",
             f"{self.plan.new} is the primary: the map had been published",

@@ -1,5 +1,8 @@
-"""How to settle a promotion that was broken off, according to its journal, both servers and the
-source of the topology. Reads only."""
+"""Advice on how to finish or undo a promotion that was broken off. Only reads.
+
+The advice depends on the journal, on both servers, and on the source of the topology: the place
+where the topology document (the *map*) is stored.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from sharded_orm.operations.runs import journal
 
 
 def to_finish(node: str, *, forced: bool) -> str:
-    """The command that resumes the promotion, in quotes."""
+    """Return the command, in quotes, that resumes and finishes the promotion."""
     return f"'manage.py shards promote {node}{' --force' if forced else ''}'"
 
 
@@ -21,17 +24,21 @@ def to_undo(node: str) -> str:
 
 
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
-    """A phrase about refused writes between the fence and the new map; continue it by "until"."""
+    """Return a phrase that says which writes are refused, and why.
+
+    Writes are refused from the moment at which the old primary is read-only (or dead) until the new
+    map is in use. The caller continues the phrase with "until …".
+    """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else "is read only"
     return f"{plan.node!r} {why}: writes to {ranges} are refused"
 
 
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
-    """Sentences about where a run was broken off, and whether it can be finished, undone, or both.
+    """Return sentences that say where a run was broken off and whether it can be finished or undone.
 
-    A login to each server, and one or two round trips to the source; up to five seconds for each
-    that does not answer.
+    Cost: a login to each of the two servers, and one or two round trips to the source of the
+    topology. Each of them that does not answer takes up to five seconds.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]
@@ -70,7 +77,10 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
 def _check_servers(
     plan: PromotionPlan,
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
-    """Login errors of the old and the new primary, and whether the old one is fenced."""
+    """Log in to the old and to the new primary.
+
+    Return the error of each login (None if it succeeded), and whether the old primary is read-only.
+    """
     errors: list[PromotionRefused | None] = []
     is_fenced = False
     for name in (plan.node, plan.new):

@@ -1,4 +1,4 @@
-"""The options of a promotion, and the report on its outcome."""
+"""The options of a promotion (a replica becomes the primary), and the report on its outcome."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from sharded_orm.operations.promotion.preflight import Loss
 class PromotionOptions:
     """The options of a promotion.
 
-    :param force: the old primary is dead; events that it did not send are lost.
-    :param timeout: seconds that the replica may take to come near, and again, after the fence, to
-        catch up.
+    :param force: whether to promote without the old primary, which must be dead. The writes that it
+        did not send to the replica are lost.
+    :param timeout: seconds that the replica may take to come near the old primary, and then again
+        to execute the rest, after the old primary was made read-only.
     """
 
     force: bool = False
@@ -27,14 +28,18 @@ class PromotionOptions:
 
 @dataclass
 class PromotionReport:
-    """The result of a promotion. ``outcome`` is "promoted", "undone" or "checked"."""
+    """The result of a promotion, or of a check whether it is possible.
+
+    :param outcome: "promoted", "undone", or "checked" if only the conditions were checked.
+    :param loss: what a forced promotion loses; None for any other promotion.
+    """
 
     plan: PromotionPlan
     outcome: str
     forced: bool = False
-    #: The last position of the old primary, which the new one has reached.
+    #: The last position of the old primary's binary log that the new primary has executed.
     position: str = ""
-    #: How long writes were refused; None if the promotion has fenced nothing.
+    #: How long writes were refused; None if the promotion has made no server read-only.
     pause: Pause | None = None
     loss: Loss | None = None
     warnings: list[str] = field(default_factory=list)

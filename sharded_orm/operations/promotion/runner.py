@@ -1,4 +1,4 @@
-"""Promotions as an operator asks for them: check, promote or resume, undo."""
+"""The functions for an operator's requests: check a promotion, execute or resume it, undo it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sharded_orm.operations.promotion.report import PromotionOptions, PromotionR
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
-#: The same subject for all promotions, so that only one runs at a time: two node names may stand
-#: for the same server.
+#: The journal's subject of all promotions. It is not the name of the node, because two node names
+#: may stand for the same server. So only one promotion runs at a time.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -26,9 +26,11 @@ Confirm = Callable[[PromotionPlan, Loss], bool]
 def check(
     node: str, *, to: str | None = None, options: PromotionOptions | None = None
 ) -> PromotionReport:
-    """Check whether the replica of ``node`` could replace it now. Changes nothing.
+    """Check whether the replica of ``node`` could replace ``node`` now. Changes nothing.
 
-    :raises PromotionRefused: it could not, or another promotion was broken off; lists all reasons.
+    :param to: the node that the replica must be; None accepts any.
+    :raises PromotionRefused: the replica could not, or another promotion is under way or was broken
+        off; lists all reasons.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
     :raises JournalMissing: the global database is not migrated.
@@ -56,16 +58,19 @@ def promote(
     confirm: Confirm | None = None,
     tell: Tell = lambda line: None,
 ) -> PromotionReport:
-    """Replace ``node`` as a primary by its replica, for all its ranges (P13).
+    """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (P13).
 
-    No acknowledged write is lost. Writers are refused from the fence until they know the new map;
-    readers are not disturbed. A promotion that was broken off is resumed.
+    No acknowledged write is lost, unless ``options.force`` is set. The old primary is made
+    read-only first. From then on, a process cannot write until it knows the new map (the topology
+    document). Reads are not disturbed. A promotion that was broken off is resumed.
 
     :param to: the node that the replica must be; None accepts the one that the ranges name.
-    :param confirm: called before a forced promotion, which loses writes; None confirms.
-    :param tell: called with a line for each phase.
-    :raises PromotionRefused: the checks failed, and nothing was touched.
-    :raises PromotionFailed: something went wrong; the message says whether it was undone.
+    :param confirm: called before a forced promotion, which loses writes; returns whether to go on.
+        None means to go on without a question.
+    :param tell: called with a line for the operator in each phase.
+    :raises PromotionRefused: the checks failed, and nothing was touched; or another promotion was
+        broken off, and must be finished or undone first.
+    :raises PromotionFailed: something went wrong; the message says whether everything was undone.
     :raises OperationHeld: another promotion is under way.
     """
     options = options or PromotionOptions()
@@ -82,9 +87,13 @@ def promote(
 
 
 def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | None:
-    """Undo the broken-off promotion that replaces ``node``; None if there is none.
+    """Undo the promotion that replaces ``node`` and was broken off. Return the report.
 
-    :raises PromotionFailed: it cannot be undone any more, or a server does not answer.
+    Return None if there is no such promotion, or if it has changed nothing yet.
+
+    :raises PromotionFailed: the promotion cannot be undone any more, or the source of the topology
+        does not answer.
+    :raises OperationHeld: another promotion is under way.
     """
     last = journal.last_run(KIND, SUBJECT)
     if last is None or last.finished_at is not None or last.arguments["node"] != node:
@@ -98,12 +107,13 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the run may have changed anything."""
+    """Whether the promotion ``run`` has left the phase of the checks, which change nothing."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
 def _find_plan(node: str, to: str | None) -> PromotionPlan:
-    # A last good copy may be outdated, and a push may not have arrived yet.
+    # Read the topology from its source, because this process may use an outdated one: the last
+    # good copy on disk, or the version before one that was published just now.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 

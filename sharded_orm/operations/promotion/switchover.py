@@ -1,4 +1,8 @@
-"""The map, which is the topology document: switching it for a promotion, and reading it."""
+"""Changing the topology document for a promotion, and finding out whether it was changed.
+
+The document is called the *map* here; the *source* is the place where it is stored. To *switch* the
+map is to publish one in which the replica is the primary.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from sharded_orm.topology.document import Document
 
 
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
-    """Whether ``document`` is the map that ``plan`` publishes, or a later one.
+    """Whether ``document`` is the topology document that ``plan`` publishes, or a later one.
 
-    All shards of the plan have moved then, however they are divided into ranges by now.
+    This is so if the new primary is the primary of all shards of the plan. The ranges may have been
+    divided differently since.
     """
     return all(
         primary in plan.new_names
@@ -37,14 +42,18 @@ def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
 def switch(
     plan: PromotionPlan, *, forced: bool, confirm: Callable[[], None] = lambda: None
 ) -> Document:
-    """Publish the topology in which the replica is the primary. Returns when it is in use here.
+    """Publish the topology document in which the replica is the primary.
 
-    The old primary becomes the replica of its ranges, unless it is dead.
+    Return the document when this process uses it.
 
-    :param confirm: called whenever the topology was read, before the changed topology is published;
-        raises if nothing may be published any more. A later :func:`rule_out` makes the publication
-        fail.
+    The old primary becomes the replica of its ranges. With ``forced``, they get no replica.
+
+    :param forced: whether the promotion does without the old primary.
+    :param confirm: called each time after the topology was read and before the changed one is
+        published. It raises an error if nothing may be published any more. If another process calls
+        :func:`rule_out` after that, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.
+    :raises TopologyError: the document was not published, or the answer got lost.
     """
     moves = {(move.group, move.first, move.last): move for move in plan.moves}
 
@@ -79,16 +88,17 @@ def _require_same(plan: PromotionPlan, document: Document) -> None:
 
 
 def current() -> Document:
-    """The topology that the source holds.
+    """Return the topology document that is published now, which this process may not use yet.
 
-    :raises TopologyError: the source does not answer.
+    :raises TopologyError: the source of the topology does not answer.
     """
     return topology.current()
 
 
 def require_same_ranges(plan: PromotionPlan) -> None:
-    """Check that the source answers and still has the ranges of the plan, before anything is
-    touched.
+    """Check that the source of the topology answers, and that the plan's ranges have not changed.
+
+    To be called before the promotion touches anything.
 
     :raises TopologyError: the source does not answer.
     :raises PromotionRefused: the ranges on the old primary have changed.
@@ -99,18 +109,22 @@ def require_same_ranges(plan: PromotionPlan) -> None:
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Ask the source whether the switch was published."""
+    """Whether the change of the topology that ``plan`` makes is published.
+
+    :raises TopologyError: the source of the topology does not answer.
+    """
     return is_switched(plan, topology.current())
 
 
 def rule_out(plan: PromotionPlan) -> bool:
-    """Make sure that a switch which may be on its way cannot be published any more.
+    """Make sure that the change of the topology that ``plan`` makes will never be published.
 
-    Publishes the present topology as a new version: if two publications replace the same version,
-    the source accepts only one.
+    A process may have sent the change just now. To make it fail, publish the present topology as a
+    new version: each publication names the version that it replaces, and the source of the topology
+    accepts only one publication for each version.
 
-    :return: False if the switch has been published already.
-    :raises TopologyUnavailable: the source does not answer.
+    :return: False if the change is published already, otherwise True.
+    :raises TopologyUnavailable: the source of the topology does not answer.
     """
     source = runtime.source()
     comment = f"promotion in place of {plan.node} broken off"
@@ -127,7 +141,10 @@ def rule_out(plan: PromotionPlan) -> bool:
 
 
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
-    """:raises TopologyReadOnly: commands cannot switch the map; the message is what to do."""
+    """Check that commands can change the topology in its source.
+
+    :raises TopologyReadOnly: they cannot. The message tells the operator what to do instead.
+    """
     source = runtime.source()
     if source.writable:
         return
@@ -142,7 +159,7 @@ def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
 
 
 def as_text(plan: PromotionPlan) -> list[dict[str, Any]]:
-    """The moves for a report."""
+    """Return the plan's moves as JSON values, for a report."""
     return [
         {"group": m.group, "range": [m.first, m.last], "from": m.old, "to": m.new}
         for m in plan.moves

@@ -1,4 +1,4 @@
-"""Giving both servers of a promotion back their roles."""
+"""Undoing a promotion: both servers get back the roles that they had before."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 
 class PromotionUndo:
-    """Undoes one promotion, as long as its map is not published."""
+    """Undoes one promotion, which is possible until its new map (topology document) is published."""
 
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether both servers have their roles back, as far as they answer.
+        #: Whether both servers have their former roles again. A server that did not answer does not
+        #: count; the report has a warning about it.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
-        """Undo the promotion; False if the map turns out to be published.
+        """Undo the promotion. Return False if its new map turns out to be published, otherwise True.
 
-        :param reason: recorded in the journal.
-        :param lenient: leave an old primary that does not answer as it is: it may be dead.
+        :param reason: why the promotion is undone; recorded in the journal.
+        :param lenient: what to do if the old primary gives no session: True adds a warning and goes
+            on, because the server may be dead; False raises the error.
+        :raises PromotionRefused: the old primary gives no session, and ``lenient`` is false.
+        :raises PromotionFailed: the source of the topology does not answer.
         """
         record = self._record
         self._earlier_warnings = len(record.report.warnings)
@@ -53,21 +57,25 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # The map does not name this server, so nobody writes there: writers need not wait.
+            # The map does not name this server as a primary, so nobody writes there. The undo goes
+            # on without it, so that the old primary soon accepts writes again.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: START SLAVE"
                 + (", and SET GLOBAL read_only = ON" if was_read_only else "")
             )
 
     def _restore_old(self, *, lenient: bool) -> bool:
-        """Make the old primary writable again; whether it was fenced until now."""
+        """Make the old primary writable again, unless it was read-only before the promotion.
+
+        Return whether it was read-only until now because of the promotion.
+        """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:
             return False
         was_fenced = False
         try:
             with preflight.operator(record.plan.node) as old:
-                record.run.check()  # The login may have taken long.
+                record.run.check()  # The login may have taken longer than the lease lasts.
                 was_fenced = old.status().read_only
                 old.unfence()
         except PromotionRefused as exc:
@@ -82,7 +90,7 @@ class PromotionUndo:
         return was_fenced
 
     def result(self) -> str:
-        """Sentences about the state that the undo has left."""
+        """Return sentences about the state that the undo has left, for people."""
         report = self._record.report
         refused = "" if report.pause is None else f"; writes were refused for {report.pause}"
         warnings = report.warnings[self._earlier_warnings :]

@@ -1,13 +1,15 @@
-"""The journal of long operations in the global database: a kill at any moment loses nothing
-(DESIGN decision 10).
+"""The journal of long operations: tables in the global database that record each step.
+
+Because of the journal, a kill at any moment loses nothing (DESIGN decision 10).
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
-shard that it works on. A run that was broken off is unfinished, and the next execution goes on with
-it. A step that a finished run left open (failed, unclear, interrupted) is carried over to the next
-run that works on that shard.
+shard that it works on. If a run is broken off, it stays unfinished, and the next execution resumes
+it. If a finished run leaves a step open (failed, unclear, interrupted), the step is carried over to
+the next run that works on the shard.
 
-All writes are in autocommit, from any thread. A thread closes its connections at its end.
+Writes are committed at once, and may come from any thread. A thread that writes must close its
+connections at its end.
 """
 
 from __future__ import annotations
@@ -28,33 +30,33 @@ from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases
 
-#: Rows that one statement reads or writes.
+#: Number of rows that one statement reads or writes at most.
 BATCH = 500
 _autonomous = AutonomousConnections()
 
 # ##### States of a step #####
 
 PENDING: Final = "pending"
-"""Nothing has been done."""
+"""The run has done nothing on the shard."""
 RUNNING: Final = "running"
-"""A process works on the shard, or was killed while it did."""
+"""A process works on the shard, or was killed while it worked there."""
 STOPPED: Final = "stopped"
-"""Left in order after a statement; ``position`` says after which."""
+"""The work was stopped between two statements. ``position`` says where to continue."""
 DONE: Final = "done"
 FAILED: Final = "failed"
 UNCLEAR: Final = "unclear"
-"""Nothing shows whether the interrupted operation took effect: a person has to look."""
+"""Nothing shows whether the interrupted operation took effect. An operator has to look."""
 CARRIED: Final = "carried"
-"""A later run goes on with the step."""
+"""The step was copied to a later run, which continues the work."""
 
 LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
 
 class JournalStep:
-    """One shard in one run. Used by one thread at a time.
+    """One shard's step in one run. To be used by one thread at a time.
 
-    Each method that changes the step is one UPDATE. It matches no row once another process holds
-    the run; then :exc:`LeaseLost` is raised.
+    Each method that changes the step sends one UPDATE. If another process holds the run by then,
+    the UPDATE matches no row, and the method raises :exc:`LeaseLost`.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -75,11 +77,13 @@ class JournalStep:
         operation: str | None = None,
         position: dict[str, Any] | None = None,
     ) -> None:
-        """Record what is done next, before it is done. None leaves a value as it is.
+        """Record what the caller will do next, and set the state to "running".
 
-        :param migration: for people, such as ``photos.0002_title``; may be "".
-        :param operation: for people; may be "".
-        :param position: all that a later process needs to go on from here, as JSON values.
+        An argument that is None leaves the recorded value as it is.
+
+        :param migration: a name to show to people, such as ``photos.0002_title``; may be "".
+        :param operation: a description to show to people; may be "".
+        :param position: all that a later process needs to continue from here, as JSON values.
         """
         values = {"migration": migration, "operation": operation, "position": position}
         changes = {name: value for name, value in values.items() if value is not None}
@@ -89,24 +93,24 @@ class JournalStep:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
     def mark_failed(self, exc: BaseException) -> None:
-        """Record the cause; the position stays, so that a later run goes on from there."""
+        """Record that the step failed with ``exc``. Keep the position, so a later run can continue."""
         self._write(state=FAILED, error=one_line(exc))
 
     def mark_unclear(self, message: str) -> None:
-        """Leave the step for a person.
+        """Record that an operator has to find out whether the operation took effect.
 
-        :param message: what to look at, and how to report the answer.
+        :param message: tells the operator what to look at and how to report the answer.
         """
         self._write(state=UNCLEAR, error=message)
 
     def mark_stopped(self) -> None:
-        """Leave the step for a later run, which goes on from the position."""
+        """Record that the work was stopped. A later run continues from the position."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # Compiled once: the ORM would need a millisecond for each, and each shard has several.
-        # On a connection of its own: a migration's function may be in a transaction on the global
-        # database.
+        # The SQL is compiled once, because the ORM would take a millisecond for each of the several
+        # writes per shard. A separate connection is used, because a function of a migration may
+        # have a transaction open on this thread's connection to the global database.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
@@ -143,48 +147,53 @@ def _update_sql(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run that this process holds; created by :func:`hold_run`. Thread-safe."""
+    """A run that this process holds. Only :func:`hold_run` creates instances. Thread-safe."""
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
         self.id: int = row.pk
         self.kind = row.kind
         self.subject = row.subject
-        #: A resumed run has the arguments with which it was begun.
+        #: The arguments with which the run was begun, even if it is resumed with others.
         self.arguments: dict[str, Any] = row.arguments
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of steps that are as this process has created them: nobody else writes them.
+        # Aliases of the steps that this process has created and not yet used. No other process
+        # writes them, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
-        """Make sure that this process still holds the run. Call it before each step; no query.
+        """Make sure that this process still holds the run. To be called before each step.
 
-        :raises LeaseLost: another process may have the run by now.
+        Needs no query.
+
+        :raises LeaseLost: another process may hold the run by now.
         """
         self.lease.check()
 
     def now(self) -> datetime:
-        """The time by the clock of the global database, so that processes on several hosts agree.
+        """Return the time by the clock of the global database. One query.
 
-        Differences are wrong only if that one clock is set in between. One query.
+        So processes on several hosts use the same clock. The difference of two results is wrong
+        only if that clock was set between the calls.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Add to the arguments that the run remembers, or replace them."""
+        """Store ``arguments`` in the run, in addition to the earlier ones. Same names are replaced."""
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
         self.arguments = merged
 
     def finish(self, state: str = "done", error: str = "") -> None:
-        """End the run; the next execution is another run.
+        """Finish the run, so that the next execution begins a new one.
 
-        :param state: "done", "failed" …, for people.
+        :param state: a word for people, such as "done" or "failed".
+        :param error: why the run did not succeed; "" if it did.
         """
-        # One transaction, because a kill in between would leave the scripts.
+        # In one transaction: a kill between the two writes would leave the scripts undeleted.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -198,21 +207,27 @@ class JournalRun:
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create the missing steps, with the state in which earlier runs left them.
+        """Create a step for each alias that has none in this run.
+
+        If an earlier run left the shard's step open, the new step continues it: it has the same
+        state and position.
 
         Cost: five statements for each 500 steps.
         """
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # A write comes first: it checks the lease, and SQLite lets no reader become a
-                # writer.
+                # Begin the transaction with a write. It checks the lease; and SQLite may refuse the
+                # first write of a transaction that began with a read.
                 self._write(signs=F("signs") + 1)
                 new = self._create_batch(batch)
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create the missing steps of a batch; returns aliases without a step in an earlier run."""
+        """Create the missing steps of a batch.
+
+        Return the aliases of the created steps that do not continue a step of an earlier run.
+        """
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         left = open_steps(self.kind, self.subject).exclude(run_id=self.id)
         earlier_steps = {
@@ -235,9 +250,9 @@ class JournalRun:
         return [step.alias for step in steps if step.alias not in earlier_steps]
 
     def step(self, alias: str) -> JournalStep:
-        """The step of ``alias``, which :meth:`create_steps` has created.
+        """Return the step of ``alias``, which :meth:`create_steps` must have created.
 
-        One query; none at the first call for a new step.
+        Needs one query, or none at the first call for a step that this process has created.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -248,7 +263,7 @@ class JournalRun:
         return _by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Steps that failed or are unclear, ordered by alias. One query for each 500."""
+        """Yield the steps that failed or are unclear, ordered by alias. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -264,17 +279,19 @@ class JournalRun:
 def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
-    """Hold the run of ``kind`` on ``subject`` inside the block; nobody else can run it meanwhile.
+    """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
 
-    A run that :meth:`JournalRun.finish` has not finished is resumed by the next call, whatever its
-    arguments. A thread gives a sign of life every five seconds.
+    While it is held, no other process can hold a run of that kind and subject. If the block ends
+    and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
+    arguments differ. A background thread gives a sign of life every five seconds.
 
-    :param kind: up to 32 characters, such as ``"migrate"``.
-    :param subject: up to 128 characters; two runs must not work on it at once.
-    :param arguments: JSON values without credentials.
-    :param resume: False gives an unfinished run up (it is "abandoned") and begins another.
-    :raises OperationHeld: another process holds the run, or died so recently that it may still
-        live.
+    :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
+    :param subject: what the operation works on, such as the name of a group; up to 128 characters.
+    :param arguments: values to store with a new run, as JSON and without credentials.
+    :param resume: if False, an unfinished run is given up (its state becomes "abandoned") and a new
+        one is begun.
+    :raises OperationHeld: another process holds the run, or died less than 30 seconds ago, so that
+        it may still be alive.
     :raises JournalMissing: the tables do not exist, or the caller is in a transaction.
     """
     lease, resumed = _take_lease(kind, subject, arguments)
@@ -305,9 +322,9 @@ def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[lea
 
 @contextmanager
 def require_journal() -> Iterator[None]:
-    """Replace the database's error if the journal's tables are missing.
+    """A context manager that replaces a database error in its block if the journal has no tables.
 
-    :raises JournalMissing: the tables are missing.
+    :raises JournalMissing: the block failed because the journal's tables do not exist.
     """
     try:
         yield
@@ -321,19 +338,21 @@ def require_journal() -> Iterator[None]:
         ) from exc
 
 
-# ##### Scripts, which many steps share #####
+# ##### Contents that many steps share #####
 
 
 class Scripts:
-    """Contents that a run stores once for many steps, by key. Thread-safe; no cache in memory.
+    """The store of contents, such as recorded SQL, that many steps of a run share. Thread-safe.
 
-    They are deleted when a run finishes and its kind and subject have no open step.
+    A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
+    The contents are deleted when a run finishes and its kind and subject have no open step.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """The content of ``key`` in a run; None if there is none.
+        """Return what ``run`` has stored under ``key``; None if it has stored nothing there.
 
-        The position of a carried step names the earlier run that has its script.
+        :param run: a run or its id. If a step was carried over from an earlier run, its position
+            has the id of the run that stored the script.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -343,7 +362,10 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` and return the stored content: if two threads store, the first wins."""
+        """Store ``content`` under ``key``, unless the run has a content there already.
+
+        Return the stored content, which is another one if another thread was first.
+        """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
         stored = self.get(run, key)
@@ -359,14 +381,20 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Steps that some run began and no run has ended: interrupted, failed or unclear."""
+    """Return the steps that a run began and no run has completed.
+
+    Their states are running (perhaps interrupted), stopped, failed or unclear.
+    """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT
     )
 
 
 class RunStatus:
-    """A run as other processes see it."""
+    """The state of a run, for a process that does not hold it.
+
+    :param row: a row from :func:`~sharded_orm.operations.runs.lease.with_silence`.
+    """
 
     def __init__(self, row: Any) -> None:
         self.id: int = row.pk
@@ -374,7 +402,8 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         self.held = leases.is_held(row)
-        #: "running" only while a process holds the run.
+        #: "running" while a process holds the run, "broken off" if none does although the run is
+        #: unfinished; otherwise the state with which the run was finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"
@@ -387,7 +416,10 @@ class RunStatus:
 
 
 def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
-    """Steps ordered by alias and run, read in batches: MySQL's driver would hold all in memory."""
+    """Yield steps ordered by alias and run, one query per 500 steps.
+
+    Without batches, MySQL's driver would hold all rows in memory.
+    """
     last: Any = None
     ordered = rows.order_by("alias", "run_id")
     while True:
@@ -404,9 +436,9 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """The latest run; None if there was none. One query.
+    """Return the latest run of ``kind`` on ``subject``; None if there was none. One query.
 
-    :raises JournalMissing: the tables do not exist.
+    :raises JournalMissing: the journal's tables do not exist.
     """
     with require_journal():
         row = (
@@ -419,7 +451,7 @@ def last_run(kind: str, subject: str) -> RunStatus | None:
 
 
 def one_line(exc: BaseException) -> str:
-    """An exception in one line, as reports show it."""
+    """Return the type and message of an exception in one line, as reports show it."""
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 

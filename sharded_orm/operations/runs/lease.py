@@ -1,7 +1,9 @@
-"""The lease of a run: one process at a time may work on the run, and gives signs of life.
+"""The lease of a run: it lets only one process at a time work on the run.
 
-Invariant: each statement that writes for a run also checks the run's token. So a process that was
-silent for too long (stopped, swapped out, cut off) writes nothing after another one took over.
+The process that holds the lease gives signs of life. Each lease has a token, which is in the run's
+row. Invariant: each statement that writes for a run also checks the token. So if a process was
+silent for too long (stopped, swapped out, cut off) and another one has taken the run over, the first
+one can write nothing any more.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from sharded_orm.models.tables.journal import OperationRun
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: Seconds between two signs of life, and seconds of silence after which a run may be taken over.
+#: INTERVAL: seconds between two signs of life. EXPIRES: seconds without a sign of life after which
+#: another process may take the run over.
 INTERVAL, EXPIRES = 5.0, 30.0
 
 
 class DatabaseClock(Now):
-    """The clock of the database, in UTC: the clocks of several hosts need not agree."""
+    """The present time of the database's clock, in UTC. Used because hosts' clocks may differ."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Overrides Now.as_mysql: the session's time zone may have daylight saving time.
+        # Now.as_mysql gives the time in the session's time zone, which may have daylight saving.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
@@ -42,7 +45,7 @@ def runs() -> QuerySet[OperationRun]:
 
 
 class Lease:
-    """A lease that this process has taken. :meth:`check` is thread-safe and needs no query."""
+    """The right of this process to work on one run, which it keeps by signs of life."""
 
     def __init__(self, run_id: int, token: str) -> None:
         self.run_id = run_id
@@ -55,11 +58,14 @@ class Lease:
         )
 
     def own_row(self) -> QuerySet[OperationRun]:
-        """The run's row while this process holds the run; no row afterwards."""
+        """Return a query set with the run's row, or with no row once another process has the run."""
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
-        """:raises LeaseLost: another process may have the run by now."""
+        """Make sure that this process still holds the run. Thread-safe; needs no query.
+
+        :raises LeaseLost: another process may hold the run by now.
+        """
         if self._lost or time.monotonic() - self._renewed > EXPIRES:
             raise self.lost_error()
 
@@ -85,7 +91,8 @@ class Lease:
                         self._lost = True
                         return
                 except Error as exc:
-                    # The next sign may succeed; check() counts the seconds.
+                    # Try again at the next interval. check() fails after EXPIRES seconds without
+                    # success.
                     logger.warning("run %d gives no sign of life: %s", self.run_id, exc)
                     connections[DEFAULT_DB_ALIAS].close()
                 else:
@@ -94,9 +101,12 @@ class Lease:
             connections.close_all()
 
     def release(self) -> None:
-        """Let others take the run at once. Never raises: without a database, the lease expires."""
+        """Give the run up, so that others can take it at once.
+
+        Never raises. If the database does not answer, the lease expires by itself.
+        """
         self._ended.set()
-        self._thread.join(INTERVAL)  # Not forever: the database may not answer.
+        self._thread.join(INTERVAL)  # With a limit, because the thread may wait for the database.
         try:
             self.own_row().update(token="", alive_at=None)
         except Error as exc:
@@ -104,12 +114,12 @@ class Lease:
 
 
 def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, bool]:
-    """Take the unfinished run of ``kind`` and ``subject``, or begin one.
+    """Take the lease of the unfinished run of ``kind`` on ``subject``. If there is none, begin one.
 
-    :returns: the lease, and whether another process began the run.
-    :raises OperationHeld: a process that lives, or may live, holds the run.
+    :returns: the lease, and whether the run is an earlier one that is resumed.
+    :raises OperationHeld: the run is held by a process that is alive, or may be.
 
-    Two or three statements, each committed on its own.
+    Costs two or three statements, each committed on its own.
     """
     for _ in range(10):
         token = secrets.token_hex(16)
@@ -122,11 +132,12 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
                         kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Another process began it just now.
+                continue  # Another process has just begun the run.
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
-        # A living holder has given a sign since, and a new holder has another token.
+        # The row is unchanged only if the old holder is silent and nobody else has taken the run:
+        # a living holder increments ``signs``, and a new holder writes another token.
         if runs().filter(pk=row.pk, token=row.token, signs=row.signs, unfinished=True).update(
             signs=F("signs") + 1, state="running", **holder
         ):  # fmt: skip
@@ -137,15 +148,15 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``: time since the last sign of life; None without a holder."""
+    """Annotate runs with ``silent``: the time since the last sign of life, None if nobody holds it."""
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
 
 
 def is_held(row: Any) -> bool:
-    """Whether a process works on the run.
+    """Whether a process holds the run and is, or may be, alive.
 
-    :param row: a row from :func:`with_silence`.
+    :param row: the run's row from :func:`with_silence`.
     """
     return bool(row.token) and not _is_free(row)
 
@@ -172,11 +183,12 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # The process belongs to another user.
+        pass  # The process exists, but belongs to another user.
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The field after the name is Z for a zombie: a process that has ended, but whose parent
-            # has not waited for it. In a container whose first process never waits, it stays.
+            # The first field after the process's name is its state. Z is a zombie: the process has
+            # ended, but its parent has not waited for it. In a container whose first process never
+            # waits, zombies stay.
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True
@@ -186,7 +198,7 @@ def _holder_columns() -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # In a container, the account may have no name.
+        user = str(os.getuid())  # In a container, the user's account may have no name.
     return {
         "user": user[:64],
         "host": socket.gethostname()[:255],
@@ -196,14 +208,15 @@ def _holder_columns() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """The id of the process-id namespace: process ids are comparable where it is equal.
+    """Return an id of the space in which the system numbers its processes.
 
-    Unique to this call if the system does not provide it.
+    Two process ids may be compared only if this id is equal for both. If the system does not tell
+    it, return a random id.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # Each container on a host numbers its processes on its own.
+        # Each container on a host has a separate process-id namespace.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

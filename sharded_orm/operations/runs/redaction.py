@@ -14,28 +14,32 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ShardedOrmError
 
 _QUOTED = r"""(?:'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`)"""
-# 1045: Access denied for user 'site'@'10.0.0.7'; DEFINER=`site`@`%`
+# Matches in MySQL error 1045, "Access denied for user 'site'@'10.0.0.7'"; and "DEFINER=`site`@`%`".
 _AT = rf"(?:\b[Uu]ser )?{_QUOTED}@(?:{_QUOTED}|[\w.%:-]+)"
-# 1226: User 'site' has exceeded …; PostgreSQL: role "site" does not exist
+# Matches in MySQL error 1226, "User 'site' has exceeded …"; and in PostgreSQL's "role "site" does
+# not exist".
 _NAMED = rf"\b(?:[Uu]ser|role) {_QUOTED}"
-# 1203: User site already has more than 'max_user_connections' active connections
+# Matches in MySQL error 1203, "User site already has more than 'max_user_connections' active
+# connections".
 _BARE = r"\b[Uu]ser [^\s'\"`]+(?= already has)"
-# Replication: error connecting to master 'repl@10.0.0.7:3306'
+# Matches in MySQL's replication error, "error connecting to master 'repl@10.0.0.7:3306'".
 _MASTER = r"'[^'@\s]+@[^'@\s]+:\d+'"
 _PHRASES = re.compile("|".join((_AT, _NAMED, _BARE, _MASTER)))
-# This library: node 'db1' refuses the OPERATOR account 'operator'
+# Matches in this library's message, "node 'db1' refuses the OPERATOR account 'operator'".
 _OWN_PHRASE = re.compile(rf"\b(account) {_QUOTED}")
 _REPLACEMENT = "this account"
 
 
 def without_accounts(text: str) -> str:
-    """Return ``text``, a message of a server or of this library, without names of database
-    accounts.
+    """Return ``text`` without names of database accounts.
 
-    Two kinds of names are replaced: any name in a phrase in which servers name accounts, such as
-    that of replication, which no setting has; and, in quotes or after "user", the accounts in the
-    settings of nodes, operators, ticket servers, the directory and the global database. A
-    configured name that is also the name of a node or group is replaced only in such phrases.
+    :param text: a message of a database server or of this library.
+
+    Two kinds of names are replaced. First, any name in a phrase in which servers name an account,
+    such as ``Access denied for user 'x'@'y'``; this covers accounts that are in no setting, such as
+    that of replication. Second, in the whole text, an account name from the settings (of nodes,
+    operators, ticket servers, the directory and the global database) in quotes or after "user" or
+    "account"; but not if a node or group has the same name.
 
     Costs some microseconds and no query. Never raises.
     """
@@ -48,7 +52,7 @@ def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        return  # Without settings, only the phrases of servers are known.
+        return  # Without settings, names can be replaced only in the phrases of servers.
     topology = config.topology
     entries = [
         *topology.nodes.values(),
@@ -68,6 +72,6 @@ def _configured_names() -> Iterator[str]:
 def _configured_pattern(names: frozenset[str]) -> re.Pattern[str] | None:
     if not names:
         return None
-    # The longest name comes first, because one name may begin with another.
+    # Try the longest name first, because one account's name may begin with another's.
     any_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return re.compile(rf"(['\"`])(?:{any_of})\1|\b(?:[Uu]ser|account)[ =:](?:{any_of})(?!\w)")

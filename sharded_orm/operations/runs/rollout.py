@@ -1,6 +1,6 @@
-"""Work on many shards in waves: a few shards first, the *canary*, then the others.
+"""Working on many shards in waves: first a few shards, the *canary*, then the others.
 
-Within a wave, the nodes (database servers) work evenly.
+Within a wave, the work is spread evenly over the nodes (database servers).
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from django.db import connections
 from sharded_orm.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# Seconds between two checks whether a pause was stopped.
+# Seconds between two checks, during a pause, whether the work was stopped.
 _CHECK_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
 class Waves:
-    """In which order, and how many at once, shards are worked on."""
+    """The order in which shards are worked on, how many at once, and when to stop."""
 
-    #: Number of shards before all others; if one of them fails, no other shard is begun.
+    #: Number of shards in the first wave. If one of them fails, no other wave is begun. 0 means
+    #: that there is no such wave.
     canary: int = 1
-    #: Number of shards of one node at once.
+    #: Number of shards that are worked on at once, per node.
     parallel: int = 4
-    #: Number of shards in a wave, over all nodes; None for a single wave.
+    #: Number of shards in each later wave, over all nodes. None means one wave for all of them.
     size: int | None = None
-    #: Seconds between two waves.
+    #: Seconds to wait between two waves.
     pause: float = 0.0
-    #: After more failures than this, no other shard is begun; None for no limit.
+    #: Number of failed shards that are accepted. After one more, no other shard is begun. None
+    #: means that any number is accepted.
     max_failures: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class Waves:
                 raise InvalidWaves(f"{name} must be at least {minimum}, not {value!r}")
 
     def cut(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """Divide ``shards`` into waves; within a wave, the nodes take turns."""
+        """Divide ``shards`` into waves. In each wave, the nodes' shards alternate."""
         nodes: dict[str, list[Shard]] = {}
         for shard in shards:
             nodes.setdefault(shard.node, []).append(shard)
@@ -61,9 +63,10 @@ class Waves:
 
 
 class Stopping:
-    """Whether no more work may be begun, and why. The first cause counts.
+    """A flag that says whether to stop working, with the cause. Calling the object returns the flag.
 
-    Has no lock, because a signal handler calls :meth:`stop` and may interrupt any code.
+    The object has no lock, because :meth:`stop` is called by signal handlers, which may interrupt
+    any code.
     """
 
     def __init__(self) -> None:
@@ -73,11 +76,14 @@ class Stopping:
         return bool(self.cause)
 
     def stop(self, cause: str) -> None:
-        """:param cause: a few words, such as "stopped by SIGTERM"."""
+        """Ask all work to stop. If it was asked already, the first cause stays.
+
+        :param cause: a few words, such as "stopped by SIGTERM".
+        """
         self.cause = self.cause or cause
 
     def wait(self, seconds: float) -> None:
-        """Wait until the time has passed, or :meth:`stop` is called."""
+        """Wait for ``seconds``, or until :meth:`stop` is called."""
         until = time.monotonic() + seconds
         while not self() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _CHECK_INTERVAL))
@@ -89,13 +95,16 @@ def work_through(
     waves: Waves,
     stopping: Stopping,
 ) -> None:
-    """Call ``work`` for each shard, in ``waves.parallel`` threads per node.
+    """Call ``work`` for each shard, wave by wave, in ``waves.parallel`` threads per node.
 
-    :param work: returns whether the shard is done. An exception ends everything: work under way
-        ends as it does when stopped, and the first exception is raised here.
-    :param stopping: makes work under way end; failures stop it, too.
+    :param work: works on one shard; returns False if the shard has failed. If it raises an
+        exception, ``stopping`` is set, the other threads finish, and then the exception is raised
+        here (one of them, if there are several).
+    :param stopping: once set, no other shard is begun, and ``work`` should end soon. It is set here
+        if the canary fails or too many shards fail.
 
-    A worker's connections are closed at the end of each wave. Memory: one list of the shards.
+    At the end of each wave, the connections of the worker threads are closed. Memory: one list of
+    the shards.
     """
     failures = _Failures(waves, stopping)
     workers_at_most = waves.parallel * len({shard.node for shard in shards})
@@ -116,7 +125,7 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                worker.exception()  # Waits: all workers end before one of their errors is raised.
+                worker.exception()  # Wait for every thread before the error of one is raised.
             for worker in workers:
                 worker.result()
             is_canary = number == 0 and waves.canary > 0 and len(wave) < len(shards)
