@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def test_it_is_gone_before_anything_is_fenced(on_zookeeper: Site, lost: Callable
         lost()
         error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in error
+    assert re.search("ZooKeeper at .* (does|did) not answer", error)
     assert "Nothing was touched" in error
     assert "makes db1 read only" not in error
     assert not writers.errors(0)
@@ -113,7 +114,8 @@ def test_it_is_gone_before_the_map_was_sent(on_zookeeper: Site, lost: Callable[[
         lost()
         error = go_on(process)
         writers.wait_for_more(0)
-    assert "does not answer" in error
+    # By the time limit, or by the error of a connection that breaks first.
+    assert re.search("ZooKeeper at .* (does|did) not answer", error)
     assert "Everything is as before" in error
     assert site.are_as_before()
 
