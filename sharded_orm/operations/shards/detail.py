@@ -27,8 +27,8 @@ class ShardDetail:
     :param status: the migration state; None if the node does not answer.
     :param error: why the node does not answer or the shard cannot be read; None if all is well.
     :param tables: the sizes of the tables; None if they could not be read in time.
-    :param sessions: the open database sessions on the node; None if it has not answered in time, or
-        on SQLite, which has no server.
+    :param sessions: how many database sessions are open on the node; None if it has not answered in
+        time, or on SQLite, which has no server.
     :param drift: how the schema differs from that of most siblings, which are shards of the same group
         with the same applied migrations; None if it does not differ.
     :param compared: number of siblings that were compared.
