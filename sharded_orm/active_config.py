@@ -152,19 +152,22 @@ class ActiveConfig:
             return self._unwatched_source
 
     def status(self) -> TopologyStatus:
-        """See ``runtime.topology_status``."""
+        """Return which topology is in use, and why a newer one was refused.
+
+        See ``runtime.topology_status``.
+        """
         self.load()
         return _SETTINGS if self._watcher is None else self._watcher.status
 
     def document(self) -> Document:
-        """See ``runtime.document``."""
+        """Return the topology in use as a document. See ``runtime.document``."""
         self.load()
         document = self.source().load() if self._watcher is None else self._watcher.document
         assert document is not None
         return document
 
     def check(self, new: Document) -> conf.Config:
-        """See ``runtime.check_document``."""
+        """Return the configuration that would result from ``new``. See ``runtime.check_document``."""
         with self.lock:
             try:
                 before = self.load()
@@ -172,12 +175,13 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The document would replace the ranges in the settings, which have no version.
+            # With a static source, the ranges in the settings have no version to compare with. Give
+            # ``new`` a later one, so that only its content is checked.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
     def refresh(self, at_least: int) -> None:
-        """See ``runtime.refresh``."""
+        """Load the document from the source and use it. See ``runtime.refresh``."""
         self._unavailable = None
         self.load()
         watcher = self._watcher

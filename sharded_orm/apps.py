@@ -44,7 +44,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in ("cache", "databases", "models"):
-            import_module(f"sharded_orm.checks.{module}")  # Each check registers itself.
+            import_module(f"sharded_orm.checks.{module}")  # The import registers the checks.
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())
         text_keys.provide_guard(guard)
@@ -101,7 +101,10 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
 
 
 def _flush_statistics(**kwargs: Any) -> None:
-    """Send the counts of the cache. A receiver of ``request_finished``: the response is sent already."""
+    """Let the cache send its counts, if it is time. A receiver of ``request_finished``.
+
+    Django sends that signal after the response, so that no user waits.
+    """
     cache = runtime.used_cache()
     if cache is not None:
         cache.statistics.request_finished()

@@ -31,10 +31,10 @@ class AutonomousConnections:
     """Connections in autocommit mode, at most one per thread and alias.
 
     Django's connection for the alias is used while it is in autocommit mode. Inside a transaction, a
-    second connection is used, which the transaction cannot roll back. It is closed at the same time as
-    Django closes its obsolete connections. Inside Django's ``TestCase`` there is no second connection:
-    Django's connection is used and does not commit, so that the test leaves nothing behind and does
-    not wait for its own locks.
+    second connection is used, which the transaction cannot roll back. The second connection is closed
+    by the rules for Django's own (``CONN_MAX_AGE``), before and after a request. Inside Django's
+    ``TestCase`` there is no second connection: Django's connection is used and does not commit, so that
+    the test leaves nothing behind and does not wait for its own locks.
     """
 
     def __init__(self) -> None:

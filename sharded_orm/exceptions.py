@@ -59,7 +59,7 @@
     │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
     ├── InvalidID                  (ValueError)            a number is no id of the field's layout
     │   └── TimestampExhausted                             the time no longer fits into an id
-    └── PackedIDMismatch           (IntegrityError)        a table generated an id of another shard
+    └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
 
 Each error also inherits from the class in parentheses, so that existing ``except`` clauses catch it.
 """
@@ -88,7 +88,7 @@ class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
 
 
 class RoutingError(ShardedOrmError):
-    """Base class: it is not known to which shard a query or a row belongs, or it has no shard."""
+    """Base class of routing errors: a query or a row cannot be sent to a shard."""
 
 
 class ShardKeyRequired(RoutingError, TypeError):
@@ -251,7 +251,10 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
-    """A cache server is down, so that its entries could not be invalidated. No write was committed."""
+    """A cache server is down, so that entries could not be invalidated.
+
+    If a transaction was to be committed, it was rolled back.
+    """
 
 
 class AdminError(ShardedOrmError):
@@ -309,7 +312,7 @@ class NothingUnclear(OperationError, LookupError):
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs the same operation, or may still run it: it has shown life recently."""
+    """Another process runs the same operation, or reported so recently that it may still run it."""
 
 
 class LeaseLost(OperationError, OperationalError):
@@ -398,4 +401,4 @@ class TimestampExhausted(InvalidID):
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """The auto-increment of a shard's table has generated an id of another shard or type."""
+    """A new row has an id whose shard or type is not that of the row; the id was given or generated."""

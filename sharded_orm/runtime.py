@@ -60,8 +60,8 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # At the fork, a thread of the parent may have been about to do this. Besides, it makes each
-        # copied connection object ask for the topology, so that the child begins to follow its source.
+        # At the fork, a thread of the parent may have been about to do this. Besides, copied connection
+        # objects then ask for the topology, and the first question makes the child follow its source.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -97,9 +97,11 @@ _directory_store: Callable[[str], DirectoryStore] = _no_directory
 
 
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
-    """Set the function that opens the directory in a database, which it gets as an alias.
+    """Set the function that opens the directory, the table that records the shard of each key.
 
-    The app calls this in ``ready()``: this module cannot import the directory's model.
+    The app calls this in ``ready()``, because this module cannot import models.
+
+    :param factory: gets the alias of the directory's database.
     """
     global _directory_store
     _directory_store = factory
@@ -316,7 +318,7 @@ def swap_cache_prefix(prefix: str | None) -> None:
 def reset_cache() -> None:
     """Drop the cache client, because a setting such as ``CACHES`` has changed.
 
-    The next use creates a new client. The functions of :func:`on_reset` are called.
+    The next use creates a new client. Also calls the functions that :func:`on_reset` has registered.
     """
     global _cache
     with _active.lock:

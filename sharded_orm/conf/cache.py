@@ -27,9 +27,10 @@ class CacheOptions:
     each write announces itself in the guards of its rows, by a *marker*.
     """
 
-    #: The alias of ``CACHES`` whose servers hold objects.
+    #: The alias of ``CACHES`` whose servers hold objects (cached rows).
     objects: str
-    #: The alias of ``CACHES`` whose servers hold lists and counts; may be the same as ``objects``.
+    #: The alias of ``CACHES`` whose servers hold cached lists and counts; may be the same alias as
+    #: ``objects``.
     lists: str
     #: The text with which all names in the cache begin.
     prefix: str = ""

@@ -1,4 +1,4 @@
-"""The options ``--group``, ``--shards`` and ``--node`` of commands."""
+"""The command-line options ``--group``, ``--shards`` and ``--node``, which select shards."""
 
 from __future__ import annotations
 

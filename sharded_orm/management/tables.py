@@ -16,8 +16,8 @@ def write_table(
     """Print a table. Each column is as wide as its longest cell.
 
     :param headings: the headings. One that begins with ">" aligns its column to the right, for numbers.
-    :param lines: the rows, with a cell for each heading. The cell of a row with only one does not
-        affect the widths.
+    :param lines: the rows, with a cell for each heading. A row may also consist of a single cell, which
+        does not affect the widths.
     :param bad: texts of cells that mark a problem: rows with one of them are printed as errors.
     """
     right_aligned = [head.startswith(">") for head in headings]

@@ -43,7 +43,7 @@ class NoAnswer(OperationalError):
 
 
 def ignore_answer() -> None:
-    """Do nothing: an ``alive`` callback for when partial answers must not extend the time limit."""
+    """Do nothing. Use this as the ``alive`` callback if partial answers must not extend the time limit."""
 
 
 @contextmanager
@@ -52,7 +52,8 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     Only the thread that creates the connection may use it. It connects at first use.
     """
-    # The empty schema name means that no schema is selected. On SQLite it gives the folder of the files.
+    # An invented shard without a schema name gives the settings of the node alone. On SQLite, NAME is
+    # then a file in the node's folder that belongs to no shard.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(

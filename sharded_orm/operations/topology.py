@@ -24,7 +24,7 @@ from sharded_orm.topology.sources.base import Process
 
 # Number of attempts to publish: each fails if another process has published in between.
 _ATTEMPTS = 20
-# Before attempt n (from 0), wait a random time of at most n times these seconds.
+# Seconds. Before attempt n, counted from 0, wait a random time of at most n times this value.
 _BACKOFF = 0.02
 # Seconds between two checks whether all processes use a version.
 _INTERVAL = 0.05
@@ -142,19 +142,20 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
 
 def held() -> Document | None:
-    """Return the document that the source holds; None if the source is empty or the document not valid.
+    """Return the document that the source holds; None if the source is empty or its document not valid.
 
     :raises TopologyUnavailable: the source does not answer.
     """
     try:
         return runtime.source().load()
     except InvalidTopology:
-        # Somebody has edited the source by hand. The next publication replaces the content.
+        # Somebody may have edited the source by hand. Return None, as if the source were empty, so that
+        # a valid document can be published over it.
         return None
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses ``document``, which the source holds. It may have refused it."""
+    """Whether this process uses ``document``, which the source holds. It may have refused the document."""
     try:
         runtime.refresh()
         return runtime.document() == document

@@ -386,7 +386,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """A request to stop that a signal makes; it determines the exit status."""
+    """A request to stop, made by a signal. ``status`` is the exit status for the command."""
 
     status = 1
 
@@ -394,7 +394,8 @@ class _SignalStopping(Stopping):
         self.status = 128 + signum
         self.stop(f"stopped by {signal.Signals(signum).name}")
         signal.signal(signum, signal.SIG_DFL)
-        # Use os.write(): the signal may have interrupted a write to sys.stderr, which fails if nested.
+        # Use os.write(): the signal may have interrupted a write to sys.stderr, and a second write to
+        # sys.stderr inside the first one fails.
         os.write(
             2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
         )

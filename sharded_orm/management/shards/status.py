@@ -127,7 +127,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# ##### Tables #####
+# ##### Output as tables #####
 
 
 def _show(command: BaseCommand, fleet: FleetStatus, *, each: bool) -> None:
@@ -179,7 +179,7 @@ def _number(count: int | None) -> str:
     return "" if count is None else f"{count:,}"
 
 
-# ##### JSON #####
+# ##### Output as JSON #####
 
 
 def _write_json(command: BaseCommand, value: Any) -> None:

@@ -66,7 +66,7 @@ class CreateSequence(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Do nothing: rows may have the ids that were handed out."""
+        """Do nothing: the sequence stays, because rows may have ids from it."""
 
     def describe(self) -> str:
         return f"Begin ticket sequence {self.name}"

@@ -34,7 +34,7 @@ from sharded_orm.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: The placeholder for the alias of the shard.
+#: The text that stands for the shard's alias in the arguments of a command.
 PLACEHOLDER = "{alias}"
 
 
@@ -131,7 +131,7 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
 
 def _begin_worker() -> None:
-    # Ignore Ctrl+C here. The parent process starts no more work, and the running commands finish.
+    # Ignore Ctrl+C in a worker process. The parent starts no more work, and running commands finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 

@@ -44,7 +44,7 @@ class HealthReport:
 
     @property
     def problems(self) -> list[str]:
-        """All problems in sentences, each with its remedy."""
+        """Sentences about all problems that were found, each with its remedy."""
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),

@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 
 #: Number of shards that one statement reads, if the database can read several at once.
 BATCH = 256
-#: Number of rows whose keys are located together.
+#: Number of rows in a batch, whose shard keys are looked up together.
 KEYS = 5000
 #: Largest number of keys that are reported as examples, for each table of each shard.
 EXAMPLES = 3
@@ -133,7 +133,8 @@ class RowScan:
             if len(shards) == 1 or is_node_gone(exc):
                 self._note_failure(shards[0], exc)
                 return []
-        # One shard, such as one without the table, fails the statement for all: halve the batch.
+        # A single shard, for example one without the table, makes the statement fail for all shards.
+        # Read the two halves separately.
         middle = len(shards) // 2
         return [
             *self._read_union(table, wrapper, shards[:middle]),

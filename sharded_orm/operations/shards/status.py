@@ -53,7 +53,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The selected shards of a group that have their primary on one node."""
+    """The states of the selected shards of one group that have their primary on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
@@ -248,7 +248,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # One shard that is damaged, or that the account may not read, fails the query for all. Halve them.
+    # A single shard that is damaged, or that the account may not read, makes the query fail for all.
+    # Read the two halves separately.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 

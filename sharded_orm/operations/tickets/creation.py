@@ -200,7 +200,7 @@ def _last_used(
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether the sequence begins above ``after`` and has handed out no id."""
+    """Whether ``sequence`` begins above ``after``, and no id of it was handed out yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
     # The forms that count by an auto-increment column stand at the server's first id from the start.

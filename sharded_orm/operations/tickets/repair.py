@@ -50,7 +50,7 @@ class Verified:
     offending: int | None
     #: The table and the database or group that have that id; None if there is none.
     where: str | None
-    #: The problem with its remedy; None if all is well.
+    #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
     #: Whether the position could be compared; if not, ``problem`` says why.
     checked: bool = True

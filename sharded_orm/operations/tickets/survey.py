@@ -36,7 +36,7 @@ class SequencePosition:
     row: SequenceRow
     #: The last id that the server has handed out; 0 or less for none.
     position: int
-    #: The problem with the sequence; None if all is well.
+    #: What is wrong with the sequence on this server; None if all is well.
     problem: str | None = None
 
 
