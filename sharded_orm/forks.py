@@ -28,8 +28,8 @@ def identity() -> tuple[int, int]:
 def send_nowhere(descriptor: int) -> None:
     """Redirect a file descriptor of this process to ``/dev/null``. The parent's descriptor stays as it is.
 
-    For a socket that a fork has copied: if the driver in the child closed its connection normally, the
-    goodbye message would end the parent's session.
+    Use this for a socket that a fork has copied. If the driver in the child closed the connection
+    normally, the driver's last message would end the parent's session.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def _topology_changed() -> None:
-    """Adapt everything to a new topology from the source. The lock of ``_active`` is held."""
+    """Renew strategies and aliases, and notify connections, when the source has brought a new topology.
+
+    The caller holds the lock of ``_active``.
+    """
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
@@ -60,8 +63,9 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # At the fork, a thread of the parent may have been about to do this. Besides, copied connection
-        # objects then ask for the topology, and the first question makes the child follow its source.
+        # At the fork, a thread of the parent may have been about to renew the strategies. The call of
+        # topology_changed() makes copied connection objects ask for the topology again; the first
+        # question makes the child follow its source.
         _renew_strategies()
         relocation.topology_changed()
 

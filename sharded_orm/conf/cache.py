@@ -48,8 +48,8 @@ class CacheOptions:
     #: What to do if a write's marker cannot be stored: ``"refuse"`` rolls the write back,
     #: ``"proceed"`` commits it, so that entries may be stale for up to ``ttl`` seconds.
     on_failure: str = "refuse"
-    #: Whether this process reads from the cache and stores entries. If False, it only announces its
-    #: writes.
+    #: Whether this process reads from the cache and stores entries. If False, it only announces in the
+    #: cache which rows it writes.
     read: bool = True
     #: More aliases of ``CACHES`` whose servers get the markers. While the list of servers is being
     #: changed, other processes already, or still, read from these servers.
@@ -100,7 +100,8 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # A new guard would expire before anything may be stored under it.
+        # A new guard (the cache's record for some rows) would expire before an entry may be stored
+        # under it.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

@@ -68,8 +68,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         edited = edit(before)
         if edited.same_content(before):
             return before
-        # Raises an error if the source's document is older than the topology in use, such as after a
-        # restore from a backup. Published with a new version, the old content would become valid.
+        # refresh() raises an error if the source's document is older than the topology in use, such as
+        # after a restore from a backup. Otherwise the old content would be published as the newest.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -99,8 +99,8 @@ def push(document: Document, comment: str = "") -> Pushed:
 
     ``document.version`` is the version that the document was made from. If the source still holds
     that version, ``document`` is published as the next one. If ``document.version`` is higher than
-    the next version, it is kept. If the source holds the same content already and this process uses
-    it, nothing is published.
+    the next version, that version is kept. If the source holds the same content already and this
+    process uses it, nothing is published.
 
     :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.

@@ -15,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 @dataclass
 class InexactColumn:
-    """A key column that has the same wrong collation on some shards."""
+    """A shard key column whose collation treats different keys as equal on some shards."""
 
     key: KeyColumn
     what: str
@@ -32,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge what was found on single shards: one entry per column and problem, with all its shards."""
+    """Merge wrong columns of single shards: return one entry per column and problem, with its shards."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (
@@ -49,7 +49,7 @@ def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
 
 
 def read(shards: Sequence[Shard]) -> list[InexactColumn]:
-    """Return the key columns on ``shards`` that have a wrong collation.
+    """Return the shard key columns on ``shards`` whose collation treats different keys as equal.
 
     For each node and group, costs one query per 500 shards.
 

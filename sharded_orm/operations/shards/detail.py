@@ -16,7 +16,8 @@ from sharded_orm.topology.model import Shard, ShardGroup
 
 #: Number of siblings with which a shard's schema is compared.
 SIBLINGS = 4
-#: Number of shards whose sizes one statement reads. Small batches lose less at the time limit.
+#: Number of shards whose sizes one statement reads. The number is small, because the sizes of a
+#: statement that is not finished at the time limit are lost.
 _BATCH = 100
 
 

@@ -80,7 +80,9 @@ class RowScan:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
-        """Check the rows of ``shards``, which are all on one node and of one group.
+        """Check whether the rows on ``shards`` are on the shard of their key.
+
+        All ``shards`` are on one node and of one group.
 
         Cost for each model: a sample takes one statement per 256 shards, a scan of all rows one per
         shard; SQLite always takes one per shard. If the group's keys are in the directory, there is
@@ -209,7 +211,8 @@ class _Table:
         self._key = quote(key.column)
         pks = options.model._meta.pk_fields
         self._pks = [quote(pk.column) for pk in pks]
-        # The type of an integer primary key in CAST; None for other keys, which have no random start.
+        # The SQL type with which to CAST an integer primary key. None for other primary keys: their
+        # sample begins at the first row, not at a random one.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 

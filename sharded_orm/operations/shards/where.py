@@ -107,8 +107,8 @@ class PlacementEntry:
 def directory_entry(location: KeyLocation) -> PlacementEntry | None:
     """Read the directory's entry for a key that :func:`where` has located; None if there is no entry.
 
-    Costs one query to the directory. If the group's strategy uses no directory, returns None without
-    a query.
+    The directory is the table that records the shard of each key. Costs one query. If the group's
+    strategy uses no directory, returns None without a query.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):

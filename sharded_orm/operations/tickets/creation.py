@@ -203,7 +203,8 @@ def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Whether ``sequence`` begins above ``after``, and no id of it was handed out yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # The forms that count by an auto-increment column stand at the server's first id from the start.
+    # A new sequence that counts by an auto-increment column is at the server's first id already, before
+    # that id was handed out.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )

@@ -44,11 +44,12 @@ class Verified:
     alias: str
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The server's high-water mark; None if the server's partner does not tell it.
+    #: The highest id that the server is known to have handed out: its high-water mark, which the next
+    #: server keeps. None if the next server does not tell it.
     mark: int | None
-    #: The largest existing id above the position; None if there is none.
+    #: The largest id in the tables that is above ``position``; None if there is none.
     offending: int | None
-    #: The table and the database or group that have that id; None if there is none.
+    #: The table and the database or group that have the id ``offending``; None if there is none.
     where: str | None
     #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
@@ -78,9 +79,11 @@ def verify(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Verified]:
-    """Compare each server's position with its high-water mark and with the ids in the tables.
+    """Compare each ticket server's position with its high-water mark and with the ids in the tables.
 
-    Reads only ids above the position, on all shards. Changes nothing.
+    The position is the last id that the server has handed out by its own count. The high-water mark is
+    the highest id that it is known to have handed out; the next server keeps the mark. Reads only ids
+    above the position, on all shards. Changes nothing.
 
     :param names: names of sequences; by default all that models or servers have.
     :param servers: the servers to check; by default all in ``TICKETS``.
@@ -105,11 +108,12 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move servers' positions above every id that they are known to have handed out; never back.
+    """Move ticket servers above every id that they are known to have handed out; never back.
 
-    The target of a server is the largest of its position, its high-water mark and the existing ids
-    above its position, plus ``margin``. Servers are independent: if one does not answer, its result has
-    a ``problem``, and the others are moved.
+    The target of a server is the largest of these numbers, plus ``margin``: its position (the last id by
+    its own count), its high-water mark (which the next server keeps), and the existing ids above its
+    position. Servers are independent: a server that does not answer gets a result with a ``problem``,
+    and the others are moved.
 
     :param names: names of sequences; by default all that models or servers have.
     :param margin: number of ids to skip, for ids that were handed out, but are in no row and above the
@@ -134,7 +138,10 @@ def advance(
 
 
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
-    """Return the problem text for a server whose partner does not tell its high-water mark."""
+    """Return the problem text for server ``index`` if its high-water mark is not known.
+
+    The partner, which is the next server and keeps the mark, does not tell it.
+    """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
     return (
@@ -181,8 +188,8 @@ def _verify_one(
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
-        # Read the position again. It was read before the rows, and the server may have handed out ids
-        # in between.
+        # Read the server's position again. It was read before the tables, and the server may have handed
+        # out ids in between.
         later = ask(server)
         if later.error is not None:
             return replace(

@@ -213,8 +213,9 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:
-    """Whether a server would hand out ids again: its position is below its high-water mark.
+    """Whether a server would hand out ids again.
 
-    False if the mark is not known.
+    It would if its position is below its high-water mark, the highest id that it is known to have handed
+    out. False if the mark is None, that is, not known.
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark
