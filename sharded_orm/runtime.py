@@ -397,7 +397,7 @@ def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a node without ``OPERATOR``.
 
-    That account is for operators' commands only, and must not be used or shown elsewhere.
+    ``OPERATOR`` is an account for operators' commands only. It must not be used or shown elsewhere.
     """
     return {key: value for key, value in node.items() if key != "OPERATOR"}
 

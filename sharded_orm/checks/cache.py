@@ -135,7 +135,8 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 def _own_meta(model: Any) -> Any:
     """Return the ``ShardMeta`` that ``model`` or an abstract base class declares.
 
-    None if there is none, or if the model inherits it from a concrete parent: it is checked there.
+    None if there is none, or if the model inherits it from a concrete parent: the check of the parent
+    reports problems with it.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:

@@ -44,7 +44,7 @@ def flag(
 
     If the value is no bool, add a sentence to ``problems`` and return ``default``.
     """
-    # Truth values are not accepted: the text "no" would be true.
+    # Accept only True and False: the text "no", for example, would count as true.
     value = values.get(key, default)
     if not isinstance(value, bool):
         problems.append(f"{where}{key} must be True or False, not {value!r}")

@@ -111,7 +111,7 @@ def ask_nodes(
                 (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
             )
             continue
-        # Not a thread pool: at exit, the process would wait for the pool's threads.
+        # Do not use a thread pool: at exit, the process would wait for the pool's threads.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )

@@ -50,7 +50,7 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     Before publication the result passes the same checks that every process makes when it loads a
     topology. If ``edit`` changes nothing, nothing is published.
 
-    :param edit: gets the current document and returns the changed one; its version is ignored. Called
+    :param edit: gets the current document and returns the changed one, whose version is ignored. Called
         again each time another process has published in between.
     :param comment: a text for the history.
     :return: the document as it was published, or the current one if nothing was published.
@@ -179,7 +179,8 @@ def _next(before: Document | None) -> int:
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
     source = runtime.source()
-    # Check only the new document: that of the source may be one that this process refuses.
+    # Check only the new document. The source may hold one that this process refuses; that must not
+    # prevent the publication.
     runtime.check_document(after)
     if not source.writable:
         raise TopologyReadOnly(

@@ -357,7 +357,7 @@ def _usage_text(count: int, *, behind: int) -> str:
 
 
 def _load_held() -> tuple[Document | None, str | None]:
-    """Return the document that the source holds and None, or None and why it cannot be read."""
+    """Return ``(document, None)`` with the source's document, or ``(None, error message)``."""
     try:
         return topology.current(), None
     except TopologyError as exc:

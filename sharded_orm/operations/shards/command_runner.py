@@ -49,7 +49,7 @@ class ShardCommand:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the command ended on one shard.
+    """The outcome of a management command on one shard.
 
     :param alias: the shard's alias.
     :param error: the error; None if the command succeeded.

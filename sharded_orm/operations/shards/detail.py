@@ -107,7 +107,8 @@ class _NodeData:
 def _siblings(shard: Shard) -> Iterator[Shard]:
     """Yield some shards of the same group, spread evenly over the shard numbers.
 
-    Thus they are on several nodes: changes by hand usually affect a single node.
+    Shards with distant numbers are usually on different nodes, and changes by hand usually affect a
+    single node.
     """
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)

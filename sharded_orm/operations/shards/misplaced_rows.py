@@ -69,7 +69,8 @@ class RowScan:
     Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
 
     :param sample: number of rows to read from each table of each shard, in the order of the primary
-        key. An integer key begins at a random row, other keys at the first row. None reads all rows.
+        key. With an integer primary key, the sample begins at a random row, with any other one at the
+        first row. None reads all rows.
     :param looked_at: number of rows that were checked.
     """
 

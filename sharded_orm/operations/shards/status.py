@@ -237,7 +237,7 @@ def _digests(
 ) -> dict[str, str | DatabaseError | None]:
     """Return the digest of the applied migrations of each shard, keyed by alias.
 
-    Missing shards are left out or None. The value for a shard that cannot be read is the error.
+    For a shard without a schema, the value is None. For a shard that cannot be read, it is the error.
     """
     if not shards:
         return {}

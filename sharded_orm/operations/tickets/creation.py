@@ -104,7 +104,7 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Read and check the sequences again. If two aliases are the same database, it shows only now.
+    # Read and check the sequences again. Only now can it be seen that two aliases are the same database.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -256,8 +256,8 @@ def _database(alias: str) -> str:
 class TestSequences:
     """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    A test database has no rows yet, so that its sequences may begin at 1. In other databases it does
-    nothing: there, the operator decides where a sequence begins.
+    A test database has no rows yet, so that its sequences may begin at 1. In other databases the
+    receiver does nothing: there, the operator decides where a sequence begins.
     """
 
     __test__ = False

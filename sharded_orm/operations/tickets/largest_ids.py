@@ -72,7 +72,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        # Not db_for_read(): a replica may lack the latest rows.
+        # Use db_for_write(), because a replica may lack the latest rows.
         alias = router.db_for_write(field.model)
     else:
         alias = DEFAULT_DB_ALIAS

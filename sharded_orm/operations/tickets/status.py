@@ -36,7 +36,7 @@ class SequenceStatus:
     mark: int | None
     #: Which part of all ids, the positive 64-bit numbers, is used up, from 0 to 1.
     used: float
-    #: The problem with its remedy; None if all is well.
+    #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
 
 
@@ -107,7 +107,7 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Yield the problem of a server that lacks sequences: perhaps it is new or was replaced.
+    """Yield a problem if a server lacks sequences, such as a new or replaced server.
 
     :param names: the sequences that the server should have.
     :param declared: the sequences of the installed models.

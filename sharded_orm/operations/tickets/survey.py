@@ -21,7 +21,7 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
-# Seconds to wait for one server. Long, because no web page waits for these functions by default.
+# Seconds to wait for one server. Long, because commands use this default and no web page does.
 PATIENCE = 30.0
 
 #: Errors that mean that a server is down or does not match the settings.
@@ -76,7 +76,7 @@ def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """Ask ``server`` for all its sequences. If it fails, the answer has the error.
+    """Ask ``server`` for all its sequences. If the server fails, the answer has the error.
 
     :param patience: seconds to wait.
     """
@@ -99,7 +99,8 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
 
 def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        # Read the row again: unlike read_all(), this checks what the sequence counts with.
+        # Read the row again: unlike read_all(), read() also checks the table or SEQUENCE that does the
+        # counting.
         session.read(row.name, deadline)
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
@@ -132,9 +133,9 @@ def slot_problem(
 ) -> str | None:
     """Return why the sequence ``row`` cannot belong to ``server``; None if it can.
 
-    It cannot if its slot is not the server's.
+    A slot is a server's share of all ids (offset and step). The slot in ``row`` must be the server's.
 
-    :param answers: the answers of all servers, to find another server with the same slot: then one
+    :param answers: the answers of all servers. Another server may have the slot in ``row``: then one
         database is a copy of the other. May be empty.
     """
     if row.slot == server.slot:
@@ -201,10 +202,10 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """Return the high-water mark of server ``index``, which its partner keeps.
+    """Return the highest id that server ``index`` is known to have handed out: its high-water mark.
 
-    0 if the server has handed out no id. None if there is only one server, or if the partner did not
-    answer or lacks the sequence.
+    The server's partner, which is the next server, keeps the mark. 0 if the server has handed out no id.
+    None if there is only one server, or if the partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None
