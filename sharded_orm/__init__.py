@@ -1,4 +1,7 @@
-"""Thousands of logical shards on a handful of database nodes, as one Django project."""
+"""A Django extension that spreads tables over thousands of logical shards on a few database servers.
+
+The names in ``__all__`` are the public API for models and views.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy (PEP 562): Django imports this package before the app registry is ready, and model
-    # classes cannot be imported before that.
+    # Import the public names on first access (PEP 562): Django imports this package before the app
+    # registry is ready, and model classes cannot be imported before that.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

@@ -1,4 +1,7 @@
-"""The setting that this process uses: read once, then kept up to date with its topology source."""
+"""The configuration that this process uses.
+
+It is read once. Afterwards its topology follows the topology source, such as a file or ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,19 @@ from sharded_orm.topology.watcher import Origin, TopologyStatus, TopologyWatcher
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# After a failure the source is not asked again for so many seconds: a starting process asks several
-# times, and each time would wait.
+# Seconds for which the source is not asked again after a failure. A starting process needs the
+# configuration several times, and it would wait for the source each time.
 _UNAVAILABLE_FOR = 10.0
 _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
 class ActiveConfig:
-    """The checked ``SHARDED_ORM`` with the topology of its source. Thread-safe.
+    """The configuration in use: the checked ``SHARDED_ORM`` setting with the source's topology.
 
-    :param changed: called with the lock held, whenever :attr:`current` has been replaced.
+    Thread-safe.
+
+    :param changed: called whenever a new topology has replaced :attr:`current`. :attr:`lock` is held
+        during the call.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -45,22 +51,24 @@ class ActiveConfig:
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
-        # None if the source never changes.
+        # Follows the source; None before load(), and if the source never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
-        # In a forked child: the configuration of the parent, until the child first asks.
+        # In a forked child that has not called load() yet: the parent's configuration.
         self._inherited: conf.Config | None = None
-        # Until when the source is not asked again, and why.
+        # After a failure of the source: when it may be asked again (time.monotonic()), and the error.
         self._unavailable: tuple[float, str] | None = None
-        # While there is no watcher: for commands that ask about the source itself.
+        # The source that source() returns while there is no watcher.
         self._unwatched_source: TopologySource | None = None
-        # The parents' sources, kept so that nothing finalises them and writes to their connections.
+        # In a forked child: the sources of the parent processes. They are kept because finalising them
+        # would write to the parents' connections.
         self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:
-        """Return :attr:`current`; at first, read it and watch the source from now on.
+        """Return :attr:`current`. The first call reads it and begins to follow the source.
 
         :raises InvalidConfiguration: the setting is wrong.
-        :raises TopologyUnavailable: neither the source nor the last good copy has a topology.
+        :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is
+            no local copy of an earlier one (the last good copy).
         """
         with self.lock:
             if self.current is None:
@@ -85,11 +93,12 @@ class ActiveConfig:
         return config
 
     def _inherit(self) -> conf.Config:
-        """In a forked child: the configuration of the parent, and a source of the child's own."""
+        """In a forked child, take over the parent's configuration, and open a new source to follow."""
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # The watcher's, not the current one: a thread of the parent may have been changing that.
+        # Use the value of the parent's watcher and not the parent's current configuration: at the fork,
+        # another thread may have been replacing the latter.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)
@@ -104,9 +113,9 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        pass  # It is in the log.
+                        pass  # The watcher has logged the error.
                     except Exception:
-                        # The source's thread must survive to bring the next document.
+                        # The source's thread, which calls this, must survive to bring later documents.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -124,7 +133,7 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # A change takes effect as a whole or not at all: readers must read again.
+            # Undo the whole change, and call changed() again, because readers may have seen it.
             self.current = before
             self._changed()
             raise
@@ -132,7 +141,7 @@ class ActiveConfig:
     # ##### Questions about the topology #####
 
     def source(self) -> TopologySource:
-        """The source, even if it has no topology to give."""
+        """Return the topology source. Works also if the source has no topology or does not answer."""
         with self.lock:
             with suppress(TopologyUnavailable):
                 self.load()
@@ -143,19 +152,22 @@ class ActiveConfig:
             return self._unwatched_source
 
     def status(self) -> TopologyStatus:
-        """See ``runtime.topology_status``."""
+        """Return which topology is in use, and why a newer one was refused.
+
+        See ``runtime.topology_status``.
+        """
         self.load()
         return _SETTINGS if self._watcher is None else self._watcher.status
 
     def document(self) -> Document:
-        """See ``runtime.document``."""
+        """Return the topology in use as a document. See ``runtime.document``."""
         self.load()
         document = self.source().load() if self._watcher is None else self._watcher.document
         assert document is not None
         return document
 
     def check(self, new: Document) -> conf.Config:
-        """See ``runtime.check_document``."""
+        """Return the configuration that would result from ``new``. See ``runtime.check_document``."""
         with self.lock:
             try:
                 before = self.load()
@@ -163,33 +175,35 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The document would replace the ranges in the settings, which have no version.
+            # With a static source, the ranges in the settings have no version to compare with. Give
+            # ``new`` a later one, so that only its content is checked.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
     def refresh(self, at_least: int) -> None:
-        """See ``runtime.refresh``."""
+        """Load the document from the source and use it. See ``runtime.refresh``."""
         self._unavailable = None
         self.load()
         watcher = self._watcher
         if watcher is None or (at_least and watcher.status.version >= at_least):
             return
         before = watcher.document
-        document = watcher.source.load()  # Without the lock: it may take a while.
+        document = watcher.source.load()  # Do not hold the lock: this may take a while.
         with self.lock:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                return  # The source's thread has brought this or a newer document meanwhile.
+                return  # Meanwhile, the source's thread has brought this or a newer document.
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)
 
-    # ##### The end #####
+    # ##### Reset, exit and fork #####
 
     def reset(self) -> tuple[conf.Config | None, Callable[[], None]]:
-        """Forget everything. Return the configuration that was in use, and a function.
+        """Forget the configuration. The next :meth:`load` reads the setting again.
 
-        The function stops the sources. Call it without holding a lock: it waits for their threads.
+        :return: the configuration that was in use (None if there was none), and a function that stops
+            the sources. Call the function without holding a lock: it waits for the sources' threads.
         """
         with self.lock:
             used = self.current or self._inherited
@@ -204,7 +218,7 @@ class ActiveConfig:
         return used, stop_sources
 
     def stop(self) -> None:
-        """Stop the sources as the process ends, so that other processes see the end at once."""
+        """Stop the sources when the process exits, so that other processes see at once that it is gone."""
         for source in self._own_sources():
             source.stop()
 
@@ -216,10 +230,13 @@ class ActiveConfig:
         return [source for source in (watched, self._unwatched_source) if source is not None]
 
     def after_fork(self) -> bool:
-        """Prepare a forked child. Whether it goes on with the configuration of its parent.
+        """Prepare the object for use in a forked child.
 
-        Call this before anything else: another thread of the parent may have held the lock, and
-        the threads of the parent's source do not run in the child.
+        Call this before any other method: at the fork, another thread of the parent may have held the
+        lock, and the threads of the parent's source do not run in the child.
+
+        :return: True if the next :meth:`load` takes over the parent's configuration and opens a new
+            source. False if the parent had no configuration yet, or its source is static.
         """
         self.lock = threading.RLock()
         self._unavailable = None
@@ -237,9 +254,12 @@ def _make_source() -> TopologySource:
 
 
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
-    """The setting with ``document`` laid over it, if that may follow ``before``.
+    """Return the configuration that results from ``document`` and the ``SHARDED_ORM`` setting.
 
-    :raises InvalidTopology: it may not; lists everything that is wrong.
+    :param before: the configuration in use; None for none. The new topology must be a permitted
+        successor: for example, it must keep all shards.
+    :raises InvalidTopology: the result is not valid, or no permitted successor of ``before``. The error
+        lists every problem.
     """
     what = f"Version {document.version} of the topology, together with SHARDED_ORM,"
     try:
@@ -252,7 +272,7 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # A strategy of the project may raise anything.
+    except Exception as exc:  # A project's own strategy class may raise anything.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if problems:
         raise InvalidTopology(problems, what)

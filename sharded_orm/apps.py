@@ -1,4 +1,4 @@
-"""The Django app: connects the parts of the library with each other and with Django's signals."""
+"""The Django app. It connects the library's parts with each other and with Django's signals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in ("cache", "databases", "models"):
-            import_module(f"sharded_orm.checks.{module}")  # Each check registers itself.
+            import_module(f"sharded_orm.checks.{module}")  # The import registers the checks.
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())
         text_keys.provide_guard(guard)
@@ -54,7 +54,8 @@ class ShardedOrmConfig(AppConfig):
         try:
             runtime.validate()
         except TopologyUnavailable:
-            # The command that pushes a first topology starts without one, and needs nothing below.
+            # Only "manage.py topology", which pushes the first topology, may run without one. It
+            # needs none of the receivers below.
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
@@ -69,9 +70,10 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # --database of Django's commands accepts only the aliases that DATABASES iterates, so
-            # a shard that the command line names is added. (A test run makes a test database for
-            # each alias that is iterated, and its group makes those of the shards.)
+            # Django's option --database accepts only aliases that an iteration over DATABASES
+            # yields, which leaves shards out. Add the shards that the command line names. Not for
+            # "test": Django would create a test database for each alias, but the group's backend
+            # creates those of the shards.
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -99,7 +101,10 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
 
 
 def _flush_statistics(**kwargs: Any) -> None:
-    """Receiver of ``request_finished``, which Django sends after the response."""
+    """Let the cache send its counts, if it is time. A receiver of ``request_finished``.
+
+    Django sends that signal after the response, so that no user waits.
+    """
     cache = runtime.used_cache()
     if cache is not None:
         cache.statistics.request_finished()

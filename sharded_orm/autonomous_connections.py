@@ -1,7 +1,7 @@
-"""Autonomous statements, which are committed independently of the caller's transaction.
+"""Connections for autonomous statements: these are committed independently of the caller's transaction.
 
-For placements of keys: they must survive a rollback of the caller, and must not wait for its
-commit.
+The directory uses them to record on which shard a new key is. The record must survive a rollback of
+the caller's transaction, and must not wait for its commit.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.forks import identity
 
-# Connections that a fork copied into this process, kept so that nothing finalises them.
+# Connections that a fork copied into this process. They are kept because finalising them would write to
+# the parent's sessions.
 _connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
-    """A connection, and whether each of its statements is committed at once."""
+    """A connection, and whether each statement on it is committed at once."""
 
     connection: BaseDatabaseWrapper
     commits: bool
 
 
 class AutonomousConnections:
-    """Connections in autocommit, one per thread and alias; closed when Django closes its own.
+    """Connections in autocommit mode, at most one per thread and alias.
 
-    The thread's own connection of the alias is used while it is in autocommit. Inside a
-    transaction a second connection is used, which the transaction cannot roll back. Inside Django's
-    ``TestCase`` the caller's connection is used nevertheless, and does not commit: the test
-    leaves nothing behind, and cannot wait for its own locks.
+    Django's connection for the alias is used while it is in autocommit mode. Inside a transaction, a
+    second connection is used, which the transaction cannot roll back. The second connection is closed
+    by the rules for Django's own (``CONN_MAX_AGE``), before and after a request. Inside Django's
+    ``TestCase`` there is no second connection: Django's connection is used and does not commit, so that
+    the test leaves nothing behind and does not wait for its own locks.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class AutonomousConnections:
         request_finished.connect(self._close_obsolete)
 
     def get(self, alias: str) -> Autonomous:
-        """The connection to use now, in this thread, for statements on ``alias``."""
+        """Return the connection to use now, in this thread, for an autonomous statement on ``alias``."""
         shared: Any = connections[alias]
         if not shared.in_atomic_block and shared.get_autocommit():
             return Autonomous(shared, True)
@@ -50,10 +52,11 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # close_old_connections() of a worker does not reach this connection.
+            # Check the connection here: a worker without requests calls close_old_connections(), which
+            # does not know this connection.
             connection.close_if_unusable_or_obsolete()
-        # A test run changes the database of an alias. The connection of a shard follows its shard
-        # without help.
+        # A test run changes the database NAME of an alias; then a new connection is needed. A shard's
+        # connection needs no check: it follows its shard.
         if connection is None or (
             "SHARD" not in shared.settings_dict
             and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]
@@ -65,8 +68,8 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # Using, closing or finalising the parent's sessions here would write to its
-                # connections.
+                # After a fork. Using, closing or finalising these connections would write to the
+                # parent's sessions.
                 _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()
         own: dict[str, BaseDatabaseWrapper] = state["connections"]

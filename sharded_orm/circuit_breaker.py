@@ -1,4 +1,4 @@
-"""A circuit breaker: callers keep off a server that failed, and one of them tries it again."""
+"""A circuit breaker: it keeps callers away from a failed server, and lets one of them try it again."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from dataclasses import dataclass
 class _Failure:
     cause: Exception
     since: float
-    #: When the next caller may try.
+    #: When the next caller may try again, by the breaker's clock.
     until: float
 
 
 class CircuitBreaker:
-    """Why, and until when, a server or a part of it is left alone. Thread-safe.
+    """The recent failures of one server. Tells callers whether they may call the server now.
 
-    Without it each call would wait for the timeout while the server is away. The key None stands
-    for the whole server, any other one for a part of it.
+    Thread-safe. Without a breaker, each call would wait for its timeout while the server is down.
+    Failures are kept by key: None stands for the whole server, any other key for a part of it, such as
+    a sequence of a ticket server.
     """
 
     def __init__(self, backoff: float, clock: Callable[[], float] = time.monotonic) -> None:
         """
-        :param backoff: seconds without a call after a failure.
-        :param clock: seconds from any start, that never go back.
+        :param backoff: seconds after a failure until the next caller may try again.
+        :param clock: returns the time in seconds; must never go back.
         """
         self._backoff = backoff
         self._clock = clock
-        # Guards the times: one caller at a time moves them on to try again.
+        # Guards the times of failures, so that only one caller at a time may try again.
         self._lock = threading.Lock()
         self._failures: dict[str | None, _Failure] = {}
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is left alone. Takes no lock: callers look here first."""
+        """Whether there is no failure, so that everything may be called. Takes no lock."""
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
-        """Whether the caller may call all ``keys``: they are well, or it is its turn to try.
+        """Whether the caller may call all ``keys`` now.
 
-        After a turn the others wait for :meth:`reset`, but no longer than ``backoff``: the caller
-        that tries may be killed.
+        True if none of them has failed, or if the ``backoff`` time of their failures is over. In the
+        second case the caller is the only one to try: other callers get False until :meth:`reset`, but
+        for at most ``backoff`` seconds, since the caller that tries may be killed.
         """
         if self.is_closed:
             return True
@@ -57,12 +59,19 @@ class CircuitBreaker:
             return True
 
     def cause(self, key: str | None = None, *, since: float = 0.0) -> Exception | None:
-        """The last failure of ``key``; None if there is none, or none at or after ``since``."""
+        """Return the error of the last failure of ``key``; None if there is no failure.
+
+        :param since: a time of the breaker's clock; an earlier failure is ignored.
+        """
         failure = self._failures.get(key)
         return failure.cause if failure is not None and failure.since >= since else None
 
     def trip(self, key: str | None, cause: Exception) -> bool:
-        """Leave ``key`` alone from now on. Returns whether that is news."""
+        """Record a failure of ``key``, so that callers keep away from it for ``backoff`` seconds.
+
+        :return: whether this is news, for the log: False if ``key`` had failed with the same class of
+            error already.
+        """
         now = self._clock()
         with self._lock:
             before = self._failures.get(key)
@@ -70,18 +79,18 @@ class CircuitBreaker:
         return before is None or type(before.cause) is not type(cause)
 
     def half_open(self, key: str | None) -> None:
-        """Let the next caller try at once: there is a sign that ``key`` is well."""
+        """Let the next caller try ``key`` at once, because there is a sign that it works again."""
         with self._lock:
             if (failure := self._failures.get(key)) is not None:
                 failure.until = self._clock()
 
     def reset(self, key: str | None) -> bool:
-        """Forget the failure of ``key``, which has served. Returns whether that is news."""
+        """Forget the failure of ``key``, because a call has succeeded. Return whether there was one."""
         if key not in self._failures:
             return False
         with self._lock:
             return self._failures.pop(key, None) is not None
 
     def after_fork(self) -> None:
-        """Forget the parent's threads, one of which may hold the lock for ever."""
+        """Replace the lock in a forked child: a thread of the parent may have held it at the fork."""
         self._lock = threading.Lock()

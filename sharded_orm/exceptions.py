@@ -3,65 +3,65 @@
 ::
 
     ShardedOrmError
-    ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting; lists all that is wrong
+    ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting is wrong
     ├── RoutingError
-    │   ├── ShardKeyRequired       (TypeError)             a query names no shard
-    │   ├── InvalidShardKey        (ValueError)            a key that no strategy can place
-    │   ├── InexactShardKey        (ImproperlyConfigured)  a column that takes two keys for one
-    │   ├── UnknownShard           (ConnectionDoesNotExist) no such shard or group in the topology
-    │   ├── NoOpenShard            (OperationalError)      no shard takes new keys
-    │   ├── ShardKeyChanged        (ValueError)            a write would move a row to another key
-    │   ├── CrossShardRelation     (ValueError)            a join or relation that leaves the shard
-    │   ├── UnknownExpression      (NotSupportedError)     SQL that may read any row
-    │   ├── UnplacedKey            (LookupError)           a shard is needed and the key has none
+    │   ├── ShardKeyRequired       (TypeError)             a query does not determine its shards
+    │   ├── InvalidShardKey        (ValueError)            a value cannot be a shard key of the group
+    │   ├── InexactShardKey        (ImproperlyConfigured)  a column treats different keys as equal
+    │   ├── UnknownShard           (ConnectionDoesNotExist) the topology has no such shard or group
+    │   ├── NoOpenShard            (OperationalError)      no shard of the group takes new keys
+    │   ├── ShardKeyChanged        (ValueError)            a write would change a row's shard key
+    │   ├── CrossShardRelation     (ValueError)            a join or relation leaves the shard
+    │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
+    │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   └── UnknownModel           (LookupError)           no sharded model has that name
-    ├── ScatterNotSupported        (NotSupportedError)     this query cannot be merged exactly
-    ├── ScatterError               (OperationalError)      shards that did not answer
-    ├── GroupAliasError            (NotSupportedError)     SQL on the alias that stands for a group
-    ├── PartialCommitError         (OperationalError)      a group transaction that committed in part
-    ├── ShardDatabaseMissing       (OperationalError)      a shard whose schema or file does not exist
-    ├── SessionStateRefused        (NotSupportedError)     session state that cannot be kept apart
+    ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
+    ├── ScatterError               (OperationalError)      some shards did not answer
+    ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a group
+    ├── PartialCommitError         (OperationalError)      a group transaction committed in part
+    ├── ShardDatabaseMissing       (OperationalError)      the schema or file of a shard does not exist
+    ├── SessionStateRefused        (NotSupportedError)     session state would affect other shards
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     ├── TicketError
-    │   ├── UnknownSequence        (LookupError)           no server has the sequence
-    │   ├── InvalidSequence        (ValueError)            a sequence that cannot be created or moved
+    │   ├── UnknownSequence        (LookupError)           no ticket server has the sequence
+    │   ├── InvalidSequence        (ValueError)            a sequence cannot be created or moved
     │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
-    │   ├── InvalidTicketCount     (ValueError)            not 1 to 1,000,000 ids
-    │   ├── SequenceExhausted                              no number is left below 2**63
-    │   ├── TicketServerMisconfigured (ImproperlyConfigured) not the server that TICKETS describes
-    │   ├── TicketServerBehind     (OperationalError)      it would repeat ids, as after a restore
+    │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1 to 1,000,000
+    │   ├── SequenceExhausted                              no id is left below 2**63
+    │   ├── TicketServerMisconfigured (ImproperlyConfigured) a server does not match TICKETS
+    │   ├── TicketServerBehind     (OperationalError)      a server would repeat ids
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
-    ├── CacheUnavailable           (OperationalError)      a write that cannot be announced
+    ├── CacheUnavailable           (OperationalError)      a cache server is down, so a write is refused
     ├── AdminError
-    │   ├── InvalidFocus           (LookupError)           no such shard or key
-    │   ├── InvalidObjectID        (LookupError)           a link that leads to no row
-    │   └── TooManyMisplaced       (OperationalError)      rows on a wrong shard, too many to leave alone
+    │   ├── InvalidFocus           (LookupError)           a URL names an unknown shard or key
+    │   ├── InvalidObjectID        (LookupError)           a URL leads to no row
+    │   └── TooManyMisplaced       (OperationalError)      too many rows are on a wrong shard
     ├── OperationError
     │   ├── InvalidSelection       (LookupError)           the selected shards do not exist
-    │   ├── InvalidShardCommand    (ValueError)            a command that cannot be run on shards
-    │   ├── InvalidWaves           (ValueError)            a number of workers, shards or seconds out of range
-    │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal
-    │   ├── NothingUnclear         (LookupError)           a shard that waits for no answer
-    │   ├── OperationHeld          (OperationalError)      somebody else runs it
-    │   ├── LeaseLost              (OperationalError)      somebody else has taken it over
-    │   ├── OperationStopped                               it was asked to stop, and can go on later
-    │   ├── OperationUnclear                               it is unknown whether something took effect
-    │   ├── InvalidMigrationTarget (LookupError)           no such app, migration or plan
-    │   ├── RehearsalFailed        (OperationalError)      migrations that failed before a shard was touched
-    │   ├── SchemaDiffers          (OperationalError)      a shard whose tables differ from its migrations
-    │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced; lists all reasons
-    │   ├── PromotionFailed        (OperationalError)      a promotion stopped by an error
-    │   └── GrowthRefused          (ValueError)            a group cannot grow in that way
+    │   ├── InvalidShardCommand    (ValueError)            a command cannot be run on shards
+    │   ├── InvalidWaves           (ValueError)            numbers of workers, shards or seconds are wrong
+    │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal tables
+    │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
+    │   ├── OperationHeld          (OperationalError)      another process runs the operation
+    │   ├── LeaseLost              (OperationalError)      another process has taken the operation over
+    │   ├── OperationStopped                               the work was asked to stop; it can go on later
+    │   ├── OperationUnclear                               it is unknown whether a change took effect
+    │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or plan
+    │   ├── RehearsalFailed        (OperationalError)      migrations failed in a trial on an empty copy
+    │   ├── SchemaDiffers          (OperationalError)      a shard has another schema than expected
+    │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
+    │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
+    │   └── GrowthRefused          (ValueError)            a group cannot get these shards
     ├── TopologyError
-    │   ├── InvalidTopology        (ValueError)            a document that cannot be used; lists all that is wrong
+    │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
-    │   ├── TopologyReadOnly       (NotSupportedError)     a source that commands cannot write
+    │   ├── TopologyReadOnly       (NotSupportedError)     commands cannot write to the source
     │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
-    ├── InvalidID                  (ValueError)            no id of the layout
-    │   └── TimestampExhausted                             the time does not fit any more
-    └── PackedIDMismatch           (IntegrityError)        a table generated another shard's id
+    ├── InvalidID                  (ValueError)            a number is no id of the field's layout
+    │   └── TimestampExhausted                             the time no longer fits into an id
+    └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
 
-Each error also inherits the class in parentheses, which callers of Django catch already.
+Each error also inherits from the class in parentheses, so that existing ``except`` clauses catch it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ from django.utils.connection import ConnectionDoesNotExist
 
 
 class ShardedOrmError(Exception):
-    """Base of every error that the library itself raises."""
+    """Base class of all errors that the library itself raises."""
 
 
 class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
-    """The ``SHARDED_ORM`` setting is wrong; :attr:`problems` lists everything that is wrong with it."""
+    """The ``SHARDED_ORM`` setting is wrong. :attr:`problems` lists every problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -88,11 +88,11 @@ class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
 
 
 class RoutingError(ShardedOrmError):
-    """A query or a row could not be sent to a shard."""
+    """Base class of routing errors: a query or a row cannot be sent to a shard."""
 
 
 class ShardKeyRequired(RoutingError, TypeError):
-    """The query does not determine its shards, so it would have to ask all of them."""
+    """The query does not determine its shards, so it would have to ask all shards."""
 
 
 class InvalidShardKey(RoutingError, ValueError):
@@ -100,9 +100,10 @@ class InvalidShardKey(RoutingError, ValueError):
 
 
 class InexactShardKey(RoutingError, ImproperlyConfigured):
-    """A database takes keys for equal that the router distinguishes, such as ``Ada`` and ``ada``.
+    """A column's collation treats keys as equal that the router distinguishes: ``Ada``, ``ada``.
 
-    Nothing was sent. The message names model, column and collation, and how to change it.
+    The query was not sent. The message names the model, the column and the collation, and tells how to
+    change the column.
     """
 
 
@@ -115,23 +116,23 @@ class NoOpenShard(RoutingError, OperationalError):
 
 
 class ShardKeyChanged(RoutingError, ValueError):
-    """The write would change a row's shard key, which only an explicit move may do."""
+    """The write would change the shard key of a row. That needs an explicit move to another shard."""
 
 
 class CrossShardRelation(RoutingError, ValueError):
-    """The query joins, or the instance refers to, rows that are not on the same shard."""
+    """Related rows are not on the same shard: those that a query joins, or that an instance refers to."""
 
 
 class UnknownExpression(RoutingError, NotSupportedError):
-    """An expression might read rows of other shards; the library cannot tell whether it does."""
+    """The library cannot tell whether an expression in the query reads rows of other shards."""
 
 
 class UnplacedKey(RoutingError, LookupError):
-    """The key has no shard yet and the operation must not give it one."""
+    """The key has no shard yet, and the operation must not place the key on one."""
 
 
 class UnknownModel(RoutingError, LookupError):
-    """There is no such sharded model, or several have that name."""
+    """No sharded model, or more than one model, has that name."""
 
 
 class ScatterNotSupported(ShardedOrmError, NotSupportedError):
@@ -139,11 +140,12 @@ class ScatterNotSupported(ShardedOrmError, NotSupportedError):
 
 
 class ScatterError(ShardedOrmError, OperationalError):
-    """Some shards did not answer; :attr:`failures` maps each shard's alias to its cause.
+    """Some shards did not answer a query to many shards.
 
+    :param failures: the cause for each shard that did not answer, keyed by alias.
     :param asked: the number of shards that were asked.
-    :param proven: whether the query is certainly not the cause: the errors concern the shards
-        alone, or another shard has answered the same query.
+    :param proven: True if the query is certainly not the cause: the errors can only come from the
+        shards, or another shard has answered the same query.
     """
 
     def __init__(
@@ -168,11 +170,16 @@ class ScatterError(ShardedOrmError, OperationalError):
 
 
 class GroupAliasError(ShardedOrmError, NotSupportedError):
-    """SQL was sent to the alias of a shard group, which has no database of its own."""
+    """SQL was sent to the alias that stands for a whole shard group. The alias has no database."""
 
 
 class PartialCommitError(ShardedOrmError, OperationalError):
-    """A group transaction committed on some shards and failed on the next one."""
+    """A transaction on several shards was committed on some of them, and then failed on another.
+
+    :param committed: aliases of the shards on which it was committed.
+    :param not_committed: aliases of the shards on which it was rolled back.
+    :param cause: the error.
+    """
 
     def __init__(
         self, committed: Iterable[str], not_committed: Iterable[str], cause: BaseException
@@ -192,7 +199,7 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state that cannot be kept apart from other shards."""
+    """The statement sets session state that would also affect other shards on the same connection."""
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -200,7 +207,7 @@ class PoolTimeout(ShardedOrmError, OperationalError):
 
 
 class TicketError(ShardedOrmError):
-    """An id could not be handed out."""
+    """Base class of the errors of ticket servers and their sequences."""
 
 
 class UnknownSequence(TicketError, LookupError):
@@ -208,31 +215,31 @@ class UnknownSequence(TicketError, LookupError):
 
 
 class InvalidSequence(TicketError, ValueError):
-    """A sequence cannot be created or moved with that name, start or form."""
+    """A sequence cannot be created or moved with these values, such as its name, start or form."""
 
 
 class SequenceNotChecked(TicketError, OperationalError):
-    """It is unknown which ids exist or have been handed out: a server or a shard is down."""
+    """It is unknown which ids exist or were handed out, because a server or a shard is down."""
 
 
 class InvalidTicketCount(TicketError, ValueError):
-    """That number of ids cannot be requested."""
+    """The number of requested ids is not between 1 and 1,000,000."""
 
 
 class SequenceExhausted(TicketError):
-    """The numbers of a sequence below 2**63 are used up."""
+    """A sequence has handed out all its ids: there is none left below 2**63."""
 
 
 class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A server is not the one that ``TICKETS`` describes: other servers may give the same ids."""
+    """A ticket server does not match ``TICKETS``, so that other servers may hand out the same ids."""
 
 
 class TicketServerBehind(TicketError, OperationalError):
-    """A server would repeat ids that it has handed out before, as after a restore from a backup."""
+    """A ticket server would hand out ids again, such as after a restore from a backup."""
 
 
 class TicketServersUnavailable(TicketError, OperationalError):
-    """No ticket server answered; :attr:`causes` maps each alias to its error."""
+    """No ticket server answered. :attr:`causes` has the error of each server, keyed by alias."""
 
     def __init__(self, sequence: str, causes: Mapping[str, BaseException]) -> None:
         self.causes: dict[str, BaseException] = dict(causes)
@@ -244,18 +251,21 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
-    """A cache server is down, so entries could not be invalidated; the write was not committed."""
+    """A cache server is down, so that entries could not be invalidated.
+
+    If a transaction was to be committed, it was rolled back.
+    """
 
 
 class AdminError(ShardedOrmError):
-    """The admin cannot show what its URL names; the message is for its user."""
+    """The admin cannot show or do what a user asks for. The message is shown to the user."""
 
 
 class InvalidFocus(AdminError, LookupError):
-    """A shard or a value of the shard key that does not or cannot exist.
+    """The URL of an admin page names a shard or a shard key that does not, or cannot, exist.
 
-    The message does not reveal the shard of a key. :attr:`home` is the alias of that shard, if the
-    key has one, for users who may look there.
+    The message does not reveal the shard of a key. :attr:`home` is the alias of that shard, to be shown
+    only to users with permission; None if the key has no shard.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -264,47 +274,53 @@ class InvalidFocus(AdminError, LookupError):
 
 
 class InvalidObjectID(AdminError, LookupError):
-    """The part of a URL that names a row is malformed, or leads to no shard."""
+    """The part of an admin URL that names a row is malformed, or leads to no shard."""
 
 
 class TooManyMisplaced(AdminError, OperationalError):
-    """An action on all rows of a shard did nothing: too many rows belong on other shards."""
+    """An admin action on all rows of a shard did nothing, because too many of them are misplaced.
+
+    Misplaced rows belong on other shards.
+    """
 
 
 class OperationError(ShardedOrmError):
-    """A long operation cannot begin or go on."""
+    """Base class: an operator's action, such as a migration of shards, cannot begin or go on."""
 
 
 class InvalidSelection(OperationError, LookupError):
-    """The selected shards, group or node do not exist, or the selection is empty."""
+    """The selected shards, group or node do not exist, or no shard is selected."""
 
 
 class InvalidShardCommand(OperationError, ValueError):
-    """The management command does not exist, or has no option for the database to work on."""
+    """A management command cannot run on shards: it does not exist, or has no ``--database`` option."""
 
 
 class InvalidWaves(OperationError, ValueError):
-    """Work on shards cannot be divided into waves with these numbers."""
+    """The numbers by which work is divided into waves (batches of shards) are out of range."""
 
 
 class JournalMissing(OperationError, ImproperlyConfigured):
-    """The global database has no tables for the journal, or none that can be written now."""
+    """The journal, which records long operations, has no tables or cannot be written now.
+
+    The tables are in the global database.
+    """
 
 
 class NothingUnclear(OperationError, LookupError):
-    """An interrupted operation was answered for, but it does not wait for an answer."""
+    """The operator has said how an interrupted operation ended, but the shard has no such operation."""
 
 
 class OperationHeld(OperationError, OperationalError):
-    """The operation runs already, or was interrupted so recently that it may still run."""
+    """Another process runs the same operation, or reported so recently that it may still run it."""
 
 
 class LeaseLost(OperationError, OperationalError):
-    """Another process has taken the operation over; this process must stop at once."""
+    """Another process has taken the operation over. This process must stop at once."""
 
 
 class PromotionRefused(OperationError, OperationalError):
-    """A primary cannot be replaced by its replica; :attr:`problems` lists all reasons."""
+    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -313,7 +329,7 @@ class PromotionRefused(OperationError, OperationalError):
 
 
 class PromotionFailed(OperationError, OperationalError):
-    """A promotion was stopped by an error.
+    """An error has stopped a promotion, which replaces a primary by its replica.
 
     :attr:`settled` is False if servers were left in an intermediate state.
     """
@@ -324,35 +340,38 @@ class PromotionFailed(OperationError, OperationalError):
 
 
 class GrowthRefused(OperationError, ValueError):
-    """A group cannot add, open or close shards in that way."""
+    """The requested new shards, or the requested change of a range, are not possible in the group."""
 
 
 class OperationStopped(OperationError):
-    """The work on a shard was asked to stop, and stopped cleanly; it can go on later."""
+    """The work on a shard was asked to stop and has stopped cleanly. It can be continued later."""
 
 
 class OperationUnclear(OperationError):
-    """It is unknown whether an interrupted operation took effect; the message says what to check."""
+    """It is unknown whether an interrupted change took effect. The message tells what to check."""
 
 
 class InvalidMigrationTarget(OperationError, LookupError):
-    """The app or migration does not exist, or no plan leads to the state."""
+    """The app or migration does not exist, or no sequence of migrations leads to the wanted state."""
 
 
 class RehearsalFailed(OperationError, OperationalError):
-    """Migrations failed on an empty copy; no shard was changed."""
+    """Migrations failed in the rehearsal: a trial on a copy without rows. No shard was changed."""
 
 
 class SchemaDiffers(OperationError, OperationalError):
-    """After its migrations a shard does not have the expected schema; lists the differences."""
+    """After its migrations, a shard does not have the expected schema. The message lists differences."""
 
 
 class TopologyError(ShardedOrmError):
-    """The topology cannot be read, used or changed."""
+    """Base class: the topology (nodes, groups and ranges of shards) cannot be read, used or changed."""
 
 
 class InvalidTopology(TopologyError, ValueError):
-    """A topology document cannot be used; :attr:`problems` lists everything that is wrong."""
+    """A topology document cannot be used. :attr:`problems` lists every problem.
+
+    :param what: names the document at the beginning of the message.
+    """
 
     def __init__(self, problems: Iterable[str], what: str = "The topology document") -> None:
         self.problems = tuple(problems)
@@ -362,24 +381,24 @@ class InvalidTopology(TopologyError, ValueError):
 
 
 class TopologyConflict(TopologyError, OperationalError):
-    """Somebody else has changed the topology meanwhile; nothing was published."""
+    """Another process has published a topology in between. Nothing was published."""
 
 
 class TopologyReadOnly(TopologyError, NotSupportedError):
-    """Commands cannot write to the source of the topology; the message says what to do."""
+    """Commands cannot write to the topology source. The message tells the operator what to do instead."""
 
 
 class TopologyUnavailable(TopologyError, ImproperlyConfigured):
-    """The source of the topology does not answer or is empty, and there is no last good copy."""
+    """The topology source does not answer or is empty, and there is no local copy of a valid topology."""
 
 
 class InvalidID(ShardedOrmError, ValueError):
-    """A number is no id of the layout, or a part does not fit into its bits."""
+    """A number is no id of the field's layout, or a part of an id does not fit into its bits."""
 
 
 class TimestampExhausted(InvalidID):
-    """The time since the epoch no longer fits into the bits that an id has for it."""
+    """The time since the layout's epoch no longer fits into the bits that an id has for the time."""
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """The table of a shard generated an id of another shard or type."""
+    """A new row has an id whose shard or type is not that of the row; the id was given or generated."""

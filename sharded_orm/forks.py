@@ -1,4 +1,4 @@
-"""After a fork: tell a process from its parent, and leave the parent's connections alone."""
+"""Help forked processes: recognise a fork, and do not disturb the parent's connections."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ def _forked() -> None:
     _forks += 1
 
 
-# A grandchild may have the process id of the first process, if that has ended.
+# Count forks, because process ids are reused: a grandchild may have the id of an ended ancestor.
 os.register_at_fork(after_in_child=_forked)
 
 
 def identity() -> tuple[int, int]:
-    """A value that differs from that of every ancestor of this process.
+    """Return a value that identifies this process: in each of its ancestors, the value is another.
 
-    It holds the process id as well as a count of forks: a fork that did not go through Python
+    It consists of the process id and a count of forks. The count alone is not enough: a fork by C code
     changes only the process id.
     """
     return os.getpid(), _forks
 
 
 def send_nowhere(descriptor: int) -> None:
-    """Discard what this process writes to a file descriptor. The parent's descriptor is unchanged.
+    """Redirect a file descriptor of this process to ``/dev/null``. The parent's descriptor stays as it is.
 
-    A driver that closes a connection on a socket copied by a fork would end the parent's session.
+    Use this for a socket that a fork has copied. If the driver in the child closed the connection
+    normally, the driver's last message would end the parent's session.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:

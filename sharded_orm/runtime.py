@@ -1,7 +1,7 @@
-"""The live objects that the settings describe: topology, strategies, ticket generator, cache.
+"""The objects that the settings describe: topology, strategies, ticket generator, cache client.
 
-This is the only module that assembles them. They are made at first use, are shared by all
-threads, and are all dropped by :func:`reset` (Django's ``setting_changed``).
+Only this module creates them. Each is created at first use and shared by all threads. When a test
+changes the settings (Django's ``setting_changed``), :func:`reset` drops all of them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ if TYPE_CHECKING:
 
 
 def _topology_changed() -> None:
-    """The topology in use has been replaced by another of its source. The lock is held."""
+    """Renew strategies and aliases, and notify connections, when the source has brought a new topology.
+
+    The caller holds the lock of ``_active``.
+    """
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Even if the change is undone: connections that have looked meanwhile must look again.
+        # Also after an error, which undoes the change: connections may have seen the new topology, and
+        # must look up their shard's node again.
         relocation.topology_changed()
 
 
@@ -59,8 +63,9 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # A thread of the parent may have been about to do this. And connection objects of the
-        # parent must ask here once: only that makes the child watch its source.
+        # At the fork, a thread of the parent may have been about to renew the strategies. The call of
+        # topology_changed() makes copied connection objects ask for the topology again; the first
+        # question makes the child follow its source.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -77,11 +82,12 @@ def _stop() -> None:
 
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-# Strategies of the previous topology, by group: their successors take over what they remember.
+# The strategies of the previous topology, keyed by group. A new strategy takes over what the previous
+# one has in memory, such as the shards of keys.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
-# Replaces the configured prefix; see swap_cache_prefix().
+# The prefix of swap_cache_prefix(), which replaces the configured one; None if it was not called.
 _cache_prefix: str | None = None
 
 
@@ -95,30 +101,40 @@ _directory_store: Callable[[str], DirectoryStore] = _no_directory
 
 
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
-    """Open the directory on an alias with ``factory`` from now on. The app calls this when ready."""
+    """Set the function that opens the directory, the table that records the shard of each key.
+
+    The app calls this in ``ready()``, because this module cannot import models.
+
+    :param factory: gets the alias of the directory's database.
+    """
     global _directory_store
     _directory_store = factory
 
 
 def config() -> conf.Config:
-    """The checked ``SHARDED_ORM`` setting, with the topology of its source.
+    """Return the checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    The first call asks the source, which is watched in the background from then on.
+    The first call asks the source. From then on, the source is followed in the background.
 
     :raises InvalidConfiguration: the setting is wrong.
-    :raises TopologyUnavailable: neither the source nor the last good copy has a topology.
+    :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is no
+        local copy of an earlier one (the last good copy).
     """
-    current = _active.current  # Read once: another thread may reset() it at any time.
+    # Read the attribute only once: another thread may set it to None at any time by reset().
+    current = _active.current
     return _active.load() if current is None else current
 
 
 def source() -> TopologySource:
-    """The source of the topology, even if it has none to give. Shared by all threads."""
+    """Return the topology source, which all threads share.
+
+    Works also if the source has no topology or does not answer.
+    """
     return _active.source()
 
 
 def topology_status() -> TopologyStatus:
-    """Which topology this process uses, and which document it has refused.
+    """Return which topology version this process uses, and why it has refused a newer one.
 
     :raises TopologyUnavailable: there is no topology.
     """
@@ -126,7 +142,9 @@ def topology_status() -> TopologyStatus:
 
 
 def document() -> Document:
-    """The topology that this process uses, as a document; with a static source, the settings.
+    """Return the topology that this process uses, as a document.
+
+    With a static source, the document is made from the settings.
 
     :raises TopologyUnavailable: there is no topology.
     """
@@ -134,32 +152,39 @@ def document() -> Document:
 
 
 def check_document(new: Document) -> conf.Config:
-    """The setting with ``new`` laid over it, if ``new`` may follow the document in use.
+    """Return the configuration that this process would have with the topology document ``new``.
 
-    :raises InvalidTopology: it may not; lists everything that is wrong.
+    :raises InvalidTopology: the document is not valid together with the setting, or is no permitted
+        successor of the one in use. The error lists every problem.
     """
     return _active.check(new)
 
 
 def refresh(at_least: int = 0) -> None:
-    """Use the document that the source holds now. Costs a round trip to the source.
+    """Load the document from the source and use it from now on. Costs a round trip to the source.
 
-    :param at_least: do nothing if this version, or a later one, is in use already; 0: never so.
+    Does nothing with a static source.
+
+    :param at_least: skip the round trip if this version or a later one is in use already. With 0,
+        always load.
     :raises TopologyError: the source does not answer, or its document is refused.
     """
     _active.refresh(at_least)
 
 
 def topology() -> Topology:
-    """The current topology, an immutable value. Take it once per operation: it may be swapped any time."""
-    swapped = _topology  # Read once, as in config().
+    """Return the topology in use, which is immutable.
+
+    Call this only once per operation: another thread may replace the topology at any time.
+    """
+    swapped = _topology  # Read the variable only once: another thread may change it.
     return config().topology if swapped is None else swapped
 
 
 def validate() -> None:
-    """Check the setting as a whole, strategies included.
+    """Check the whole setting, including the groups' strategies and the aliases of ``DATABASES``.
 
-    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
     problems: list[str] = []
     for name in topology().groups:
@@ -181,7 +206,7 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            settings.DATABASES.keys()  # Adds the aliases of the groups before threads start.
+            settings.DATABASES.keys()  # This adds the groups' aliases, before threads are started.
         except InvalidConfiguration as exc:
             problems += exc.problems
     if problems:
@@ -189,10 +214,10 @@ def validate() -> None:
 
 
 def swap(new: Topology | None) -> None:
-    """Use another topology from now on; None goes back to the configured one.
+    """Use the topology ``new`` from now on; with None, the configured one again. For test runs.
 
-    A running statement or transaction finishes where it is; the next one goes where the new
-    topology says. Strategies are made anew, and remember nothing.
+    A running statement or transaction finishes on its node. The next one goes to the node that the
+    new topology names. New strategies are created, without what the previous ones had in memory.
     """
     global _topology
     with _active.lock:
@@ -203,7 +228,7 @@ def swap(new: Topology | None) -> None:
 
 
 def group(name: str) -> ShardGroup:
-    """The group ``name``.
+    """Return the shard group ``name``.
 
     :raises UnknownShard: there is no such group.
     """
@@ -217,7 +242,10 @@ def group(name: str) -> ShardGroup:
 
 
 def strategy(name: str) -> Strategy:
-    """The routing strategy of group ``name``, made at first use. Thread-safe."""
+    """Return the routing strategy of group ``name``, which is created at first use. Thread-safe.
+
+    The strategy finds the shard of a key.
+    """
     strategy = _strategies.get(name)
     if strategy is None:
         with _active.lock:
@@ -234,7 +262,7 @@ def strategy(name: str) -> Strategy:
 
 
 def tickets() -> TicketGenerator:
-    """The generator of ticket ids (Flickr, F1-F3). Thread-safe."""
+    """Return the generator of ticket ids (Flickr, F1-F3). Thread-safe."""
     global _tickets
     generator = _tickets
     if generator is None:
@@ -248,9 +276,9 @@ def tickets() -> TicketGenerator:
 
 
 def cache() -> CacheClient | None:
-    """The client of the cache servers (Yupoo, Y13-Y16); None without ``CACHE``. Thread-safe.
+    """Return the client of the cache servers (Yupoo, Y13-Y16).
 
-    Costs no round trip.
+    None if the setting has no ``CACHE``. Thread-safe; costs no round trip.
 
     :raises ImproperlyConfigured: ``CACHE`` names an alias of ``CACHES`` that cannot be used.
     """
@@ -269,21 +297,21 @@ def cache() -> CacheClient | None:
                     options = replace(options, prefix=_cache_prefix)
                 client = CacheClient(options)
                 if _cache_prefix is not None:
-                    # No round trips by the clock: tests count round trips.
+                    # In a test run, do not send the counts periodically: tests count round trips.
                     client.statistics.interval = None
                 _cache = client
     return client
 
 
 def used_cache() -> CacheClient | None:
-    """The client of :func:`cache`; None if it was not used yet."""
+    """Return the client of :func:`cache` if it was created already; otherwise None."""
     return _cache
 
 
 def swap_cache_prefix(prefix: str | None) -> None:
-    """Use ``prefix`` for names in the cache from now on; None goes back to the configured one.
+    """Use ``prefix`` for all names in the cache from now on; with None, the configured one again.
 
-    Test runs use this, so that they meet no entry of another run or of the site.
+    For test runs, so that they do not read entries of another test run or of the live site.
     """
     global _cache_prefix
     with _active.lock:
@@ -292,7 +320,10 @@ def swap_cache_prefix(prefix: str | None) -> None:
 
 
 def reset_cache() -> None:
-    """Make the client of the cache anew at its next use: ``CACHES`` or the routers have changed."""
+    """Drop the cache client, because a setting such as ``CACHES`` has changed.
+
+    The next use creates a new client. Also calls the functions that :func:`on_reset` has registered.
+    """
     global _cache
     with _active.lock:
         client, _cache = _cache, None
@@ -308,7 +339,7 @@ _forgetters: list[Callable[[], None]] = []
 
 
 def on_reset(forget: Callable[[], None]) -> None:
-    """Call ``forget`` whenever values that were derived from :func:`cache` are void."""
+    """Register a function that drops values derived from the settings; :func:`reset_cache` calls it."""
     _forgetters.append(forget)
 
 
@@ -316,61 +347,75 @@ TEMPLATE_SUFFIX = "_template"
 
 
 def template_group(alias: str) -> str | None:
-    """The group whose template ``alias`` names (``photos_template``), or None.
+    """Return the group's name if ``alias`` is that of a template (``photos_template``); else None.
 
-    A template is a schema with the tables of a group and without rows of users; test shards
-    are cloned from it.
+    A template is a schema with the tables of a group, but without users' rows. A test run clones its
+    shards from it.
     """
     name = alias.removesuffix(TEMPLATE_SUFFIX)
     return name if name != alias and name in topology().groups else None
 
 
 def alias_settings(alias: str) -> dict[str, Any] | None:
-    """The settings of the shard ``alias``, as an entry of ``DATABASES``; None if it names no shard."""
+    """Return the settings of the shard ``alias``, as an entry of ``DATABASES``.
+
+    None if there is no such shard.
+    """
     current = topology()
     shard = current.resolve(alias)
     return None if shard is None else database_settings(shard, current)
 
 
 def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
-    """The settings of ``shard``, as an entry of ``DATABASES``.
+    """Return the settings of ``shard``, as an entry of ``DATABASES``.
 
-    :param among: the topology that ``shard`` is from, if another may be in use by now.
+    ``GENERATION`` in the result counts the topologies that the process has used: a connection compares
+    it to notice a change.
+
+    :param among: the topology that ``shard`` was taken from; by default the one in use.
     """
-    # Read before the topology: a swap in between then only leads to one more look-up.
+    # Read this before the topology. If the topology is replaced in between, the connection then looks
+    # up its settings once more; in the other order it would miss the change.
     generation = relocation.generation
     node = _application_settings((among or topology()).nodes[shard.node])
     name = shard.schema
-    if node.get("NAME"):  # SQLite: the node is a folder
+    if node.get("NAME"):  # The node is an SQLite node: NAME is the folder of its files.
         name = str(Path(node["NAME"]) / f"{shard.schema}.sqlite3")
     return {**node, "NAME": name, "SHARD": shard, "GENERATION": generation}
 
 
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
-    """Complete settings of ``shard`` on its node, even if the shard is on another node by now.
+    """Return complete settings for the schema of ``shard`` on ``shard.node``.
 
-    None if that node does not exist any more.
+    They are for that node, even if the topology in use has the shard on another one. None if the node
+    does not exist any more.
     """
     current = topology()
     return complete(database_settings(shard, current)) if shard.node in current.nodes else None
 
 
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a node without the operators' account, which nothing else may use or show."""
+    """Return the settings of a node without ``OPERATOR``.
+
+    ``OPERATOR`` is an account for operators' commands only. It must not be used or shown elsewhere.
+    """
     return {key: value for key, value in node.items() if key != "OPERATOR"}
 
 
 def operator_settings(node: str) -> dict[str, Any] | None:
-    """The settings of ``node`` with its operators' account; None if it has no such account."""
+    """Return the settings of ``node`` with the user and password of its ``OPERATOR`` entry.
+
+    None if the node has no such entry.
+    """
     node_settings = topology().nodes[node]
     account = node_settings.get("OPERATOR")
     return {**_application_settings(node_settings), **account} if account else None
 
 
 def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
-    """The entry of ``DATABASES`` for the alias that stands for the whole of ``group``.
+    """Return the entry of ``DATABASES`` for the alias that stands for the whole of ``group``.
 
-    :param among: as for :func:`database_settings`.
+    :param among: the topology that ``group`` was taken from; by default the one in use.
     """
     generation = relocation.generation
     node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
@@ -387,10 +432,10 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
 
 def reset() -> None:
-    """Forget everything that was made from the settings: they have changed.
+    """Drop all objects that were made from the settings, because the settings have changed.
 
-    A topology that was swapped in stays: in a test run it keeps the test's shards apart from
-    the real ones.
+    A topology that :func:`swap` has set stays in use: in a test run it keeps the test shards apart
+    from the real ones.
     """
     global _tickets
     with _active.lock:
@@ -400,7 +445,7 @@ def reset() -> None:
         _strategies.clear()
         _former.clear()
         relocation.topology_changed()
-    # Without the lock, which the source's thread may be waiting for.
+    # Do not hold the lock here: this waits for the source's thread, which may be waiting for the lock.
     stop_source()
     if generator is not None:
         generator.close()
@@ -410,7 +455,7 @@ def reset() -> None:
 
 
 def shard(name: str, number: int) -> Shard:
-    """Shard ``number`` of group ``name``.
+    """Return shard ``number`` of group ``name``.
 
     :raises UnknownShard: there is no such group or shard.
     """
@@ -418,7 +463,7 @@ def shard(name: str, number: int) -> Shard:
 
 
 def shard_in(group: ShardGroup, number: int) -> Shard:
-    """Shard ``number`` of ``group``.
+    """Return shard ``number`` of ``group``.
 
     :raises UnknownShard: there is no such shard.
     """
@@ -433,18 +478,24 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """The shard of ``key`` in group ``name``; None if no row can have ``key``. See :meth:`Strategy.locate`."""
+    """Return the shard of ``key`` in group ``name``; None if no row can have ``key``.
+
+    See :meth:`Strategy.locate`.
+    """
     number = strategy(name).locate(key)
     return None if number is None else shard(name, number)
 
 
 def place(name: str, key: Any) -> Shard:
-    """The shard of ``key``. A key without a shard is placed on one. See :meth:`Strategy.place`."""
+    """Return the shard of ``key`` in group ``name``. A key without a shard is placed on one.
+
+    See :meth:`Strategy.place`.
+    """
     return shard(name, strategy(name).place(key))
 
 
 class _CurrentAliases:
-    """The aliases of the topology in use, for ``DATABASES``."""
+    """Tells ``DATABASES`` the aliases of groups and shards in the topology in use."""
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

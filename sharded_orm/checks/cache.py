@@ -1,20 +1,20 @@
 """System checks of the cache.
 
-Ids are permanent, and share their numbers with those of ``sharded_orm.checks.models``. No check
-connects to a database or a cache server.
+The ids of the checks never change. All modules of ``sharded_orm.checks`` share one range of numbers.
+No check in this module connects to a database or a cache server.
 
 ==================  ==========================================================
-``sharded_orm.E026``  a cached model in a database whose engine is not the library's
-``sharded_orm.W027``  models with ``cache = True`` and no ``CACHE``
-``sharded_orm.E028``  ``CACHE`` names an unknown alias of ``CACHES``
-``sharded_orm.E029``  ``CACHE`` names an alias that the library cannot use
-``sharded_orm.W030``  a cache in the memory of each process
-``sharded_orm.E031``  ``isolate_key`` names a field that cannot be one
-``sharded_orm.E032``  a key whose values are equal in several spellings
-``sharded_orm.E033``  ``cache = True`` on a child table
-``sharded_orm.W034``  a cached model that is not managed
-``sharded_orm.E035``  ``ShardMeta`` with an unknown name, or ``cache`` that is no bool
-``sharded_orm.W036``  an isolation level under which transactions bypass the cache
+``sharded_orm.E026``  a cached model is in a database whose ENGINE is not the library's
+``sharded_orm.W027``  a model has ``cache = True``, but the setting has no ``CACHE``
+``sharded_orm.E028``  ``CACHE`` names an alias that is not in ``CACHES``
+``sharded_orm.E029``  ``CACHE`` names an alias whose BACKEND the library cannot use
+``sharded_orm.W030``  the cache is in the memory of each process, so others do not see changes
+``sharded_orm.E031``  ``isolate_key`` names the shard key, or no field with a column
+``sharded_orm.E032``  the database treats different values of a cached model's key as equal
+``sharded_orm.E033``  ``cache = True`` is set on a child of multi-table inheritance
+``sharded_orm.W034``  a cached model has ``managed = False``: other programs may write its rows
+``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` is no bool
+``sharded_orm.W036``  under this isolation level, reads in a transaction bypass the cache
 ==================  ==========================================================
 """
 
@@ -47,7 +47,7 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "cache", "isolate_key"}
-# Under these a transaction reads the rows that were committed before it began.
+# Isolation levels under which a transaction sees the rows as they were committed before it began.
 _SNAPSHOTS = {"repeatable read", "serializable"}
 
 
@@ -55,7 +55,7 @@ _SNAPSHOTS = {"repeatable read", "serializable"}
 def check_cached_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check the declarations of models about the cache."""
+    """Check the ``ShardMeta`` and the keys of models with ``cache = True``."""
     selected: list[Any] = (
         list(apps.get_models())
         if app_configs is None
@@ -72,7 +72,7 @@ def check_cached_models(
             continue
         cached.append(model)
         if issubclass(model, ShardedModel) and not _is_declared(model):
-            continue  # E001 to E003 report it.
+            continue  # The checks E001 to E003 report the wrong declaration.
         messages += _unmanaged(model)
         messages += _keys(model)
         if not issubclass(model, ShardedModel):
@@ -93,7 +93,7 @@ def check_cached_models(
 
 @checks.register(checks.Tags.caches)
 def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the entries of ``CACHES`` that ``CACHE`` names."""
+    """Check the entries of ``CACHES`` that ``SHARDED_ORM["CACHE"]`` names."""
     options = runtime.config().cache
     if options is None:
         return []
@@ -133,9 +133,10 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def _own_meta(model: Any) -> Any:
-    """The ``ShardMeta`` that ``model`` or an abstract base declares.
+    """Return the ``ShardMeta`` that ``model`` or an abstract base class declares.
 
-    None if it inherits one from a parent in the database, which is checked itself.
+    None if there is none, or if the model inherits it from a concrete parent: the check of the parent
+    reports problems with it.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:

@@ -1,10 +1,10 @@
 """System checks that query databases: they run with ``check --database`` and ``migrate``.
 
-Their ids are permanent, and share their numbers with ``sharded_orm.checks.models``.
+The ids of the checks never change. All modules of ``sharded_orm.checks`` share one range of numbers.
 
 ==================  ==========================================================
-``sharded_orm.W025``  a ticket server without sequences that models take ids from
-``sharded_orm.E050``  a shard's column takes two keys for one
+``sharded_orm.W025``  a ticket server lacks sequences that models take ids from
+``sharded_orm.E050``  a text key has a collation that treats different keys as equal
 ==================  ==========================================================
 """
 
@@ -26,7 +26,10 @@ from sharded_orm.operations.tickets import missing_sequences
 def check_sequences(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if ticket servers among ``databases`` lack sequences of models. Queries each server."""
+    """Warn if ticket servers lack sequences that models draw from.
+
+    Queries each ticket server whose alias is in ``databases``.
+    """
     return [
         checks.Warning(
             f"Ticket server {server.alias!r} has no sequence {', '.join(map(repr, names))}.",
@@ -42,9 +45,10 @@ def check_sequences(
 def check_text_keys(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check that the collations of key columns distinguish keys.
+    """Check that the collations of text key columns distinguish all keys, such as "a" and "A".
 
-    Reads the columns of the shards in ``databases``, and of all shards of the groups in it.
+    Queries the shards whose aliases are in ``databases``. The alias of a group stands for all its
+    shards.
     """
     messages: list[checks.CheckMessage] = []
     topology = runtime.topology() if databases else None
@@ -58,7 +62,8 @@ def check_text_keys(
         else:
             continue
         for column in collations.read(shards):
-            # An error would stop ``migrate``, which checks first, before it can repair the column.
+            # Only warn if a migration is pending that may repair the column: ``migrate`` runs the
+            # checks first, and an error would stop it.
             repairable = shard is not None and _is_behind(alias)
             messages.append(
                 (checks.Warning if repairable else checks.Error)(
@@ -72,6 +77,6 @@ def check_text_keys(
 
 
 def _is_behind(alias: str) -> bool:
-    """Whether the database of ``alias`` has unapplied migrations."""
+    """Whether the database ``alias`` has unapplied migrations."""
     executor = MigrationExecutor(connections[alias])
     return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))

@@ -1,31 +1,31 @@
 """System checks of model declarations and settings.
 
-Their ids are permanent. No check queries a database.
+The ids of the checks never change. No check in this module queries a database.
 
 ==================  ==========================================================
 ``sharded_orm.E001``  ``ShardMeta`` is missing or incomplete
 ``sharded_orm.E002``  the group is not in ``SHARDED_ORM["GROUPS"]``
 ``sharded_orm.E003``  the shard key is no concrete field of the model
 ``sharded_orm.E004``  the shard key may be NULL
-``sharded_orm.W005``  a unique constraint without the shard key
-``sharded_orm.E006``  a database foreign key that leaves the group
-``sharded_orm.E007``  an ``on_delete`` that would run on another alias
-``sharded_orm.E008``  a many-to-many table that would cross shards
-``sharded_orm.E009``  a composite primary key without the shard key
+``sharded_orm.W005``  a unique constraint does not contain the shard key
+``sharded_orm.E006``  a foreign key with a database constraint refers to a table outside the group
+``sharded_orm.E007``  an ``on_delete`` would run on another alias than that of the rows
+``sharded_orm.E008``  a many-to-many table would join rows of different shards
+``sharded_orm.E009``  a composite primary key does not contain the shard key
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
-``sharded_orm.W011``  an automatic primary key, unique on its shard only
-``sharded_orm.E012``  a child or proxy with another shard key than the table that it shares
-``sharded_orm.E013``  a default manager whose querysets do not route themselves
-``sharded_orm.W014``  directory or tickets in the SQLite file of the global database
-``sharded_orm.E015``  an id that holds its shard in other bits than the group reads
-``sharded_orm.E016``  a ``type_id`` that does not fit its bits
-``sharded_orm.E017``  two models of a group with one ``type_id``
-``sharded_orm.E018``  more shards than the bits of an id can number
-``sharded_orm.W019``  a ``transaction_mode`` of a ticket server's SQLite file
-``sharded_orm.W020``  a foreign key inside its group that no database enforces
-``sharded_orm.E021``  a ``TimestampedIDField`` that is not unique
-``sharded_orm.E050``  a text key with a collation that takes two keys for one; see also
-                      ``sharded_orm.checks.databases``, which reads the collations of databases
+``sharded_orm.W011``  an auto-increment primary key is unique on its shard only
+``sharded_orm.E012``  a child or proxy model has another shard key than its parent
+``sharded_orm.E013``  the querysets of the default manager are no ``ShardedQuerySet``
+``sharded_orm.W014``  directory or tickets are in the SQLite file of the global database
+``sharded_orm.E015``  an id field has the shard number in other bits than the group expects
+``sharded_orm.E016``  a ``type_id`` does not fit into its bits
+``sharded_orm.E017``  two models of a group have the same ``type_id``
+``sharded_orm.E018``  the group has more shards than the bits in an id can number
+``sharded_orm.W019``  the ``transaction_mode`` of a ticket server's SQLite file blocks new ids
+``sharded_orm.W020``  a foreign key inside the group has no database constraint
+``sharded_orm.E021``  a ``TimestampedIDField`` is not unique
+``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
+                      ``sharded_orm.checks.databases``, which reads the collations in databases
 ==================  ==========================================================
 """
 
@@ -56,7 +56,7 @@ ROUTER = "sharded_orm.routers.ShardRouter"
 def check_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check every sharded model, and every model that refers to one."""
+    """Check sharded models, and the relations of other models to them."""
     messages: list[checks.CheckMessage] = []
     selected = apps.get_models() if app_configs is None else _models_of(app_configs)
     declared = set()
@@ -86,9 +86,10 @@ def check_models(
 
 @checks.register(checks.Tags.models)
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if directory or tickets share an SQLite file with ``default``.
+    """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
 
-    SQLite has one writer per file, so a transaction would block new keys and ids.
+    They write on connections of their own, and SQLite has one writer per file: a transaction on
+    ``default`` would block new keys and ids.
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())
@@ -114,9 +115,10 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register(checks.Tags.models)
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about a ``transaction_mode`` with which a transaction blocks new ids.
+    """Warn about a ``transaction_mode`` of a ticket server's SQLite file other than DEFERRED.
 
-    Ids are taken on connections of their own, which such a transaction locks out.
+    In the other modes each transaction on the alias locks the file, even without a write. New ids,
+    which are taken on other connections, would wait for its end.
     """
     messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:
@@ -192,7 +194,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
-            continue  # The id holds the shard, so it is unique on all shards.
+            continue  # An id that contains the shard number is unique across shards.
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:
@@ -257,7 +259,10 @@ def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
-    """Problems of fields whose ids hold the shard: the group must read it from the same bits."""
+    """Check the fields whose ids contain the shard number.
+
+    Their group must read the number from the same bits.
+    """
     options = shard_options(model)
     field: Any
     for field in model._meta.local_fields:
@@ -401,7 +406,7 @@ def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
         for side in (model, field.remote_field.model)
     )
     if own in (field.name, field.attname) and theirs in (target.name, target.attname):
-        return  # The two rows have the same key, so they are on one shard.
+        return  # The foreign key is the shard key on both sides, so both rows are on the same shard.
     yield checks.Warning(
         f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
         " on one shard all the same: one that is on another shard is not found.",

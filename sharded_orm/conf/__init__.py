@@ -1,7 +1,7 @@
-"""The ``SHARDED_ORM`` setting, read and checked as a whole.
+"""Read and check the ``SHARDED_ORM`` setting.
 
-Nothing is read at import. Only ``runtime`` and ``active_config`` read the setting; every other
-module gets live objects from ``runtime``.
+Importing this package reads no setting. Only the modules ``runtime`` and ``active_config`` call
+:func:`read`; every other module gets the objects that it needs from ``runtime``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]``."""
+"""Read and check ``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]``."""
 
 from __future__ import annotations
 
@@ -13,47 +13,55 @@ KEYS = {
     "OBJECTS", "LISTS", "PREFIX", "TTL", "TIMEOUT", "BACKOFF", "COMMIT_WITHIN", "QUARANTINE",
     "READ", "ALSO_MARK",
 }  # fmt: skip
-#: memcached takes more than 30 days for a date, and a guard lives twice as long as entries.
+#: Largest ``TTL`` in seconds: 15 days. Guards (see :class:`CacheOptions`) live twice as long as
+#: entries, and memcached takes a lifetime of more than 30 days for a date.
 MAX_TTL = 15 * 24 * 3600
 _PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo, P8).
+    """The values of ``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo, P8).
 
-    A guard is the record in the cache that announces the writes to some rows.
+    A *guard* is a record in the cache for some rows, such as those of a shard key. Before its COMMIT,
+    each write announces itself in the guards of its rows, by a *marker*.
     """
 
-    #: The alias of ``CACHES`` whose servers hold objects.
+    #: The alias of ``CACHES`` whose servers hold objects (cached rows).
     objects: str
-    #: The alias whose servers hold lists and counts; may be the same.
+    #: The alias of ``CACHES`` whose servers hold cached lists and counts; may be the same alias as
+    #: ``objects``.
     lists: str
-    #: The beginning of all names in the cache.
+    #: The text with which all names in the cache begin.
     prefix: str = ""
-    #: Seconds that an entry lives.
+    #: Seconds after which a cache entry expires.
     ttl: float = 3600.0
-    #: Seconds that a cache server has for one answer.
+    #: Seconds to wait for one answer of a cache server.
     timeout: float = 0.25
-    #: Seconds for which a cache server that failed is left alone.
+    #: Seconds for which a cache server is not called after a failure.
     backoff: float = 2.0
-    #: Seconds from announcing a write to its COMMIT; a later COMMIT announces the write again.
+    #: Seconds for which a marker is valid for its COMMIT. A later COMMIT writes a new marker first.
     commit_within: float = 2.0
-    #: Seconds during which nothing is stored under a new guard. After as many seconds an
-    #: announcement counts as dead if its writer cannot be asked.
+    #: Seconds for which nothing is stored under a new guard. Also the age in seconds from which a marker
+    #: counts as that of a dead writer, if the database cannot tell whether the writer still runs.
     quarantine: float = 10.0
-    #: If a write cannot be announced: ``"refuse"`` refuses the write, ``"proceed"`` writes, and
-    #: entries may be stale for ``ttl`` seconds.
+    #: What to do if a write's marker cannot be stored: ``"refuse"`` rolls the write back,
+    #: ``"proceed"`` commits it, so that entries may be stale for up to ``ttl`` seconds.
     on_failure: str = "refuse"
-    #: False: this process announces its writes, but neither reads nor stores.
+    #: Whether this process reads from the cache and stores entries. If False, it only announces in the
+    #: cache which rows it writes.
     read: bool = True
-    #: More aliases whose servers get the announcements: servers that other processes read
-    #: already, or still, while the list of servers changes.
+    #: More aliases of ``CACHES`` whose servers get the markers. While the list of servers is being
+    #: changed, other processes already, or still, read from these servers.
     also_mark: tuple[str, ...] = ()
 
 
 def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions | None:
-    """The options; None if there is no ``CACHE`` or anything is wrong with it."""
+    """Return the cache options; None if the setting has no ``CACHE``, or a wrong one.
+
+    :param setting: the whole ``SHARDED_ORM`` dict.
+    :param problems: a list to which a sentence is added for each error.
+    """
     known = len(problems)
     policy = setting.get("ON_CACHE_FAILURE", "refuse")
     if policy not in ("refuse", "proceed"):
@@ -63,7 +71,7 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
         return None
     where = "CACHE: "
     if not isinstance(raw, Mapping):
-        # Only its type is shown: it may be a URL with a password.
+        # Show only the type of the value: the value may be a URL with a password.
         problems.append(f"CACHE must be a dict, not {type(raw).__name__}")
         return None
     problems += unknown_keys(where, raw, KEYS)
@@ -92,7 +100,8 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # A new guard would be gone before anything may be stored under it.
+        # A new guard (the cache's record for some rows) would expire before an entry may be stored
+        # under it.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

@@ -1,4 +1,4 @@
-"""``SHARDED_ORM["GROUPS"]``: the shard groups, and the nodes on which ranges of shards are."""
+"""Read and check ``SHARDED_ORM["GROUPS"]``: the shard groups and their ranges of shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ KEYS = {
     "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "FORMER_MODELS",
 }  # fmt: skip
 RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
-# A shard's alias is the group's name and five digits; a template's ends in "_template".
+# Endings that a group's name must not have: a shard's alias ends in "_" and five digits or more, and
+# "photos_template" is the alias of the schema from which test shards of "photos" are cloned.
 _TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 
 

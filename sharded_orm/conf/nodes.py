@@ -1,4 +1,7 @@
-"""``SHARDED_ORM["NODES"]`` and ``["NODE_DEFAULTS"]``: how to connect to the database servers."""
+"""Read and check ``SHARDED_ORM["NODES"]`` and ``["NODE_DEFAULTS"]``.
+
+They tell how to connect to the database servers, which are called nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
 }  # fmt: skip
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
-# Key -> its types, and their name in a message. Other keys go to the driver unchecked.
+# The permitted types of a node's settings, and how an error message names them. Other settings are
+# passed on unchecked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
     "POOL": ((Mapping, type(None)), "a dict"),
@@ -27,7 +31,13 @@ _MYSQL, _SQLITE = _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backend
 
 
 def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Node -> its settings laid over ``defaults``, without values of a wrong type."""
+    """Return the settings of each node, keyed by the node's name. Values of a wrong type are left out.
+
+    :param raw: the value of ``NODES``.
+    :param defaults: the value of ``NODE_DEFAULTS``: settings for all nodes. A node's own setting
+        overrides the default.
+    :param problems: a list to which a sentence is added for each error.
+    """
     if not isinstance(raw, Mapping):
         problems.append(f"NODES must be a dict, not {type(raw).__name__}")
         return {}
@@ -43,7 +53,7 @@ def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mappi
             continue
         nodes[name] = {}
         if not isinstance(node, Mapping):
-            # Only its type is shown: it may be a URL with a password.
+            # Show only the type of the value: the value may be a URL with a password.
             problems.append(
                 f"{where}must be a dict like an entry of DATABASES, not {type(node).__name__}"
             )
@@ -59,14 +69,14 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         for key, (types, _) in _TYPES.items()
         if key in node and not isinstance(node[key], types)
     ]
-    # The value is not shown: it may be a password in the wrong place.
+    # Do not show the value: it may be a password in the wrong place.
     problems += [f"{where}{key} must be {_TYPES[key][1]}" for key in wrong]
     if "OPERATOR" in node and "OPERATOR" not in wrong:
         problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
     engine = node.get("ENGINE")
-    # Any engine that derives from one of ours is welcome. Django's stock engines open a
-    # connection per shard.
+    # Accept any other ENGINE, because it may derive from one of the library's. Refuse Django's own:
+    # they would open a connection per shard.
     if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
         problems.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
         settings.pop("ENGINE", None)

@@ -1,4 +1,4 @@
-"""The ``SHARDED_ORM`` setting as a whole: its parts are read, and their problems are collected."""
+"""Read and check the ``SHARDED_ORM`` setting as a whole; collect the problems of all its parts."""
 
 from __future__ import annotations
 
@@ -26,33 +26,40 @@ KEYS = {
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
-# ``auth.Permission.codename`` is 100 characters long, and begins with "access_".
+# Largest length of a group's name that fits into a permission: ``auth.Permission.codename`` has 100
+# characters and begins with "access_".
 _LONGEST_PERMITTED = 93
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """``SHARDED_ORM["TOPOLOGY"]``."""
+    """The values of ``SHARDED_ORM["TOPOLOGY"]``: where the topology is stored."""
 
-    #: A built-in source or a dotted path.
+    #: ``"static"`` (the settings), ``"file"``, ``"zookeeper"``, or the dotted path of a class.
     source: str = "static"
-    # Not in repr(): the options may hold credentials.
+    # The options are left out of repr(), because they may contain credentials.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class AdminOptions:
-    """``SHARDED_ORM["ADMIN"]``."""
+    """The values of ``SHARDED_ORM["ADMIN"]``."""
 
-    #: Whether a user needs the permission ``sharded_orm.access_<group>`` to look into a group.
+    #: Whether a user of the admin needs the permission ``sharded_orm.access_<group>`` to see the rows
+    #: of a group.
     group_permissions: bool = False
 
 
 @dataclass(frozen=True)
 class Config:
-    """The checked setting. ``directory`` and ``tickets`` are aliases of ``DATABASES``.
+    """The checked ``SHARDED_ORM`` setting.
 
-    ``cache`` is None if the setting has no ``CACHE``: nothing is cached.
+    :param topology: the nodes and groups.
+    :param tickets: the aliases of the ticket servers in ``DATABASES``.
+    :param directory: the alias in ``DATABASES`` that has the directory of keys.
+    :param max_idle_aliases: how many unused connection objects of shards a thread keeps per group.
+    :param cache: the options of the cache; None if the setting has no ``CACHE``, so that nothing is
+        cached.
     """
 
     topology: Topology
@@ -65,7 +72,7 @@ class Config:
 
 
 def read() -> Mapping[str, Any]:
-    """``settings.SHARDED_ORM``, unchecked; empty if there is none.
+    """Return ``settings.SHARDED_ORM`` unchecked; an empty dict if there is no such setting.
 
     :raises InvalidConfiguration: the setting is no dict.
     """
@@ -78,7 +85,7 @@ def read() -> Mapping[str, Any]:
 
 
 def source(raw: Mapping[str, Any]) -> SourceOptions:
-    """The source of the topology that a ``SHARDED_ORM`` dict names.
+    """Return the topology source that a ``SHARDED_ORM`` dict names; by default the static one.
 
     :raises InvalidConfiguration: ``TOPOLOGY`` is wrong; the error lists every problem.
     """
@@ -86,7 +93,7 @@ def source(raw: Mapping[str, Any]) -> SourceOptions:
     if values is None:
         return SourceOptions()
     if not isinstance(values, Mapping):
-        # Only its type is shown: it may be a URL with a password.
+        # Show only the type of the value: the value may be a URL with a password.
         raise InvalidConfiguration([f"TOPOLOGY must be a dict, not {type(values).__name__}"])
     problems = list(unknown_keys("TOPOLOGY: ", values, TOPOLOGY_KEYS))
     path, options = values.get("SOURCE", "static"), values.get("OPTIONS", {})
@@ -102,10 +109,11 @@ def source(raw: Mapping[str, Any]) -> SourceOptions:
 
 
 def parse(raw: Any, document: Document | None = None) -> Config:
-    """Turn a ``SHARDED_ORM`` dict into a :class:`Config`.
+    """Check a ``SHARDED_ORM`` dict and return it as a :class:`Config`.
 
-    :param document: the document of the topology source, which is laid over the dict.
-    :raises InvalidConfiguration: one error that lists everything that is wrong.
+    :param document: the document that the topology source holds. Its nodes and groups complete and
+        override those in the dict. None for a static source.
+    :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
     if not isinstance(raw, Mapping):
         raise InvalidConfiguration([f"must be a dict, not {type(raw).__name__}"])

@@ -1,4 +1,4 @@
-"""``SHARDED_ORM["TICKET_OPTIONS"]``: how ids are taken from the ticket servers."""
+"""Read and check ``SHARDED_ORM["TICKET_OPTIONS"]``: how to take ids from the ticket servers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 
 from sharded_orm.conf.values import seconds, unknown_keys
 
-#: The most ids that one request takes.
+#: Largest number of ids that one request takes.
 MAX_TICKETS = 1_000_000
 KEYS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
 
 
 @dataclass(frozen=True)
 class TicketOptions:
-    """``SHARDED_ORM["TICKET_OPTIONS"]``."""
+    """The values of ``SHARDED_ORM["TICKET_OPTIONS"]``."""
 
-    #: The most seconds that a caller waits; each server has an equal share of them.
+    #: Largest number of seconds that a caller waits for an id, divided equally among the servers.
     timeout: float = 2.0
-    #: Seconds for which a server that failed is left alone.
+    #: Seconds for which a server is not asked after a failure.
     backoff: float = 5.0
-    #: Ids that a process takes at once for ``next``; 1 takes none in advance.
+    #: Number of ids that a process takes in one request when one id is needed; it keeps the others
+    #: for later. With 1, it takes no id in advance.
     block_size: int = 1
-    #: If the partner, which keeps a server's high-water mark, does not answer: ``"refuse"`` takes
-    #: no id from that server, ``"proceed"`` takes ids and logs a warning.
+    #: What to do if a server's partner does not answer. The partner is the next server; it keeps the
+    #: highest id that the server has handed out. ``"refuse"`` takes no id from the server,
+    #: ``"proceed"`` takes ids and logs a warning.
     partner_down: str = "proceed"
 
 

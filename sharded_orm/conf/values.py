@@ -1,7 +1,7 @@
-"""Checks of single values, shared by all parts of the ``SHARDED_ORM`` setting.
+"""Checks of single values, for all parts of the ``SHARDED_ORM`` setting.
 
-A check adds a sentence about what is wrong to a list of problems, and returns a valid value to
-go on with. The sentence begins with ``where``, the part of the setting that is read.
+Each message about a wrong value begins with the parameter ``where``, which names the part of the
+setting. A checked value that is wrong is replaced by a default, so that the other checks can go on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def unknown_keys(where: str, values: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:
-    """One problem for each key of ``values`` that is not ``valid``."""
+    """Yield a problem for each key of ``values`` that is not in ``valid``."""
     for key in values:
         if key not in valid:
             yield f"{where}unknown key {key!r}; valid keys are {sorted(valid)!r}"
@@ -21,7 +21,10 @@ def unknown_keys(where: str, values: Mapping[Any, Any], valid: set[str]) -> Iter
 def seconds(
     where: str, key: str, values: Mapping[Any, Any], default: float, problems: list[str]
 ) -> float:
-    """The positive number of seconds under ``key``; ``default`` if there is none."""
+    """Return the number of seconds in ``values[key]``; ``default`` if the key is missing.
+
+    If the value is no positive number, add a sentence to ``problems`` and return ``default``.
+    """
     value = values.get(key, default)
     if (
         isinstance(value, int | float)
@@ -37,8 +40,11 @@ def seconds(
 def flag(
     where: str, key: str, values: Mapping[Any, Any], default: bool, problems: list[str]
 ) -> bool:
-    """True or False under ``key``; ``default`` if there is neither."""
-    # Nothing else counts as true: "no" would.
+    """Return the bool in ``values[key]``; ``default`` if the key is missing.
+
+    If the value is no bool, add a sentence to ``problems`` and return ``default``.
+    """
+    # Accept only True and False: the text "no", for example, would count as true.
     value = values.get(key, default)
     if not isinstance(value, bool):
         problems.append(f"{where}{key} must be True or False, not {value!r}")

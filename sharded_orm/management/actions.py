@@ -1,4 +1,4 @@
-"""Commands with actions, such as ``manage.py shards status``."""
+"""Base classes of commands that have several actions, such as ``manage.py shards status``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from sharded_orm.exceptions import ShardedOrmError
 
 
 class Action(ABC):
-    """One action of a command. It takes Django's options and its own."""
+    """One action of a management command, such as ``status`` of ``manage.py shards``.
+
+    Django's general options, such as ``--verbosity``, are accepted too.
+    """
 
     name: ClassVar[str]
     help: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the action's arguments; by default none."""
+        """Add the arguments of this action to ``parser``; by default none."""
         return
 
     @abstractmethod
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        """Carry out the action.
+        """Execute the action.
 
-        :param command: has the streams and styles for the output.
-        :raises CommandError: the action failed, or found a problem; the exit status is 1.
+        :param command: the running command, for its output streams and styles.
+        :param options: the parsed options of the command line.
+        :raises CommandError: the action has failed or has found a problem; the exit status is 1.
         """
 
 
@@ -49,12 +53,18 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # The message is for people; --traceback shows the origin.
+            # Show only the message. With --traceback, Django shows the original exception, too.
             raise CommandError(str(exc)) from exc
 
 
 def add_action(commands: Any, name: str, text: str) -> CommandParser:
-    """Add the parser of an action. Django's own options may also follow the action's name."""
+    """Add a subparser for the action ``name``, and return it.
+
+    Django's general options, such as ``--verbosity``, are accepted before and after the action's name.
+
+    :param commands: the return value of ``add_subparsers()``.
+    :param text: the help text.
+    """
     parser: CommandParser = commands.add_parser(name, help=text, description=text)
     for option in ("--settings", "--pythonpath"):
         parser.add_argument(option, default=SUPPRESS, help=SUPPRESS)
@@ -65,7 +75,7 @@ def add_action(commands: Any, name: str, text: str) -> CommandParser:
 
 
 def problems_error(texts: Iterable[str]) -> CommandError:
-    """The error of a command that found problems, without duplicates."""
+    """Return the error to raise for a command that has found problems. Equal texts appear once."""
     problems = list(dict.fromkeys(texts))
     if len(problems) == 1:
         return CommandError(problems[0])
@@ -73,7 +83,7 @@ def problems_error(texts: Iterable[str]) -> CommandError:
 
 
 def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """A function that writes lines about the progress to standard error, unless verbosity is 0."""
+    """Return a function that writes a line to standard error. With verbosity 0 it does nothing."""
 
     def tell(line: str) -> None:
         if options["verbosity"]:

@@ -1,4 +1,4 @@
-"""The progress of a long command: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of a long command: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
 
-# Seconds between two lines without a terminal.
+# Seconds between two progress lines, where no bar is shown.
 _INTERVAL = 10.0
 
 
 class ShardProgress:
-    """Reports shards that are done, and each failure at once in one line.
+    """The progress display of a command that works on many shards.
 
-    Writes to standard error, because standard output is for the result. The bar is that of tqdm
-    (the extra ``progress``); without tqdm, there are lines.
+    Writes to standard error, because standard output is for the result. Each failure is reported at
+    once in one line. The bar needs tqdm (the extra ``progress``); without tqdm, lines are printed.
 
-    :param verbosity: 0 for failures only, 2 for a line per shard.
+    :param verbosity: 0 shows failures only, 1 a bar or a line every 10 seconds, 2 a line per shard.
     :param bar: whether a bar may be shown.
     """
 
@@ -78,13 +78,13 @@ class ShardProgress:
     def _write(self, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        # The default style of the stream would show every line as an error.
+        # Set the style: by default, Django's stderr shows every line in red, as an error.
         self._command.stderr.write(text, style_func=str)
         if self._bar is not None:
             self._bar.refresh()
 
 
 def failure_line(failure: Failure) -> str:
-    """``photos_00003: failed at photos.0002_title: OperationalError: …``"""
+    """Return a line such as ``photos_00003: failed at photos.0002_title: OperationalError: …``."""
     where = f" at {failure.migration}" if failure.migration else ""
     return f"{failure.alias}: {failure.state}{where}: {failure.error}"

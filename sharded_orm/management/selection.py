@@ -1,4 +1,4 @@
-"""The options ``--group``, ``--shards`` and ``--node`` of commands."""
+"""The command-line options ``--group``, ``--shards`` and ``--node``, which select shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.operations.selection import Selected, parse_numbers, select
 
 
 def add_selection(parser: ArgumentParser) -> None:
-    """Add the three options; without them, all shards are selected."""
+    """Add the options ``--group``, ``--shards`` and ``--node``. By default, all shards are selected."""
     parser.add_argument("--group", metavar="GROUP", help="Only the shards of this group.")
     parser.add_argument(
         "--shards",
@@ -25,7 +25,7 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selection_of(options: Mapping[str, Any]) -> list[Selected]:
-    """The shards that the options select; at least one.
+    """Return the shards that the parsed options select; at least one.
 
     :raises CommandError: a group, node or shard does not exist, or no shard is selected.
     """

@@ -1,4 +1,4 @@
-"""Printing tables in commands."""
+"""Print tables in management commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def write_table(
     lines: Sequence[Sequence[str]],
     bad: Container[str] = (),
 ) -> None:
-    """Print a table with columns that are as wide as necessary.
+    """Print a table. Each column is as wide as its longest cell.
 
-    :param headings: a heading that begins with ">" aligns its column to the right, for numbers.
-    :param lines: rows with a cell for each heading; a row of one cell may have any width.
-    :param bad: a row with such a cell is printed as an error.
+    :param headings: the headings. One that begins with ">" aligns its column to the right, for numbers.
+    :param lines: the rows, with a cell for each heading. A row may also consist of a single cell, which
+        does not affect the widths.
+    :param bad: texts of cells that mark a problem: rows with one of them are printed as errors.
     """
     right_aligned = [head.startswith(">") for head in headings]
     rows = [[head.lstrip(">") for head in headings], *lines]

@@ -1,1 +1,4 @@
-"""The actions of operators as functions; the commands and the admin only parse and show."""
+"""The operators' actions as functions.
+
+The management commands and the admin parse input, call these functions and show the results.
+"""

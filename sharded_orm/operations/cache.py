@@ -1,4 +1,4 @@
-"""The state of the cache and its invalidation, for operators and monitoring."""
+"""Show the state of the cache and invalidate entries, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from sharded_orm.operations.key_input import typed_key
 
 @dataclass(frozen=True)
 class ModelStatistics:
-    """The counts of a cached model in all processes.
+    """The cache hits, misses and other counts of one model, summed over all processes.
 
-    :param counts: see :data:`sharded_orm.cache.statistics.FIELDS`; None while the server with the
-        counters is down.
+    :param counts: count by name; :data:`sharded_orm.cache.statistics.FIELDS` lists the names. None
+        while the cache server that keeps the counters is down.
     """
 
     label: str
@@ -34,7 +34,10 @@ class ModelStatistics:
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of reads that queried no database; None if there were no reads."""
+        """The share of reads, from 0 to 1, that queried no database.
+
+        None if there were no reads, or if the counts are not known.
+        """
         counts = self.counts
         if counts is None:
             return None
@@ -45,31 +48,31 @@ class ModelStatistics:
 
 @dataclass(frozen=True)
 class CacheServerStatus:
-    """The state of a cache server; None for values that the server does not report."""
+    """The state of a cache server. Values that the server does not report are None."""
 
     name: str
-    #: The kinds of its entries: ``"objects"``, ``"lists"``.
+    #: The kinds of entries that the server holds: ``"objects"``, ``"lists"`` or both.
     holds: tuple[str, ...]
-    #: Why it does not answer; None if it does.
+    #: Why the server does not answer; None if it does.
     error: str | None
     version: str | None = None
     items: int | None = None
     bytes: int | None = None
     evictions: int | None = None
-    #: The fastest of three.
+    #: Milliseconds of the fastest of three round trips.
     round_trip_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """All cached models and all cache servers."""
+    """The statistics of all cached models, and the states of all cache servers."""
 
     models: tuple[ModelStatistics, ...]
     servers: tuple[CacheServerStatus, ...]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences about servers that do not answer."""
+        """One sentence for each server that does not answer."""
         return tuple(
             f"cache server {server.name} does not answer: {server.error}"
             for server in self.servers
@@ -78,9 +81,10 @@ class CacheStatus:
 
 
 def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
-    """All cached models, in order of their labels; or those with ``labels``.
+    """Return the cached models with ``labels``; by default all, sorted by label.
 
-    :raises LookupError: there is no such model, or it is not cached.
+    :param labels: labels such as ``"photos.Photo"``. The result has the same order.
+    :raises LookupError: a label names no model, or a model that is not cached.
     """
     labels = list(labels)
     if not labels:
@@ -101,9 +105,10 @@ def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
 
 
 def cached_models_on(alias: str) -> list[CachedModel]:
-    """The cached models with rows on ``alias``, at least one.
+    """Return the cached models that have their tables on the shard or database ``alias``.
 
-    :raises LookupError: there is no such shard or database, or it has no rows of cached models.
+    :return: at least one model.
+    :raises LookupError: there is no such shard or database, or it has no tables of cached models.
     """
     if runtime.topology().resolve(alias) is None and alias not in connections.settings:
         raise LookupError(
@@ -116,12 +121,15 @@ def cached_models_on(alias: str) -> list[CachedModel]:
 
 
 def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
-    """Void entries of a model, as :meth:`ModelCache.invalidate`, with keys as an operator types them.
+    """Invalidate cache entries of a model. The keys are text, as an operator types them.
 
-    :param keys: values by the name of the field, as text.
-    :raises ValueError: a value that no row can have, or an alias that has no rows of the model.
-    :raises TypeError: an unknown name.
-    :raises CacheUnavailable: a cache server is down; call it again.
+    Converts the keys and calls :meth:`ModelCache.invalidate`.
+
+    :param keys: field name -> value as text.
+    :param using: the shard or database whose entries are invalidated; by default all.
+    :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
+    :raises TypeError: a field name is unknown.
+    :raises CacheUnavailable: a cache server is down; repeat the call.
     """
     single = len(cached.pk_fields) == 1
     fields = {"pk": cached.pk} if single else {}
@@ -130,7 +138,7 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
             fields |= {field.name: field, field.attname: field}
     values: dict[str, Any] = {}
     for name, text in keys.items():
-        # invalidate() refuses an unknown name.
+        # Unknown names are passed on too: invalidate() raises the error for them.
         values[name] = _typed(cached, fields[name], text) if name in fields else text
     model: Any = cached.model
     model.cache.invalidate(using=using, **values)
@@ -148,7 +156,7 @@ def _typed(cached: CachedModel, field: Any, text: str) -> Any:
 
 
 def require_cache() -> CacheClient:
-    """The cache of the project.
+    """Return the client of the project's cache.
 
     :raises InvalidConfiguration: the project has no cache.
     """
@@ -161,9 +169,10 @@ def require_cache() -> CacheClient:
 
 
 def status() -> CacheStatus:
-    """The state of all cached models and cache servers.
+    """Return the state of all cached models and cache servers.
 
-    Calls the servers one after the other; each has the ``TIMEOUT`` of the setting.
+    Asks the servers one after the other. The time limit for a call to a server is the ``TIMEOUT`` in
+    the ``CACHE`` setting.
     """
     cache = require_cache()
     cache.statistics.flush()
@@ -188,15 +197,16 @@ def status() -> CacheStatus:
 
 
 def forget_key(model: type[Any], key: Any) -> list[str]:
-    """Void the entries of a shard key, for all models of the group.
+    """Invalidate the cache entries of a shard key, for all cached models of the model's group.
 
-    If keys carry their shard, each model has keys of its own, and only ``model`` counts.
+    If the group's keys contain their shard number, the same key means different things in two
+    models. Then only the entries of ``model`` are invalidated.
 
     :param model: a sharded model.
-    :param key: a value of its shard key, as its field converts it.
-    :returns: the labels of the models.
+    :param key: a value of the model's shard key, as the key's field converts it.
+    :returns: the labels of the models whose entries were invalidated.
     :raises InvalidConfiguration: the project has no cache.
-    :raises CacheUnavailable: a cache server is down; call it again.
+    :raises CacheUnavailable: a cache server is down; repeat the call.
     """
     require_cache()
     options = shard_options(model)
@@ -218,7 +228,7 @@ def forget_key(model: type[Any], key: Any) -> list[str]:
 def reset_statistics() -> None:
     """Set the counters of all models to 0.
 
-    :raises ServerDown: a cache server is down; the counters of other models may have been reset.
+    :raises ServerDown: a cache server is down. The counters of some models may have been reset.
     """
     cache = require_cache()
     cache.statistics.flush()
@@ -251,7 +261,7 @@ def _server_status(server: CacheServer, holds: tuple[str, ...]) -> CacheServerSt
 
 
 def _round_trip(server: CacheServer) -> float:
-    """The seconds of one round trip."""
+    """Return the seconds that one round trip to ``server`` takes."""
     started = time.perf_counter()
     server.counters(["@ping"])
     return time.perf_counter() - started
@@ -263,7 +273,7 @@ def _first(info: Mapping[str, Any], *names: str) -> str | None:
 
 def _items(info: Mapping[str, Any]) -> int | None:
     if "redis_version" in info:
-        # db0:keys=3,expires=3,avg_ttl=0; an empty server has no such line.
+        # Redis reports a line such as db0:keys=3,expires=3,avg_ttl=0 for each database with keys.
         matches = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
         return sum(int(match[1]) for match in matches if match)
     return _number(_first(info, "curr_items", "entries"))

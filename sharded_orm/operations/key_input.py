@@ -1,4 +1,4 @@
-"""Keys that people type, converted to values that rows of a field can have."""
+"""Convert keys that people type to values of a model field."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sharded_orm.models.sharding.options import target_field
 
 
 def typed_key(field: Any, text: str, alias: str) -> Any:
-    """Convert ``text`` to a value of ``field`` that a row on ``alias`` can have. Asks no database.
+    """Convert ``text`` to a value of ``field``, and check that a row on ``alias`` can have the value.
 
-    Without this check, a strategy would compute a shard even for a number that no column can hold,
-    or for a text that is too long for its field.
+    Queries no database. The check is needed because a group's strategy computes a shard for any
+    value, even for a number that no column can hold or a text that is too long.
 
-    :param alias: the database whose range of integers counts; Django's validators use the
-        default's.
+    :param alias: the database whose range of integers is checked. Django's own validators know only
+        the range of the default database.
     :raises ValidationError: no row can have the value; the message says why.
     """
     try:
         value = field.to_python(text)
-    except (TypeError, ValueError, ArithmeticError) as exc:  # Invalid base64, for example.
+    except (TypeError, ValueError, ArithmeticError) as exc:  # For example, invalid base64.
         raise ValidationError(f"it is no value of a {type(field).__name__} ({exc}).") from exc
     holder = target_field(field)
     holder.run_validators(value)

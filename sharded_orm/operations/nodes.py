@@ -1,6 +1,6 @@
-"""Asking several nodes, which are the database servers in ``NODES``, in parallel.
+"""Ask several nodes in parallel. Nodes are the database servers in ``NODES``.
 
-A node that is down delays no other node.
+A node that is down does not delay the others.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from sharded_orm.topology.model import Shard
 
 T = TypeVar("T")
 
-#: Errors that a node may cause; any other error is a bug of this library.
+#: Errors that a node can cause. Any other error is a bug in this library.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: Abandoned threads per node: threads that still wait for the node although nobody waits for them.
-#: The limit keeps a node that hangs from getting one more thread with each question.
+#: Largest number of abandoned threads per node: threads that wait for the node's answer although the
+#: caller has given up. Without a limit, each question to a hanging node would leave one more thread.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
-# (kind, name) -> its abandoned threads. A node and a service may have the same name.
+# The abandoned threads, keyed by kind ("node" or "service") and name. A node and a service may have
+# the same name.
 _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
 class NoAnswer(OperationalError):
-    """No answer came in time; the operation may still take effect."""
+    """A node or service has not answered in time. The operation may still take effect there."""
 
 
 def ignore_answer() -> None:
-    """An ``alive`` callback for callers that wait only for the whole answer."""
+    """Do nothing. Use this as the ``alive`` callback if partial answers must not extend the time limit."""
 
 
 @contextmanager
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
-    """A connection object of node ``name`` without a shard; closed at the end of the block.
+    """Yield a connection object to node ``name`` that is not bound to a shard; close it at the end.
 
-    Belongs to the thread that creates it. Connects at first use.
+    Only the thread that creates the connection may use it. It connects at first use.
     """
-    # No schema has an empty name. SQLite still finds the folder of its files by it.
+    # An invented shard without a schema name gives the settings of the node alone. On SQLite, NAME is
+    # then a file in the node's folder that belongs to no shard.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -71,18 +73,20 @@ def ask_nodes(
     silence: float | None = None,
     kind: str = "node",
 ) -> dict[str, T | Exception]:
-    """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time.
+    """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time, and wait for the results.
 
-    Each call runs in a thread of its own, whose connections are closed at its end. The call runs
-    ``alive()`` whenever its node has answered. If a node is silent for too long, its thread is
-    abandoned. A node with :data:`MAX_ABANDONED` abandoned threads is not asked.
+    Each call runs in a new thread; Django's connections of the thread are closed when it ends.
+    ``ask`` must call ``alive()`` each time its node has answered. If a node is silent for too long,
+    its thread is abandoned: it may go on, but its result is ignored. A node with
+    :data:`MAX_ABANDONED` abandoned threads is not asked.
 
     :param nodes: names of nodes, or of services.
-    :param patience: seconds until the first answer.
-    :param silence: seconds between two later answers; None for no limit.
+    :param patience: seconds to wait for a node's first answer.
+    :param silence: seconds to wait for each later answer; None for no limit.
     :param kind: "node" or "service".
-    :return: node -> the result of its call, or the node's error.
-    :raises: an exception of ``ask`` that is not a node's error (:data:`TROUBLE`).
+    :return: for each node, the result of ``ask`` or the exception that the node caused
+        (:data:`TROUBLE`; :class:`NoAnswer` after the time limit).
+    :raises: any other exception of ``ask``.
     """
     events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
@@ -90,7 +94,7 @@ def ask_nodes(
         try:
             outcome: Any = ask(node, lambda: events.put((node, _ALIVE)))
         except Exception as exc:
-            # The waiting thread raises it, unless it is the node's error.
+            # The waiting thread raises the exception, unless the node has caused it (TROUBLE).
             outcome = exc
         finally:
             connections.close_all()
@@ -107,7 +111,7 @@ def ask_nodes(
                 (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
             )
             continue
-        # Not from a pool: the process would wait for its threads at exit.
+        # Do not use a thread pool: at exit, the process would wait for the pool's threads.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )
@@ -137,11 +141,11 @@ def ask_nodes(
 
 
 def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
-    """Return the result of ``ask()``, which runs in a thread of its own as in :func:`ask_nodes`.
+    """Call ``ask()`` in a new thread, as :func:`ask_nodes` does, and return the result.
 
     :param service: the service's name, such as ``"the directory"``.
-    :param within: seconds until the answer.
-    :raises NoAnswer: no answer came; the thread of ``ask`` is abandoned.
+    :param within: seconds to wait for the result.
+    :raises NoAnswer: the time is over; the thread of ``ask`` is abandoned.
     :raises: any exception of ``ask``.
     """
     answers = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
@@ -152,9 +156,9 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 
 
 def _count_abandoned(kind: str, name: str) -> int:
-    """The number of abandoned threads of ``name``. Forgets threads that have ended."""
+    """Return the number of abandoned threads of ``name``, and drop threads that have ended."""
     threads = _abandoned.get((kind, name), set())
-    for thread in tuple(threads):  # An atomic copy: other threads add to the set.
+    for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.
         if not thread.is_alive():
             threads.discard(thread)
     return len(threads)

@@ -1,4 +1,4 @@
-"""Selecting the shards for an operation by group, number and node."""
+"""Select the shards for an operation by group, number and node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 
 @dataclass(frozen=True)
 class Selected:
-    """Shards of one group, sorted by number; at least one."""
+    """The selected shards of one group: at least one, sorted by number."""
 
     group: ShardGroup
     shards: Sequence[Shard]
@@ -25,14 +25,15 @@ class Selected:
 def select(
     group: str | None = None, numbers: Sequence[range] | None = None, node: str | None = None
 ) -> list[Selected]:
-    """The shards that meet all conditions: one entry per group, in the order of the settings.
+    """Return the shards that meet all conditions, with one entry per group in the order of the settings.
 
-    :param group: the name of a group. With ``numbers``, it is required if there are several groups.
-    :param numbers: ranges of shard numbers, which may overlap; each shard must exist.
-    :param node: the node of the primary.
-    :raises InvalidSelection: a group, node or shard does not exist, or no shard is left.
+    :param group: the name of a group; by default all groups. Required with ``numbers`` if there are
+        several groups.
+    :param numbers: ranges of shard numbers, which may overlap; by default all. Each shard must exist.
+    :param node: the name of the node that holds the shards' primary; by default any.
+    :raises InvalidSelection: a group, node or shard does not exist, or no shard meets all conditions.
 
-    Memory: a list of the shards, whose records the topology holds anyway.
+    Costs only the memory of the lists: the topology holds the records of the shards anyway.
     """
     topology = runtime.topology()
     groups = topology.groups
@@ -78,13 +79,13 @@ def _numbered(group: ShardGroup, numbers: Sequence[range] | None) -> Iterator[Sh
 
 
 def parse_numbers(text: str) -> list[range]:
-    """Parse a text such as ``0-511,700`` to ranges.
+    """Parse shard numbers such as ``0-511,700``, and return one range for each part.
 
     :raises ValueError: a part is neither a number nor a range; the message names the part.
     """
     ranges = []
     for part in text.split(","):
-        # More digits than any shard number has are refused here: int() has its own limit.
+        # No shard number has more than 18 digits. With more than 4300, int() would raise another error.
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1
@@ -95,7 +96,10 @@ def parse_numbers(text: str) -> list[range]:
 
 
 def numbers_text(shards: Sequence[Shard]) -> str:
-    """The text that :func:`parse_numbers` parses, for shards sorted by number: ``0-511,700``."""
+    """Return the numbers of ``shards`` as a text such as ``0-511,700``; see :func:`parse_numbers`.
+
+    :param shards: shards of one group, sorted by number.
+    """
     parts: list[list[int]] = []
     for shard in shards:
         if parts and shard.number == parts[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Changing the topology, for all commands that do so.
+"""Read and change the topology, for all commands that do so.
 
-The *topology* is a versioned document with nodes, groups and ranges. Its *source* stores it for all
-processes.
+The *topology* is a versioned document of nodes, groups and ranges of shards. The *source*, such as a
+file or ZooKeeper, stores the topology for all processes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# Give up after this many publish conflicts.
+# Number of attempts to publish: each fails if another process has published in between.
 _ATTEMPTS = 20
-# Seconds that the longest wait before an attempt grows with each conflict.
+# Seconds. Before attempt n, counted from 0, wait a random time of at most n times this value.
 _BACKOFF = 0.02
-# Seconds between two checks whether all processes follow.
+# Seconds between two checks whether all processes use a version.
 _INTERVAL = 0.05
 
 
 def current() -> Document:
-    """Return the document that the source holds now, which this process may not use yet.
+    """Return the document that the source holds now. This process may still use an older one.
 
-    One round trip.
+    Costs one round trip.
 
     :raises TopologyError: the source does not answer, is empty, or holds no valid document.
     """
@@ -45,29 +45,31 @@ def current() -> Document:
 
 
 def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
-    """Edit the current document and publish the result; this process uses it on return.
+    """Edit the current document and publish the result. On return, this process uses the result.
 
-    The result is checked, as every process checks it, before it is published. Nothing is published
-    if ``edit`` changes nothing.
+    Before publication the result passes the same checks that every process makes when it loads a
+    topology. If ``edit`` changes nothing, nothing is published.
 
-    :param edit: returns the changed document, with any version. Called again whenever another
-        process has published in between.
+    :param edit: gets the current document and returns the changed one, whose version is ignored. Called
+        again each time another process has published in between.
     :param comment: a text for the history.
-    :return: the document as it was published.
-    :raises InvalidTopology: the result is wrong, or must not follow the topology in use.
-    :raises TopologyReadOnly: the source cannot be written; the message is the change to make.
-    :raises TopologyConflict: other processes have published before each attempt.
+    :return: the document as it was published, or the current one if nothing was published.
+    :raises InvalidTopology: the result is not valid, or is not a permitted successor of the topology
+        that this process uses.
+    :raises TopologyReadOnly: the source cannot be written; the message lists the changes to make
+        there by hand.
+    :raises TopologyConflict: at each attempt, another process had published first.
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
-        # A random time, so that two conflicting processes do not meet again.
+        # The wait is random, so that two processes in conflict do not publish at the same time again.
         time.sleep(random.uniform(0, _BACKOFF * attempt))
         before = current()
         edited = edit(before)
         if edited.same_content(before):
             return before
-        # Refuses a document older than the topology in use, such as that of a source restored from
-        # a backup: a small change must not give it a new version.
+        # refresh() raises an error if the source's document is older than the topology in use, such as
+        # after a restore from a backup. Otherwise the old content would be published as the newest.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -83,8 +85,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
 class Pushed:
     """The outcome of :func:`push`.
 
-    :param document: the document that the source holds, with its version.
-    :param published: False if the source had the same content before. Then there is no new version,
+    :param document: the document that the source holds after the call, with its version.
+    :param published: False if the source held the same content already. Then there is no new version,
         and the comment is not stored.
     """
 
@@ -93,13 +95,14 @@ class Pushed:
 
 
 def push(document: Document, comment: str = "") -> Pushed:
-    """Publish ``document``; this process uses it on return.
+    """Publish ``document``. On return, this process uses it.
 
-    The document's version is the one from which it was made. If nothing was published since, it
-    becomes the next version; a higher version is kept. Nothing is published if the source has the
-    same content already, and this process uses it.
+    ``document.version`` is the version that the document was made from. If the source still holds
+    that version, ``document`` is published as the next one. If ``document.version`` is higher than
+    the next version, that version is kept. If the source holds the same content already and this
+    process uses it, nothing is published.
 
-    :raises TopologyConflict: the source holds a later version.
+    :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.
     """
     before = held()
@@ -119,11 +122,13 @@ def push(document: Document, comment: str = "") -> Pushed:
 def rollback(version: int, comment: str = "", *, expected: int | None = None) -> Document:
     """Publish the content of an earlier version again, as the next version.
 
-    :param expected: the version that the source must still hold, because the caller has decided by
-        it; 0 if the source was empty.
-    :raises LookupError: the source does not keep that version.
-    :raises TopologyConflict: the source holds another version than ``expected``.
-    :raises: the errors of :func:`push`: shards that were added since cannot be removed.
+    :param version: the earlier version.
+    :param expected: the version that the source held when the caller decided to roll back, 0 for an
+        empty source. By default, any version.
+    :raises LookupError: the source does not keep ``version``.
+    :raises TopologyConflict: the source now holds another version than ``expected``.
+    :raises InvalidTopology: shards were added since ``version``; they cannot be removed.
+    :raises: the other errors of :func:`push`.
     """
     before = held()
     version_held = 0 if before is None else before.version
@@ -137,16 +142,20 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
 
 def held() -> Document | None:
-    """The document that the source holds; None if it is empty or its content is not valid."""
+    """Return the document that the source holds; None if the source is empty or its document not valid.
+
+    :raises TopologyUnavailable: the source does not answer.
+    """
     try:
         return runtime.source().load()
     except InvalidTopology:
-        # Somebody has edited the source by hand. The next publication replaces the content.
+        # Somebody may have edited the source by hand. Return None, as if the source were empty, so that
+        # a valid document can be published over it.
         return None
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses the document of the source; it may have refused it."""
+    """Whether this process uses ``document``, which the source holds. It may have refused the document."""
     try:
         runtime.refresh()
         return runtime.document() == document
@@ -155,9 +164,11 @@ def _is_used(document: Document) -> bool:
 
 
 def _next(before: Document | None) -> int:
-    """The version after that of the source and after that in use here.
+    """Return the version to publish: one above both the source's version and the one in use here.
 
-    The version in use is newer if the source was set up again.
+    The version in use is the higher one if the source was set up again, with lower versions.
+
+    :param before: the document that the source holds; None if it holds none.
     """
     try:
         version = runtime.topology_status().version
@@ -168,7 +179,8 @@ def _next(before: Document | None) -> int:
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
     source = runtime.source()
-    # A present document that this process refuses must not prevent the publication.
+    # Check only the new document. The source may hold one that this process refuses; that must not
+    # prevent the publication.
     runtime.check_document(after)
     if not source.writable:
         raise TopologyReadOnly(
@@ -191,19 +203,23 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other connected processes, by whether they use a version, as far as the source knows."""
+    """The other processes that are connected to the source, divided by the version that they use.
+
+    :param using: processes that use the version in question or a later one.
+    :param behind: processes that use an earlier version.
+    """
 
     using: tuple[Process, ...]
     behind: tuple[Process, ...]
 
 
 def wait_until_used(version: int, timeout: float) -> Reach | None:
-    """Wait until every other connected process uses ``version`` or a later one.
+    """Wait until every other process that is connected to the source uses ``version`` or a later one.
 
-    This process does not count: it uses what it has published.
+    This process is left out: it uses what it has published.
 
-    :param timeout: seconds to wait; the answer lists the processes that are behind after that.
-    :return: None if the source does not know the processes.
+    :param timeout: seconds to wait at most.
+    :return: the processes at the end of the wait; None if the source does not know its processes.
     """
     source = runtime.source()
     deadline = time.monotonic() + timeout

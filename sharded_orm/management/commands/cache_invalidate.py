@@ -1,4 +1,4 @@
-"""``manage.py cache_invalidate``: invalidate cached rows after SQL by hand."""
+"""``manage.py cache_invalidate``: invalidate cache entries of rows that were changed by other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py cache_stats``: counters of the cache, and the state of its servers."""
+"""``manage.py cache_stats``: show the counters of the cache and the state of the cache servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sharded_orm.operations.cache import (
     status,
 )
 
-# Counters of problems; each has a line of its own if it is not 0.
+# Counters of problems, with their meaning. Those that are not 0 are shown below the table, one a line.
 _TROUBLE = {
     "fills_lost": "not stored because of a write in between, or of another reader",
     "broken": "entries that could not be read",

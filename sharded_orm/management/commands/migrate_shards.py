@@ -26,7 +26,7 @@ from sharded_orm.operations.migrate import MigrateOptions, migration_run
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
-# Options of Django's migrate that this command refuses, and why.
+# Options of Django's migrate command that this command refuses, with the reason.
 _REFUSED = {
     "database": "shards are chosen by --group, --shards and --node; for one of DATABASES, or one"
     " shard as Django does it, there is 'migrate --database'",
@@ -162,7 +162,8 @@ class Command(BaseCommand):
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
         reports: list[migration_run.MigrationReport] = []
-        held: dict[str, str] = {}  # group -> who
+        # Error messages for groups that another process is migrating, keyed by group.
+        held: dict[str, str] = {}
         not_begun: list[str] = []
         with _signals() as stopping:
             for selection in selection_of(options):
@@ -209,7 +210,7 @@ class Command(BaseCommand):
             done = "1 shard is" if selected_all == 1 else f"{selected_all} shards are"
             self.stdout.write(self.style.SUCCESS(f"{done} migrated{already}."))
 
-    # ##### Looking #####
+    # ##### Showing the state #####
 
     def _show_state(self, options: dict[str, Any]) -> None:
         migrate_options = _options(options)
@@ -285,7 +286,7 @@ class Command(BaseCommand):
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
-    # ##### Settling #####
+    # ##### Settling an interrupted operation whose outcome is not known #####
 
     def _settle(self, text: str, *, as_json: bool) -> None:
         alias, _, answer = text.partition("=")
@@ -319,7 +320,7 @@ def _failure_text(
     held: Mapping[str, str],
     not_begun: Sequence[str],
 ) -> str:
-    """The last line of the output if the command failed."""
+    """Return the error message of a command that did not migrate all shards."""
     total = sum(report.selected for report in reports)
     failed = sum(len(report.failures) + len(report.missing) for report in reports)
     parts = []
@@ -385,7 +386,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """Remembers the signal for the exit status."""
+    """A request to stop, made by a signal. ``status`` is the exit status for the command."""
 
     status = 1
 
@@ -393,7 +394,8 @@ class _SignalStopping(Stopping):
         self.status = 128 + signum
         self.stop(f"stopped by {signal.Signals(signum).name}")
         signal.signal(signum, signal.SIG_DFL)
-        # Not by a stream of Python, which the signal may have interrupted.
+        # Use os.write(): the signal may have interrupted a write to sys.stderr, and a second write to
+        # sys.stderr inside the first one fails.
         os.write(
             2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
         )
@@ -401,7 +403,11 @@ class _SignalStopping(Stopping):
 
 @contextmanager
 def _signals() -> Iterator[_SignalStopping]:
-    """Let SIGINT and SIGTERM stop the work in order; only the main thread can install handlers."""
+    """During the block, let SIGINT and SIGTERM stop the work cleanly; a second signal kills.
+
+    Yields the object that tells whether to stop. Outside the main thread, which alone can install
+    signal handlers, signals have no effect on it.
+    """
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():
         yield stopping

@@ -1,7 +1,6 @@
 """``manage.py shards``: show, create, use and grow the logical shards.
 
-Each module of ``sharded_orm.management.shards`` has related actions in a tuple ``ACTIONS``. The
-command joins them.
+The actions are in the modules of ``sharded_orm.management.shards``; each lists its own in ``ACTIONS``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from sharded_orm.management.shards import grow, promote, run, status, where
 
 class Command(CommandOfActions):
     help = "Shows, checks, creates and uses the logical shards."
-    # The checks of models do not matter here, and their warnings would hide this command's output.
+    # No system checks: they concern the models, and their warnings would hide this command's output.
     requires_system_checks = []
     actions = (
         *status.ACTIONS,

@@ -1,4 +1,4 @@
-"""``manage.py tickets``: the sequences of the ticket servers."""
+"""``manage.py tickets``: create, show, check and repair the sequences of the ticket servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.operations.tickets.creation import MARGIN
 
 _WIDTH = 100
 _ERROR_CELLS = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}
-# Characters of a sequence's name in a table; a longer name has a line of its own.
+# Width of the column with the sequences' names, in characters. A longer name is printed alone on a line.
 _NAME_WIDTH = 24
 
 
@@ -206,7 +206,7 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(text))
 
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table in which consecutive rows of one sequence show its name only once."""
+        """Print a table. In consecutive rows of one sequence, only the first has the sequence's name."""
         lines, last = [], ""
         for name, *cells in rows:
             shown = "" if name == last and headings[0] == "sequence" else name
@@ -218,7 +218,10 @@ class Command(BaseCommand):
         write_table(self, headings, lines, _ERROR_CELLS)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
-        """On a terminal, a line about the current sequence, which the table overwrites."""
+        """Return a function that shows the current sequence in a line that is overwritten later.
+
+        None without a terminal or with verbosity 0.
+        """
         if not options["verbosity"] or not getattr(self.stdout, "isatty", lambda: False)():
             return None
 
@@ -243,7 +246,7 @@ def _number(number: int | None, otherwise: str = "?") -> str:
 
 
 def _position(number: int | None) -> str:
-    # The row of a sequence that has handed out no id has a number below its first id.
+    # If a sequence has handed out no id, its position is one step below the first id: 0 or less.
     return _number(None if number is None else max(number, 0))
 
 

@@ -1,4 +1,4 @@
-"""``manage.py topology``: show and change nodes, groups and ranges."""
+"""``manage.py topology``: show and change the nodes, the groups and the ranges of shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# Seconds between two checks which topology this process uses.
+# "watch" checks every 0.1 seconds whether this process uses another topology.
 _POLL_INTERVAL = 0.1
 
 
@@ -180,7 +180,7 @@ class Pull(Action):
             command.stdout.write(text, ending="")
             return
         try:
-            # The topology may contain credentials, if the settings allow them.
+            # Only the owner may read the file: if the settings allow it, the topology has passwords.
             with open(os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # fmt: skip
                 file.write(text)
         except OSError as exc:
@@ -261,7 +261,7 @@ class Rollback(Action):
 
 class Command(CommandOfActions):
     help = "Shows and changes the topology: nodes, groups, and which shards are on which node."
-    # The checks of the project need a topology, but the topology may be what needs mending.
+    # No system checks: they fail without a valid topology, and this command is there to repair it.
     requires_system_checks = []
     actions = (Show, Validate, Diff, Push, Pull, History, Watch, Rollback)
 
@@ -305,7 +305,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # "nan" would wait forever.
+    # The comparison also refuses "nan", with which the wait would never end.
     if not 0 <= seconds < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
     return seconds
@@ -318,7 +318,7 @@ def _read(path: Path) -> Document:
         raise CommandError(f"{str(path)!r} cannot be read: {exc}") from exc
 
 
-# ##### Answers #####
+# ##### Output #####
 
 
 def _report_published(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
@@ -329,7 +329,10 @@ def _report_published(command: BaseCommand, document: Document, options: dict[st
 
 
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
-    """Wait for the other processes, as long as the option says."""
+    """Wait until the other processes use ``document``, and print how many do.
+
+    :raises CommandError: some do not use it after the time of the option ``--wait``.
+    """
     if not options["wait"]:
         return
     reach = topology.wait_until_used(document.version, options["wait"])
@@ -354,7 +357,7 @@ def _usage_text(count: int, *, behind: int) -> str:
 
 
 def _load_held() -> tuple[Document | None, str | None]:
-    """The document that the source holds, or why it cannot be read."""
+    """Return ``(document, None)`` with the source's document, or ``(None, error message)``."""
     try:
         return topology.current(), None
     except TopologyError as exc:

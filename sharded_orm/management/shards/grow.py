@@ -1,4 +1,4 @@
-"""``shards grow``, ``shards open``, ``shards close`` and ``shards weight``."""
+"""The actions ``grow``, ``open``, ``close`` and ``weight`` of ``manage.py shards``."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Grow(Action):
 
 
 class _Setting(Action):
-    """Changes one setting of one range."""
+    """Base class of actions that change one setting of a range of shards."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         _add_group(parser)

@@ -1,4 +1,4 @@
-"""``shards promote``."""
+"""The action ``promote`` of ``manage.py shards``: replace a primary by its replica."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # This process has touched nothing yet; later errors are PromotionFailed.
+            # These errors come before the first change; later ones are a PromotionFailed.
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:

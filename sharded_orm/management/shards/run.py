@@ -1,4 +1,4 @@
-"""``shards create``, ``shards sql`` and ``shards run``."""
+"""The actions ``create``, ``sql`` and ``run`` of ``manage.py shards``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Create(Action):
         shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        lock = threading.Lock()  # Several nodes report their shards at once.
+        lock = threading.Lock()  # create() calls report() in several threads.
 
         def report(shard: Shard, is_new: bool) -> None:
             with lock:
@@ -71,7 +71,7 @@ class SQL(Action):
             raise CommandError(
                 f"There is no shard {alias!r}; they are called {examples!r} and so on."
             )
-        # The shell of SQLite would create a missing file.
+        # Connect first, to fail if the shard does not exist: SQLite's shell would create its file.
         connections[alias].ensure_connection()
         connections[alias].close()
         call_command("dbshell", "--", *options["parameters"], database=alias)

@@ -1,4 +1,4 @@
-"""``shards status`` and ``shards check``."""
+"""The actions ``status`` and ``check`` of ``manage.py shards``."""
 
 from __future__ import annotations
 
@@ -101,7 +101,11 @@ def _add_options(parser: CommandParser) -> None:
 
 
 def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
-    """The selected shards; None for all, which also finds schemas where no shard should be."""
+    """Return the shards that the options select.
+
+    None if no option is given: then all shards are checked, and also schemas that are named like a
+    shard but are on the wrong node.
+    """
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None
     return [shard for part in selection_of(options) for shard in part.shards]
@@ -123,7 +127,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# ##### Tables #####
+# ##### Output as tables #####
 
 
 def _show(command: BaseCommand, fleet: FleetStatus, *, each: bool) -> None:
@@ -175,11 +179,11 @@ def _number(count: int | None) -> str:
     return "" if count is None else f"{count:,}"
 
 
-# ##### JSON #####
+# ##### Output as JSON #####
 
 
 def _write_json(command: BaseCommand, value: Any) -> None:
-    # A key may be a UUID.
+    # default=str is for shard keys that JSON does not know, such as a UUID.
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 

@@ -1,4 +1,4 @@
-"""``shards where``: the shard of a key, and why."""
+"""The action ``where`` of ``manage.py shards``: show the shard of a key, and why it is that one."""
 
 from __future__ import annotations
 

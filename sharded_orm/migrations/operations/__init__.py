@@ -1,4 +1,4 @@
-"""Operations for the migrations of projects."""
+"""Migration operations that projects can use in their own migrations."""
 
 from __future__ import annotations
 

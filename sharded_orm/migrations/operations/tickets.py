@@ -1,4 +1,4 @@
-"""Creating sequences of ticket servers in migrations."""
+"""A migration operation that creates a sequence on the ticket servers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from sharded_orm.operations.tickets.creation import is_test_database
 
 
 class CreateSequence(Operation):
-    """Create a sequence on each ticket server when that alias is migrated (F4).
+    """A migration operation that creates a sequence on a ticket server (F4).
 
-    ``migrate --database tickets_1`` creates it there, and so on; other databases are left alone.
-    Like ``manage.py tickets create``, the operation begins the sequence above every existing id and
-    above every id that the other servers have handed out; so these must answer. An existing
-    sequence stays as it is.
+    ``migrate --database tickets_1`` creates the sequence on that server. On databases that are no
+    ticket server, the operation does nothing. Like ``manage.py tickets create``, it begins the sequence
+    above every existing id and above every id that the other servers have handed out; therefore the
+    other servers must answer. An existing sequence stays as it is.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
-    :param start: the smallest possible first id.
-    :param form: ``update``, ``replace`` or ``sequence``; by default the server's own.
+    :param name: the sequence's name.
+    :param start: the smallest possible first id; by default the first id is above all existing ones.
+    :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
+        By default the form on the other servers, else the first that the database supports.
     """
 
-    # The path that migrations import, wherever this module is.
+    # makemigrations writes this path into migrations; it stays valid if this module moves.
     __module__ = "sharded_orm.migrations.operations"
 
     reversible = True
@@ -44,7 +46,7 @@ class CreateSequence(Operation):
         return type(self).__name__, [], {k: v for k, v in arguments.items() if v is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """No model changes."""
+        """Do nothing: the operation changes no model."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
@@ -55,7 +57,8 @@ class CreateSequence(Operation):
                 continue
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
-                # A test run has not created its other databases yet, and there are no rows.
+                # Do not use create(): a test run may not have created the other databases yet. Test
+                # databases have no rows to look at.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)
@@ -63,7 +66,7 @@ class CreateSequence(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Do nothing: rows may have the ids that were handed out."""
+        """Do nothing: the sequence stays, because rows may have ids from it."""
 
     def describe(self) -> str:
         return f"Begin ticket sequence {self.name}"
@@ -74,8 +77,13 @@ class CreateSequence(Operation):
 
 
 def _refuse_locked_file(connection: Any) -> None:
-    """:raises NotSupportedError: the transaction locks out the sequence's own connection."""
-    mode = getattr(connection, "transaction_mode", None)  # of SQLite's connections only
+    """Refuse a migration transaction that locks the ticket server's SQLite file.
+
+    The sequence is created on another connection, which would wait for the transaction's end.
+
+    :raises NotSupportedError: ``connection`` is in such a transaction.
+    """
+    mode = getattr(connection, "transaction_mode", None)  # Only SQLite's connections have it.
     if mode in (None, "DEFERRED"):
         return
     if connection.in_atomic_block:

@@ -1,4 +1,4 @@
-"""Text key columns with a collation that treats two keys as equal.
+"""Find shard key columns whose collation treats two different texts as equal, such as "a" and "A".
 
 See :mod:`sharded_orm.models.text_keys`.
 """
@@ -15,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 @dataclass
 class InexactColumn:
-    """A column with the same wrong collation on some shards."""
+    """A shard key column whose collation treats different keys as equal on some shards."""
 
     key: KeyColumn
     what: str
@@ -24,7 +24,7 @@ class InexactColumn:
 
     @property
     def problem(self) -> str:
-        """A sentence about model, column, collation and shards."""
+        """A sentence that names the model, the column, the collation and the shards."""
         first = self.shards[0].alias
         number = len(self.shards)
         where = f"on {number} shards, {first!r} for one" if number > 1 else f"on {first!r}"
@@ -32,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge the columns of single shards: each column once per problem, with its shards."""
+    """Merge wrong columns of single shards: return one entry per column and problem, with its shards."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (
@@ -49,7 +49,9 @@ def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
 
 
 def read(shards: Sequence[Shard]) -> list[InexactColumn]:
-    """Return the wrong columns on ``shards``; one query per node, group and 500 shards.
+    """Return the shard key columns on ``shards`` whose collation treats different keys as equal.
+
+    For each node and group, costs one query per 500 shards.
 
     :raises django.db.Error: a node does not answer.
     """

@@ -1,7 +1,6 @@
-"""Running a management command once for each of many shards.
+"""Run a management command once for each of many shards.
 
-Importing this module needs no app registry: worker processes import it before the registry is
-filled.
+Keep this module importable before Django's app registry is filled: worker processes import it then.
 """
 
 from __future__ import annotations
@@ -35,25 +34,27 @@ from sharded_orm.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 
-#: The placeholder for the alias of the shard.
+#: The text that stands for the shard's alias in the arguments of a command.
 PLACEHOLDER = "{alias}"
 
 
 @dataclass(frozen=True)
 class ShardCommand:
-    """A management command for shards; see :func:`parse`."""
+    """A management command that can run on any shard; :func:`parse` returns it."""
 
     name: str
-    #: Arguments as on a command line, with a placeholder for the alias.
+    #: Command-line arguments. :data:`PLACEHOLDER` stands where the shard's alias belongs.
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the command ended on one shard.
+    """The outcome of a management command on one shard.
 
+    :param alias: the shard's alias.
     :param error: the error; None if the command succeeded.
-    :param output: the command's output, including errors.
+    :param output: what the command has written to standard output and standard error.
+    :param seconds: the duration of the run.
     """
 
     alias: str
@@ -65,9 +66,11 @@ class Outcome:
 def parse(text: str) -> ShardCommand:
     """Parse a command line such as ``clearsessions --database {alias}``, without ``manage.py``.
 
-    If the command has the option ``--database``, it may be left out.
+    ``{alias}`` stands for the alias of the shard. If the command has the option ``--database``,
+    ``--database {alias}`` may be left out.
 
-    :raises InvalidShardCommand: the command cannot run on a shard.
+    :raises InvalidShardCommand: the text is no command line, there is no such command, or it is not
+        clear how the command gets the alias.
     """
     try:
         name, *arguments = shlex.split(text) or [""]
@@ -95,19 +98,19 @@ def parse(text: str) -> ShardCommand:
 
 
 def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) -> Iterator[Outcome]:
-    """Run ``command`` on each of ``shards``; yields each outcome as soon as it is known.
+    """Run ``command`` on each of ``shards``, and yield each outcome as soon as it is known.
 
-    A failure on one shard does not affect the others. The command has no input.
+    A failure on one shard does not affect the others. The command's standard input is empty.
 
-    :param parallel: number of processes, each of which loads the project once. 1 runs the command
-        in this process, one shard after the other. Threads are not used: commands are not made for
-        them.
+    :param parallel: number of processes; each loads the project once. With 1, the command runs in
+        this process on one shard after the other. There is no mode with threads, because commands
+        are not written to be thread-safe.
     """
     if parallel <= 1:
         for shard in shards:
             yield _run_one(command, shard.alias)
         return
-    # Spawned: a fork would copy the connections and the locks of this process.
+    # Start new processes: a forked one would have copies of this process's connections and locks.
     pool = ProcessPoolExecutor(
         min(parallel, len(shards)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
@@ -128,7 +131,7 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
 
 
 def _begin_worker() -> None:
-    # The parent process stops the work; the command finishes on shards that are under way.
+    # Ignore Ctrl+C in a worker process. The parent starts no more work, and running commands finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
@@ -148,7 +151,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
         except CommandError as exc:
             error = str(exc)
         except Exception as exc:
-            # Any exception of the command is the outcome of this shard alone.
+            # Catch everything: an exception of the command concerns this shard only.
             error = f"{type(exc).__name__}: {exc}"
         finally:
             connections[alias].close()
@@ -157,7 +160,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
 
 @contextmanager
 def _capture_output(output: io.StringIO) -> Iterator[None]:
-    """Send direct prints of a command to ``output``, and give it an empty input."""
+    """Redirect standard output and standard error to ``output``, and make standard input empty."""
     stdin = sys.stdin
     with open(os.devnull) as devnull, redirect_stdout(output), redirect_stderr(output):
         sys.stdin = devnull
@@ -169,9 +172,10 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 
 @contextmanager
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
-    """Let ``--database ALIAS`` in ``arguments`` name the shard.
+    """Make Django accept the shard ``alias`` as the value of ``--database`` in ``arguments``.
 
-    Django accepts only aliases that it finds when it iterates over ``DATABASES``.
+    Django accepts only aliases that it finds when it iterates over ``DATABASES``; shards are usually
+    left out there.
     """
     databases = settings.DATABASES
     if not isinstance(databases, ShardedDatabases) or dict.__contains__(databases, alias):

@@ -1,4 +1,4 @@
-"""Creating the schemas of shards that do not exist yet."""
+"""Create the missing schemas of shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.operations.shards.status import PATIENCE, error_line, shards_by
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Seconds for the creation of one schema.
+#: Seconds to wait for the creation of one schema.
 SILENCE = 60.0
 
 
@@ -21,9 +21,10 @@ SILENCE = 60.0
 class Created:
     """The result of :func:`create`.
 
-    :param made: aliases of the shards that were created.
-    :param existing: number of shards that existed before.
-    :param failures: alias of a shard, or name of a node that does not answer -> the reason.
+    :param made: aliases of the shards whose schema was created, sorted.
+    :param existing: number of shards whose schema existed before.
+    :param failures: reasons of failures, keyed by alias for a shard whose schema could not be
+        created, and by node name for a node that does not answer.
     """
 
     made: tuple[str, ...]
@@ -37,13 +38,15 @@ def create(
     timeout: float = PATIENCE,
     progress: Callable[[Shard, bool], None] | None = None,
 ) -> Created:
-    """Create the missing schemas (SQLite: files) of ``shards``, empty.
+    """Create an empty schema (SQLite: a file) for each of ``shards`` that has none.
 
-    Works on all nodes in parallel. Existing schemas stay as they are, so the call may be repeated,
-    even by two processes at once. One query per node, and one session for each new schema.
+    Works on all nodes in parallel. Existing schemas stay as they are. The call may be repeated, and
+    several processes may make it at the same time. Costs one query per node, and one database session
+    for each new schema.
 
-    :param timeout: seconds for the first answer of a node.
-    :param progress: called with each shard and whether it was created, by several threads.
+    :param timeout: seconds to wait for the first answer of a node.
+    :param progress: called with each shard that exists afterwards, and with True if its schema was
+        created or False if it existed. Several threads call it.
     """
     by_node = shards_by_node(shards)
 

@@ -1,4 +1,4 @@
-"""Details of one shard, and the sizes of many, within a time limit."""
+"""Read the details of one shard, or the sizes of many, within a time limit."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from sharded_orm.topology.model import Shard, ShardGroup
 
 #: Number of siblings with which a shard's schema is compared.
 SIBLINGS = 4
-#: Shards whose sizes one statement reads. Small, because answers before the time limit count.
+#: Number of shards whose sizes one statement reads. The number is small, because the sizes of a
+#: statement that is not finished at the time limit are lost.
 _BATCH = 100
 
 
 @dataclass(frozen=True)
 class ShardDetail:
-    """One shard on its primary.
+    """The state of one shard, as its primary reports it.
 
-    :param error: why the node does not answer; then nothing else is known.
+    :param status: the migration state; None if the node does not answer.
+    :param error: why the node does not answer or the shard cannot be read; None if all is well.
     :param tables: the sizes of the tables; None if they could not be read in time.
-    :param sessions: the open sessions on the node; None without a server, or without its answer.
-    :param drift: how the schema differs from that of most siblings; None if it does not.
-    :param compared: number of siblings with the same migrations that were compared.
+    :param sessions: how many database sessions are open on the node; None if it has not answered in
+        time, or on SQLite, which has no server.
+    :param drift: how the schema differs from that of most siblings, which are shards of the same group
+        with the same applied migrations; None if it does not differ.
+    :param compared: number of siblings that were compared.
     """
 
     shard: Shard
@@ -41,13 +45,13 @@ class ShardDetail:
 
 
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
-    """Read the state of ``shard``, and the schemas of some siblings. Changes nothing.
+    """Read the state of ``shard``, and compare its schema with a few siblings. Changes nothing.
 
-    Costs as much as ``status`` for at most five shards, two queries on the shard's node, and two
+    Costs as much as ``status`` for at most five shards, plus two queries on the shard's node and two
     round trips for each schema.
 
-    :param within: seconds to wait for the state of a node. The other questions get the remaining
-        time, but at least a third.
+    :param within: seconds to wait for the states. The sizes, sessions and schemas, which are read
+        afterwards, get the remaining time, but at least a third of ``within``.
     """
     began = time.monotonic()
     fleet = status([shard, *_siblings(shard)], within=within)
@@ -85,7 +89,12 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Seconds for a second question, if the first one began at ``began`` (monotonic clock)."""
+    """Return the seconds for a second step of a task that should take ``within`` seconds in all.
+
+    At least a third of ``within``, even if the first step has used up the time.
+
+    :param began: when the first step began, by ``time.monotonic()``.
+    """
     return max(within / 3, within - (time.monotonic() - began))
 
 
@@ -96,7 +105,11 @@ class _NodeData:
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:
-    """Some shards of the group, far apart: manual changes usually affect a single node."""
+    """Yield some shards of the same group, spread evenly over the shard numbers.
+
+    Shards with distant numbers are usually on different nodes, and changes by hand usually affect a
+    single node.
+    """
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)
     numbers = {round(shard.number + step * index) % group.count for index in range(1, SIBLINGS + 1)}
@@ -108,7 +121,7 @@ def _is_comparable(shard_status: ShardStatus, other: ShardStatus) -> bool:
 
 
 def _count_siblings(schemas: Schemas, shard: Shard) -> int:
-    """The number of other shards with which ``shard`` was compared."""
+    """Return the number of other shards with which ``shard`` was compared."""
     for variants in schemas.variants.values():
         shards = [member for variant in variants.values() for member in variant.shards]
         if shard in shards:
@@ -117,12 +130,12 @@ def _count_siblings(schemas: Schemas, shard: Shard) -> int:
 
 
 def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
-    """Return alias -> size of the shard, without shards whose node did not answer in time.
+    """Return the sizes of ``shards``, keyed by alias. Sizes that were not read in time are left out.
 
-    One query per node and 100 shards, on the server's tables of tables. On MySQL, it costs far more
-    than reading states.
+    On each node, costs one query per 100 shards to the system tables (``information_schema``). On
+    MySQL, such a query costs far more than reading the migration states.
 
-    :param within: seconds for a node.
+    :param within: seconds to wait for each node.
     """
     by_node = shards_by_node(shards)
     sizes_by_alias: dict[str, ShardSize] = {}
@@ -130,7 +143,8 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # update() is atomic: a copy made meanwhile has either all or none of the batch.
+                # This thread may outlive the call. update() is atomic, so that the copy that the
+                # caller gets has either all sizes of this batch or none.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

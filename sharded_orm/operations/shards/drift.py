@@ -1,4 +1,4 @@
-"""Schema drift: shards whose tables differ from those of other shards of the group."""
+"""Find schema drift: shards whose tables differ from those of other shards of the same group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Drift:
-    """A shard whose schema differs from that of most siblings with the same migrations.
+    """A shard whose schema differs from the most common one.
 
-    :param sibling: one of the siblings that it differs from.
-    :param siblings: their number.
-    :param differences: sentences.
+    Its siblings are the shards of the same group with the same applied migrations. They should all
+    have equal schemas.
+
+    :param sibling: one of the siblings with the most common schema.
+    :param siblings: number of siblings with the most common schema.
+    :param differences: one sentence for each difference.
     """
 
     shard: Shard
@@ -32,7 +35,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """Shards of one group with the same migrations and equal schemas."""
+    """A schema, and the shards of one group that have it and the same applied migrations."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)
@@ -40,15 +43,22 @@ class _SchemaVariant:
 
 @dataclass
 class Schemas:
-    """The schemas of shards, each distinct schema once. Belongs to one thread; see :meth:`add`."""
+    """The schemas of shards. Each distinct schema is stored once.
 
-    #: (group, digest of migrations) -> fingerprint -> the shards with that schema.
+    Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
+    """
+
+    #: The schema variants, keyed by (group, digest of the applied migrations), then by the fingerprint of
+    #: the schema.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
-    #: Alias -> why its schema could not be read.
+    #: Why the schema of a shard could not be read, keyed by the shard's alias.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schema of each shard; on MySQL, two round trips for each."""
+        """Read the schema of each of ``shards``. On MySQL, each costs two round trips.
+
+        :param alive: called after each shard, to report that the node answers.
+        """
         for shard_status in shards:
             wrapper = connections[shard_status.shard.alias]
             assert isinstance(wrapper, ShardConnectionMixin)
@@ -65,7 +75,7 @@ class Schemas:
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Add the schemas of another node."""
+        """Merge the schemas and errors in ``other``, which were read from another node."""
         for key, variants in other.variants.items():
             for variant in variants.values():
                 for shard in variant.shards:
@@ -77,10 +87,10 @@ class Schemas:
         variants.setdefault(snapshot.fingerprint, _SchemaVariant(snapshot)).shards.append(shard)
 
     def drifts(self) -> list[Drift]:
-        """The shards whose schema differs from that of most siblings, ordered by alias."""
+        """Return the shards whose schema differs from the most common one, sorted by alias."""
         drifts = []
         for variants in self.variants.values():
-            # If two variants have equally many shards, that of the first shard counts as right.
+            # If two variants have equally many shards, the variant of the lowest shard number wins.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

@@ -1,4 +1,4 @@
-"""All checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows."""
+"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sharded_orm.operations.shards.status import (
 )
 from sharded_orm.topology.model import Shard
 
-#: Rows to check in each table of each shard.
+#: Default number of rows to check in each table of each shard.
 SAMPLE = 100
 
 
@@ -28,9 +28,11 @@ SAMPLE = 100
 class HealthReport:
     """The results of :func:`check`.
 
-    :param inexact: columns whose collation treats two shard keys as equal.
-    :param rows: number of rows that were checked.
-    :param errors: alias, node or group -> why its check did not finish.
+    :param inexact: columns whose collation treats two different shard keys as equal.
+    :param drifts: shards whose schema differs from that of the other shards.
+    :param misplaced: rows that are not on the shard of their key.
+    :param rows: number of rows that were checked for their place.
+    :param errors: why a check did not finish, keyed by the name of the shard, node or group.
     """
 
     status: FleetStatus
@@ -42,7 +44,7 @@ class HealthReport:
 
     @property
     def problems(self) -> list[str]:
-        """All problems in sentences, each with its remedy."""
+        """Sentences about all problems that were found, each with its remedy."""
         return [
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
@@ -64,13 +66,13 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    Costs as much as :func:`status`, a query per 500 shards of a group with text keys, two round
-    trips for the schema of each shard, and for the rows as much as :meth:`RowScan.read`. Nodes are
-    asked in parallel. Memory: a small record for each shard, and each distinct schema once.
+    Asks the nodes in parallel. Costs, in addition to :func:`status`: one query per 500 shards of a
+    group with text keys, two round trips for the schema of each shard, and the statements of
+    :meth:`RowScan.read`. Memory: a small record for each shard, and each distinct schema once.
 
     :param shards: the shards to check; by default all.
-    :param timeout: seconds for the first answer of a node.
-    :param sample: rows to check in each table of each shard; 0 for none, None for all.
+    :param timeout: seconds to wait for the first answer of a node.
+    :param sample: number of rows to check in each table of each shard; 0 for none, None for all.
     :param sizes: whether to read the sizes of shards.
     """
     fleet = status(shards, timeout=timeout, sizes=sizes)
@@ -86,7 +88,7 @@ def check(
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # The models may not match the tables of a shard that is behind.
+                    # Skip shards that lack migrations: their tables may not match the models.
                     current = [
                         shard_status.shard
                         for shard_status in existing

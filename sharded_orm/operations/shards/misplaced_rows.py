@@ -1,4 +1,4 @@
-"""Rows that are on a shard other than that of their shard key, where no query finds them."""
+"""Find misplaced rows: they are not on the shard of their shard key, so that no query finds them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Shards that one statement reads, if the database can read several.
+#: Number of shards that one statement reads, if the database can read several at once.
 BATCH = 256
-#: Keys that are located at once.
+#: Number of rows in a batch, whose shard keys are looked up together.
 KEYS = 5000
-#: Misplaced keys that are reported for each table of each shard.
+#: Largest number of keys that are reported as examples, for each table of each shard.
 EXAMPLES = 3
 _BIG_INTEGER: Any = BigIntegerField()
 
@@ -34,7 +34,7 @@ class StrayKey:
     """A shard key that has rows on a wrong shard.
 
     :param home: the alias of the right shard; None if the key has no shard.
-    :param why: the strategy's explanation.
+    :param why: why the group's strategy places the key on that shard, or on none.
     """
 
     key: Any
@@ -44,10 +44,14 @@ class StrayKey:
 
 @dataclass
 class Misplaced:
-    """Rows of one table of one shard that belong to other shards.
+    """The misplaced rows in one table of one shard.
 
-    :param keys: number of their shard keys.
-    :param rows: number of rows, or of rows in the sample.
+    :param shard: the shard that has the rows, although they belong to other shards.
+    :param model: the model's label.
+    :param key_name: the name of the shard key's field.
+    :param keys: number of distinct shard keys of the misplaced rows.
+    :param rows: number of misplaced rows; if a sample was read, only those in the sample.
+    :param examples: some of the keys.
     """
 
     shard: Shard
@@ -60,27 +64,33 @@ class Misplaced:
 
 @dataclass
 class RowScan:
-    """Scans rows for misplaced ones, and collects the results. Belongs to one thread.
+    """A scan for misplaced rows, and its results.
 
-    :param sample: rows to read from each table of each shard, from a random row on; None for all.
+    Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
+
+    :param sample: number of rows to read from each table of each shard, in the order of the primary
+        key. With an integer primary key, the sample begins at a random row, with any other one at the
+        first row. None reads all rows.
     :param looked_at: number of rows that were checked.
     """
 
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Alias or group -> why its rows could not be read or checked.
+    #: Why rows could not be read (keyed by the shard's alias) or located (keyed by the group's name).
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
-        """Check the rows of ``shards``, which have the same node and group.
+        """Check whether the rows on ``shards`` are on the shard of their key.
 
-        Cost for each model: one statement per 256 shards (one per shard on SQLite, and for a scan
-        of all rows); with a directory, also one look-up per 500 keys. Memory: the keys of one
-        batch.
+        All ``shards`` are on one node and of one group.
 
-        :param wrapper: a connection object of the node.
-        :param alive: called after each answer of the node.
+        Cost for each model: a sample takes one statement per 256 shards, a scan of all rows one per
+        shard; SQLite always takes one per shard. If the group's keys are in the directory, there is
+        one more query per 500 keys. Memory: the keys of one batch.
+
+        :param wrapper: a connection object to the node, not bound to a shard.
+        :param alive: called after each batch, to report that the node answers.
         """
         if not shards:
             return
@@ -99,7 +109,7 @@ class RowScan:
             alive()
 
     def add(self, other: RowScan) -> None:
-        """Add the results of another node."""
+        """Add the results in ``other``, which come from another node."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
@@ -126,7 +136,8 @@ class RowScan:
             if len(shards) == 1 or is_node_gone(exc):
                 self._note_failure(shards[0], exc)
                 return []
-        # One shard may lack the table, for example.
+        # A single shard, for example one without the table, makes the statement fail for all shards.
+        # Read the two halves separately.
         middle = len(shards) // 2
         return [
             *self._read_union(table, wrapper, shards[:middle]),
@@ -148,7 +159,7 @@ class RowScan:
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
-            # The error comes from the directory's server and not from that of the rows.
+            # The directory's server has failed, not the node with the rows.
             self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
@@ -168,7 +179,7 @@ class RowScan:
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
-    """The models of ``group`` that have a table with its own shard key, ordered by label.
+    """Return the models of ``group`` whose own table has the shard key, sorted by label.
 
     Automatic many-to-many tables are left out: foreign keys keep their rows on the right shard.
     """
@@ -177,7 +188,7 @@ def sharded_models(group: str) -> list[ShardOptions]:
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
-            # The key of a child model may be in its parent's table.
+            # With multi-table inheritance, the child's key is in the parent's table.
             is_own = options.key in meta.local_concrete_fields
             if meta.managed and not meta.proxy and is_own:
                 models.append(options)
@@ -185,7 +196,7 @@ def sharded_models(group: str) -> list[ShardOptions]:
 
 
 class _Table:
-    """Statements that read the shard keys of one table."""
+    """A model's table on any shard, with the statements that read its shard keys."""
 
     def __init__(self, options: ShardOptions, wrapper: Any, sample: int | None) -> None:
         self._wrapper = wrapper
@@ -201,7 +212,8 @@ class _Table:
         self._key = quote(key.column)
         pks = options.model._meta.pk_fields
         self._pks = [quote(pk.column) for pk in pks]
-        # Only integer keys can be bisected.
+        # The SQL type with which to CAST an integer primary key. None for other primary keys: their
+        # sample begins at the first row, not at a random one.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
@@ -215,7 +227,7 @@ class _Table:
             return f"SELECT {self._key}, 1 FROM {table} {limit}", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read from there on, and continue at the beginning if too few rows are left.
+        # Read from the random key on. If too few rows are left, continue at the table's beginning.
         parts = (
             f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -224,12 +236,12 @@ class _Table:
         return (
             f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY turn LIMIT {self._sample:d}",
-            # Less than 1: rounding must not lead beyond the last key.
+            # At most 0.99, so that rounding does not lead beyond the last key.
             [random.random() * 0.99] * 2,
         )
 
     def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """The shard keys of ``shards``, by one statement: (shard, key, number of rows)."""
+        """Read the shard keys on ``shards`` by one statement: (shard, key, number of rows)."""
         parts: list[str] = []
         params: list[Any] = []
         for index, shard in enumerate(shards):
@@ -245,7 +257,7 @@ class _Table:
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
     def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """The shard keys of ``shard``, streamed: (shard, key, number of rows)."""
+        """Read and stream the shard keys on ``shard``: (shard, key, number of rows)."""
         if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
@@ -269,7 +281,7 @@ class _Table:
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
     def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Convert values of the database to keys as the strategy gets them when a row is saved."""
+        """Convert database values to the form in which the strategy gets keys when a row is saved."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -282,7 +294,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Key -> number of its shard; None if the key has no shard."""
+    """Return the shard number for each of ``keys``; None for keys that have no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

@@ -1,4 +1,4 @@
-"""The state of nodes and shards: what answers, what exists, what is migrated, and sizes."""
+"""Read the state of nodes and shards: which answer, exist and are migrated, and their sizes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from sharded_orm.operations.selection import numbers_text
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
-#: Seconds for a node's first answer.
+#: Seconds to wait for a node's first answer.
 PATIENCE = 5.0
-#: Seconds between two later answers: reading the sizes of thousands of tables takes a while.
+#: Seconds to wait for each later answer: reading the sizes of thousands of tables takes a while.
 SILENCE = 60.0
-#: Shards whose sizes one statement reads.
+#: Number of shards whose sizes one statement reads.
 BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard on its primary.
+    """The state of one shard, as its primary reports it.
 
-    :param state: ``"current"``, ``"behind"``, ``"missing"`` or ``"error"``.
-    :param digest: identifies the applied migrations; see ``applied_digests``.
+    :param state: ``"current"`` (all migrations are applied), ``"behind"`` (some are not),
+        ``"missing"`` (there is no schema) or ``"error"`` (the shard cannot be read).
+    :param digest: a digest of the applied migrations, equal for shards with the same ones; see
+        ``applied_digests``.
+    :param behind: number of migrations that are not applied.
+    :param following: the first migration that is not applied; "" if there is none.
+    :param error: why the shard cannot be read; None if it can.
+    :param size: the size; None if it was not read.
     """
 
     shard: Shard
     state: str
     digest: str | None = None
-    #: Number of missing migrations, and the first of them.
     behind: int = 0
     following: str = ""
     error: str | None = None
@@ -48,11 +53,11 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The selected shards of a group that have their primary on one node."""
+    """The states of the selected shards of one group that have their primary on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
-    #: Schemas with names of the group's shards that do not belong on the node.
+    #: Schemas on the node that are named like shards of the group, but do not belong there.
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
@@ -60,7 +65,7 @@ class GroupOnNode:
 
     @property
     def bytes(self) -> int | None:
-        """The size of all shards together; None if sizes were not read."""
+        """The total size of the shards in bytes; None if sizes were not read."""
         return (
             sum(entry.size.bytes for entry in self.shards if entry.size)
             if self._has_sizes
@@ -69,7 +74,10 @@ class GroupOnNode:
 
     @property
     def rows(self) -> int | None:
-        """An estimate of the number of rows; None if the database has none."""
+        """An estimate of the total number of rows.
+
+        None if sizes were not read, or if the database keeps no estimates.
+        """
         rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
 
@@ -80,10 +88,11 @@ class GroupOnNode:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node.
+    """The state of one node.
 
-    :param error: why the node does not answer; ``groups`` is empty then.
-    :param expected: group -> number of selected shards with their primary on the node.
+    :param error: why the node does not answer, or None if it does. If it does not, ``groups`` is empty.
+    :param expected: number of selected shards whose primary is on the node, keyed by group.
+    :param groups: the shards that the node has answered for.
     """
 
     name: str
@@ -94,7 +103,10 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """All nodes that were asked. ``problems`` are sentences for an operator, with remedies."""
+    """The states of all nodes that were asked.
+
+    ``problems`` are sentences for an operator, each with its remedy.
+    """
 
     nodes: tuple[NodeStatus, ...]
 
@@ -114,17 +126,18 @@ def status(
     sizes: bool = True,
     within: float | None = None,
 ) -> FleetStatus:
-    """Ask all nodes in parallel for the state of their shards. Changes nothing.
+    """Ask nodes in parallel for the state of their shards. Changes nothing.
 
-    Cost for each node: 5 queries for its first 500 shards, and 2 for each 500 more (without
+    Cost for each node: 5 queries for the first 500 shards, and 2 for each 500 more (without
     ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
     On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards to ask for, on their nodes only; by default all nodes of the topology,
-        and schemas that do not belong there.
-    :param timeout: seconds for the first answer of a node; a silent node counts as down.
+    :param shards: the shards whose state to read. By default all shards; then all nodes are asked, and
+        schemas that are named like shards but do not belong on their node are reported.
+    :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
-    :param within: seconds for all answers of a node, in place of ``timeout``, while somebody waits.
+    :param within: total seconds to wait for a node; replaces ``timeout`` if a user is waiting, as in
+        the admin.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -153,7 +166,10 @@ def status(
 
 
 def shards_by_node(shards: Iterable[Shard] | None) -> dict[str, list[Shard]]:
-    """Group ``shards`` by the node of their primary; by default all shards and all nodes."""
+    """Return ``shards`` as lists, keyed by the node of their primary.
+
+    If ``shards`` is None, take all shards and all nodes; nodes without shards have an empty list.
+    """
     topology = runtime.topology()
     by_node: dict[str, list[Shard]] = {}
     if shards is None:
@@ -172,7 +188,7 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def error_line(error: Exception) -> str:
-    """A database error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
+    """Return a database error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split())
 
@@ -219,7 +235,10 @@ def _read_node(
 def _digests(
     wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
-    """``applied_digests``, with the error of each shard that cannot be read."""
+    """Return the digest of the applied migrations of each shard, keyed by alias.
+
+    For a shard without a schema, the value is None. For a shard that cannot be read, it is the error.
+    """
     if not shards:
         return {}
     try:
@@ -229,7 +248,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # A shard that is damaged, or that the account may not read, fails the query for all.
+    # A single shard that is damaged, or that the account may not read, makes the query fail for all.
+    # Read the two halves separately.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -253,7 +273,7 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """The missing migrations, computed once per set of applied migrations. Shared by threads."""
+    """Computes which migrations shards lack, once per set of applied migrations. Thread-safe."""
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
@@ -262,8 +282,9 @@ class _MissingMigrations:
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
         """Return how many migrations ``shard`` lacks, and the first of them.
 
-        Queries the shard, unless an earlier shard had the same digest.
+        Queries the shard if no earlier shard of the group had the same digest.
 
+        :param digest: the digest of the shard's applied migrations; "" if it has none.
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
         migrations = self._by_state.get((shard.group, digest))
@@ -271,7 +292,7 @@ class _MissingMigrations:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # A squashed migration may only need to be recorded.
+            # plan.replacements are squashed migrations that only need to be recorded as applied.
             names = [*map(str, plan.units), *map(".".join, plan.replacements)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()
@@ -279,7 +300,7 @@ class _MissingMigrations:
 
 
 class _Unexpected:
-    """Schemas with names of shards, on a node that is neither their primary nor their replica."""
+    """Finds schemas that are named like a shard, on a node that neither is its primary nor its replica."""
 
     def __init__(self) -> None:
         self._topology = runtime.topology()
@@ -289,7 +310,7 @@ class _Unexpected:
         self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
 
     def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
-        """Group -> the schemas in ``present`` that do not belong on ``node``."""
+        """Return the schemas in ``present`` that do not belong on ``node``, keyed by group."""
         schemas: dict[str, list[str]] = {}
         for schema in sorted(present):
             owners = [
@@ -297,7 +318,7 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Two groups may use the same pattern; a schema that is right for one of them is right.
+            # Two groups may name their schemas alike. It is enough if the schema belongs to one of them.
             if owners and not any(self._belongs(node, *owner) for owner in owners):
                 schemas.setdefault(owners[0][0].name, []).append(schema)
         return schemas
@@ -306,14 +327,15 @@ class _Unexpected:
         if number not in group:
             return False
         nodes = (group.shard(number).node, group.shard(number).replica)
-        # Compare servers, because two node names may stand for one server.
+        # Compare servers and not node names: two nodes may be the same server.
         return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
 
 
 def _number_parser(group: ShardGroup) -> Callable[[str], int | None]:
-    """A function that returns the shard number in a schema's name, or None.
+    """Return a function that parses the shard number from the name of a schema.
 
-    The number may be beyond the group's last shard.
+    The function returns None if the name does not match the group's pattern. It may return a number
+    beyond the group's last shard.
     """
     pattern = "".join(
         re.escape(literal)
@@ -391,7 +413,7 @@ def aliases_text(shards: Sequence[Shard]) -> str:
 
 
 def selection_options(shards: Sequence[Shard]) -> str:
-    """Command options that select ``shards``: ``--group photos --shards 0-7``.
+    """Return command options that select ``shards``, such as ``--group photos --shards 0-7``.
 
     :param shards: shards of one group, sorted by number.
     """

@@ -1,4 +1,4 @@
-"""Locating the rows of a shard key, with an explanation."""
+"""Find the shard of a key, with an explanation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """The shard of a key. All attributes from ``shard`` on are None while the key has no shard.
+    """The shard of a key. ``shard`` and all attributes after it are None while the key has no shard.
 
     :param key: the key, converted by its field.
-    :param why: the explanation of the group's strategy.
-    :param node: the node of the primary.
-    :param replica: the node of the replica, or None.
-    :param range: the first and last shard of the shard's range.
-    :param open: whether the range takes new keys.
+    :param why: how the group's strategy explains the key's shard.
+    :param shard: the shard's number.
+    :param node: the node that holds the shard's primary.
+    :param replica: the node that holds the shard's replica; None if there is none.
+    :param range: the first and last shard number of the range that contains the shard.
+    :param open: whether new keys may be placed on the range.
     """
 
     model: str
@@ -45,19 +46,18 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Locate the rows of model ``label`` with ``name`` = ``text``, by this process's topology.
+    """Return on which shard the rows with ``name`` = ``text`` are, by the topology of this process.
 
-    Asks no shard. A strategy with a directory reads the key's placement by one query, and places
-    nothing.
+    Queries no shard. If the group's keys are in the directory, the key is looked up by one query; a
+    new key is not placed on a shard.
 
-    :param label: the model, such as ``photos.Photo``, or its name alone if it is unique.
-    :param name: the shard key's name or column, or ``pk`` if it is the primary key; or another
-        field whose values contain the shard.
+    :param label: a model such as ``photos.Photo``, or only ``Photo`` if one model has that name.
+    :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard key
+        is the primary key, or another field whose values contain the shard number.
     :param text: the key as typed.
     :raises UnknownModel: there is no such model, or it is not sharded.
     :raises ShardKeyRequired: ``name`` does not determine the shard.
-    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy does not accept
-        it.
+    :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy refuses the key.
     """
     options = sharded_model(label)
     field = _field(options, name)
@@ -94,16 +94,21 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """The directory's own entry for a key; a process may still remember an older one."""
+    """The entry for a key in the directory's table. A process may still have an older one in memory.
+
+    :param shard: the number of the key's shard.
+    :param placed_at: when the key was placed there.
+    """
 
     shard: int
     placed_at: datetime
 
 
 def directory_entry(location: KeyLocation) -> PlacementEntry | None:
-    """The directory's entry for a key that :func:`where` has located; None if there is none.
+    """Read the directory's entry for a key that :func:`where` has located; None if there is no entry.
 
-    One query to the directory; none if the group's strategy has no directory.
+    The directory is the table that records the shard of each key. Costs one query. If the group's
+    strategy uses no directory, returns None without a query.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
@@ -114,8 +119,10 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
 
 
 def sharded_model(label: str) -> ShardOptions:
-    """The shard options of model ``label``, whose app may be left out if the name is unique.
+    """Return the shard options of model ``label``.
 
+    :param label: a model such as ``photos.Photo``, or only ``Photo`` if one model, or one sharded
+        model, has that name.
     :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     """
     sharded = [model for model in apps.get_models() if shard_options(model) is not None]
@@ -125,7 +132,7 @@ def sharded_model(label: str) -> ShardOptions:
     else:
         models = [model for model in apps.get_models() if model._meta.model_name == lowered]
     if len(models) > 1:
-        # A sharded Permission beside that of Django, for example.
+        # Prefer the sharded models: a project may have its own Permission, as django.contrib.auth has.
         models = [model for model in models if model in sharded] or models
     if len(models) > 1:
         labels = sorted(model._meta.label for model in models)

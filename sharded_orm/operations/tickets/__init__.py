@@ -1,7 +1,8 @@
-"""Sequences of the ticket servers: create them, show them, compare them with rows, repair them.
+"""Create, show, check and repair the sequences of the ticket servers.
 
-Ticket servers hand out ids. Each sequence is on all of them, and each server hands out its own
-share of the ids. A sequence's *form* is the kind of SQL by which it counts.
+Ticket servers hand out ids. A *sequence* counts the ids of one or more models. Each sequence exists
+on all servers, and each server hands out its own share of the ids. The *form* of a sequence is the
+kind of SQL by which it counts.
 """
 
 from __future__ import annotations

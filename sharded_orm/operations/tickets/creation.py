@@ -1,4 +1,4 @@
-"""Creating sequences: above every id that exists or that another server has handed out."""
+"""Create sequences on ticket servers, above all ids that exist or were handed out."""
 
 from __future__ import annotations
 
@@ -28,21 +28,25 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: Ids that are skipped where more ids may have been handed out than is known.
+#: Number of ids to skip if a server may have handed out ids that are not known.
 MARGIN = 10_000
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A sequence on one server, after :func:`create`."""
+    """The result of :func:`create` for one sequence on one server."""
 
+    #: The sequence's name.
     name: str
+    #: The server's alias.
     alias: str
+    #: The kind of SQL by which the sequence counts.
     form: str
-    #: The last id that was handed out, and the next id.
+    #: The last id that the server has handed out; 0 or less for none.
     position: int
+    #: The id that the server hands out next.
     next_id: int
-    #: Whether :func:`create` has created it.
+    #: Whether this call has created the sequence; False if it existed.
     made: bool
 
 
@@ -57,19 +61,21 @@ def create(
 ) -> list[Begun]:
     """Create the sequences on all servers that lack them; leave existing sequences as they are.
 
-    May be repeated after an interruption. A server that has lost a sequence begins above everything
-    that the others know. If anything is wrong, no sequence is created.
+    May be repeated after an interruption. If a server has lost a sequence that other servers have,
+    the new one begins above all ids that the others know of. All checks are made before the first
+    sequence is created.
 
     :param names: names of sequences; by default those of all installed models.
     :param start: the smallest possible first id of a new sequence; by default the first id is above
         the largest existing one (F4).
-    :param form: ``update``, ``replace`` or ``sequence``; by default the form on the other servers,
-        else the first that the database supports.
-    :param check: whether to look for existing ids; without the check, ``start`` is required.
-    :param only: the alias of the only server to create on, if the others follow later.
-    :raises InvalidSequence: name, start or form are not possible; an id exists at or above
-        ``start``.
-    :raises SequenceNotChecked: a server, or a shard with rows, does not answer.
+    :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
+        By default the form on the other servers, else the first that the database supports.
+    :param check: whether to look for existing ids in the tables. If False, ``start`` is required.
+    :param only: create sequences only on the server with this alias; by default on all servers.
+    :param servers: the servers; by default all in ``TICKETS``. All must answer.
+    :raises InvalidSequence: a name, ``start`` or ``form`` is not possible, an existing sequence differs
+        from them, or an id at or above ``start`` exists.
+    :raises SequenceNotChecked: a server, or a database with rows, does not answer.
     :raises TicketServerMisconfigured: a server does not match ``TICKETS``.
     """
     fields = declared_sequences()
@@ -98,7 +104,7 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Two aliases of one database show only now: each sees the sequences of the other.
+    # Read and check the sequences again. Only now can it be seen that two aliases are the same database.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -109,7 +115,10 @@ def create(
 
 
 def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
-    """:raises InvalidSequence: the existing sequence has another form, or is below ``start``."""
+    """Refuse an existing sequence that does not match what the caller wants.
+
+    :raises InvalidSequence: ``sequence`` has another form than ``form``, or is below ``start``.
+    """
     row = sequence.row
     if form is not None and form != row.form:
         raise InvalidSequence(
@@ -169,9 +178,9 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """The number above which a new sequence must begin.
+    """Return the number above which a new sequence must begin.
 
-    :param present: the sequence on other servers.
+    :param present: the same sequence on the servers that have it.
     """
     largest_id = largest(fields) if check else None
     existing = largest_id.id if largest_id is not None else 0
@@ -184,17 +193,18 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        return after  # An interrupted creation goes on with the remaining servers.
-    # A server was replaced. Its last ids may be in no row yet, and unknown to its partner.
+        return after  # An earlier creation was interrupted: begin as on the other servers.
+    # A server was replaced. The last ids of the old server may be in no row and unknown to its partner.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether the sequence begins above ``after`` and has handed out no id."""
+    """Whether ``sequence`` begins above ``after``, and no id of it was handed out yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # A table with an automatic number has its first number from the beginning.
+    # A new sequence that counts by an auto-increment column is at the server's first id already, before
+    # that id was handed out.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )
@@ -214,10 +224,10 @@ def _form(server: TicketServer, form: str | None, present: Sequence[SequencePosi
 def begin(
     server: TicketServer, names: Iterable[str], *, after: int = 0, form: str | None = None
 ) -> list[SequenceRow]:
-    """Create missing sequences, and their catalog, on one server. Checks nothing.
+    """Create missing sequences on one server, and the catalog table that lists them. Checks nothing.
 
-    :param after: a number below all ids of new sequences.
-    :param form: by default the first that the database supports.
+    :param after: new sequences begin above this number.
+    :param form: the kind of SQL by which they count; by default the first that the database supports.
     """
     deadline = time.monotonic() + PATIENCE
 
@@ -230,12 +240,12 @@ def begin(
         return handle.ask(make)
 
 
-# Alias of a ticket server -> the name of its database before a test run changed it.
+# The name of each ticket server's database before a test run replaced it, keyed by alias.
 _original_names: dict[str, str] = {}
 
 
 def is_test_database(alias: str) -> bool:
-    """Whether a test run has replaced the database of a ticket server by a test database."""
+    """Whether a test run has replaced the database of ticket server ``alias`` by a test database."""
     return alias in _original_names and _database(alias) != _original_names[alias]
 
 
@@ -244,10 +254,10 @@ def _database(alias: str) -> str:
 
 
 class TestSequences:
-    """Creates all declared sequences in test databases, which have no rows yet.
+    """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    A receiver of ``post_migrate``. It leaves real databases alone: there, the operator decides
-    where a sequence begins.
+    A test database has no rows yet, so that its sequences may begin at 1. In other databases the
+    receiver does nothing: there, the operator decides where a sequence begins.
     """
 
     __test__ = False

@@ -1,4 +1,4 @@
-"""The largest existing ids, in the tables of fields that draw from a sequence."""
+"""Find the largest existing ids in the tables of a sequence's fields."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# Errors about a missing database, table or column, which has no ids yet: MySQL's error numbers,
-# SQLite's words, PostgreSQL's SQLSTATEs.
+# Errors for a missing database, table or column, which means that there are no ids yet: MySQL's error
+# numbers, the beginnings of SQLite's messages, PostgreSQL's SQLSTATEs.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -26,14 +26,18 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest id, and the table that has it."""
+    """The largest id of a sequence."""
 
     id: int
+    #: The table with the id, and its database or group, in words.
     where: str
 
 
 def declared_sequences() -> dict[str, list[TicketField]]:
-    """The sequences of the installed models: name -> fields that draw from it, sorted by name."""
+    """Return the fields that draw ids from sequences, keyed by the sequence's name, sorted by name.
+
+    Covers all installed models.
+    """
     fields_by_sequence: dict[str, list[TicketField]] = {}
     for model in apps.get_models():
         if model._meta.proxy:
@@ -48,14 +52,14 @@ def declared_sequences() -> dict[str, list[TicketField]]:
 def largest(
     fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
-    """The largest id above ``above`` in the tables of ``fields``; None if there is none.
+    """Return the largest id above ``above`` in the tables of ``fields``; None if there is none.
 
-    Sharded tables are read on all shards, and also in the global database: a model that is being
-    moved to shards still has its old table there (F4). A table that has not been migrated yet
-    counts as empty.
+    Reads sharded tables on all shards and also in the global database: a model that is being moved
+    to shards still has its old table there (F4). A table that does not exist yet counts as empty.
 
     :param above: ids up to this one are not read.
-    :param slot: the slot of a server, to consider only ids that this server hands out.
+    :param slot: one server's share of all ids (offset and step); other ids are ignored. By default,
+        all ids count.
     :raises SequenceNotChecked: a database does not answer.
     """
     candidates = [
@@ -68,7 +72,8 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        alias = router.db_for_write(field.model)  # A replica may lack the latest rows.
+        # Use db_for_write(), because a replica may lack the latest rows.
+        alias = router.db_for_write(field.model)
     else:
         alias = DEFAULT_DB_ALIAS
         largest_id = _on_shards(field, above, slot)
@@ -80,7 +85,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
-    # Not with the model's manager, which may hide rows.
+    # Do not use the model's manager: it may hide rows.
     rows = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
@@ -90,7 +95,8 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
         largest_id = rows.aggregate(found=Max(field.attname))["found"]
         failures = rows.failed_shards
     except ScatterError as exc:
-        largest_id, failures = None, exc.failures  # Perhaps no shard has the table yet.
+        # All shards have failed: perhaps none has the table yet.
+        largest_id, failures = None, exc.failures
     except Error as exc:
         raise _not_checked(field, rows._options.group, exc) from exc
     for alias, cause in failures.items():
@@ -102,7 +108,7 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
 def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
     if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
-        return None  # DATABASES has no default.
+        return None  # The project has no default database.
     quote = connection.ops.quote_name
     try:
         with connection.cursor() as cursor:
@@ -120,12 +126,15 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # An older table may have a text key.
+    # A table from before the TicketField may have text keys, which are no ids of a sequence.
     return largest_id if isinstance(largest_id, int) else None
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
-    """The column with the ids: an older table may have another name for its primary key."""
+    """Return the column with the ids; None if the table or the column does not exist.
+
+    A table from before the TicketField may have another name for its primary key.
+    """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):
         return None

@@ -1,7 +1,8 @@
-"""Servers that have forgotten ids: comparing them with the rows, and moving them on.
+"""Find and repair ticket servers that would hand out ids again, such as after a restore.
 
-A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
-next server, keeps the mark.
+A server's *position* in a sequence is the last id that it has handed out, by its own count. Its
+*high-water mark* is the highest id that it is known to have handed out. The server's *partner*,
+which is the next server, keeps the mark.
 """
 
 from __future__ import annotations
@@ -28,37 +29,47 @@ from sharded_orm.operations.tickets.survey import (
     select_names,
 )
 
-#: Called before each sequence and at the end: number done, total number, name of the sequence.
+#: A callback that gets the number of finished sequences, the total number, and the name of the sequence
+#: that comes next. Called before each sequence, and at the end with "" as the name.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A sequence on one server, compared with its partner and with the existing rows."""
+    """The result of :func:`verify` for one sequence on one server."""
 
+    #: The sequence's name.
     name: str
+    #: The server's alias.
     alias: str
-    #: The last id that was handed out; None if the server does not say.
+    #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The high-water mark; None if the partner does not say.
+    #: The highest id that the server is known to have handed out: its high-water mark, which the next
+    #: server keeps. None if the next server does not tell it.
     mark: int | None
-    #: The largest existing id above the position, and its table.
+    #: The largest id in the tables that is above ``position``; None if there is none.
     offending: int | None
+    #: The table and the database or group that have the id ``offending``; None if there is none.
     where: str | None
-    #: The problem with its remedy; None if all is well.
+    #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
-    #: Whether it could be compared; if not, ``problem`` says why.
+    #: Whether the position could be compared; if not, ``problem`` says why.
     checked: bool = True
 
 
 @dataclass(frozen=True)
 class Advanced:
-    """A sequence on one server, after :func:`advance`."""
+    """The result of :func:`advance` for one sequence on one server."""
 
+    #: The sequence's name.
     name: str
+    #: The server's alias.
     alias: str
+    #: The server's position before the call; None if it is not known.
     before: int | None
+    #: The position after the call, or after a dry run the one to be reached; None if not known.
     after: int | None
+    #: Why the server was not moved; None if all is well.
     problem: str | None
 
 
@@ -68,11 +79,15 @@ def verify(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Verified]:
-    """Compare each server's position with its high-water mark and with the existing ids.
+    """Compare each ticket server's position with its high-water mark and with the ids in the tables.
 
-    Reads only ids above the position, on all shards. Changes nothing.
+    The position is the last id that the server has handed out by its own count. The high-water mark is
+    the highest id that it is known to have handed out; the next server keeps the mark. Reads only ids
+    above the position, on all shards. Changes nothing.
 
     :param names: names of sequences; by default all that models or servers have.
+    :param servers: the servers to check; by default all in ``TICKETS``.
+    :param progress: see :data:`Progress`.
     :raises UnknownSequence: no model and no server has one of ``names``.
     """
     return [
@@ -93,18 +108,24 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move servers above every id that they are known to have handed out; never back.
+    """Move ticket servers above every id that they are known to have handed out; never back.
 
-    The target is the largest of position, high-water mark and existing id, plus ``margin`` for ids
-    that are neither in a row nor marked. Servers are independent: a server that does not answer has
-    a ``problem``, and the others are moved.
+    The target of a server is the largest of these numbers, plus ``margin``: its position (the last id by
+    its own count), its high-water mark (which the next server keeps), and the existing ids above its
+    position. Servers are independent: a server that does not answer gets a result with a ``problem``,
+    and the others are moved.
 
     :param names: names of sequences; by default all that models or servers have.
-    :param to: the target itself, in place of the margin; a server above it stays.
-    :param check: whether to look for existing ids; without the check, ``to`` is required.
-    :param dry_run: report what would be done, and change nothing.
-    :param only: the alias of the only server to move.
-    :raises InvalidSequence: ``margin`` or ``to`` are not possible.
+    :param margin: number of ids to skip, for ids that were handed out, but are in no row and above the
+        high-water mark.
+    :param to: the target; replaces the computed one and ``margin``. A server above it stays there.
+    :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
+    :param dry_run: if True, report what would be done and change nothing.
+    :param only: move only the server with this alias; by default all servers.
+    :param servers: the servers to compare; by default all in ``TICKETS``.
+    :param progress: see :data:`Progress`.
+    :raises InvalidSequence: ``margin`` is negative, ``to`` is no possible id, or ``to`` is missing
+        without ``check``.
     :raises UnknownSequence: no model and no server has one of ``names``.
     """
     _check_arguments(margin, to, check)
@@ -117,7 +138,10 @@ def advance(
 
 
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
-    """The problem that the partner does not say the server's high-water mark."""
+    """Return the problem text for server ``index`` if its high-water mark is not known.
+
+    The partner, which is the next server and keeps the mark, does not tell it.
+    """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
     return (
@@ -164,7 +188,8 @@ def _verify_one(
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
-        # The position was read first. Ids may have been handed out since, and be in rows already.
+        # Read the server's position again. It was read before the tables, and the server may have handed
+        # out ids in between.
         later = ask(server)
         if later.error is not None:
             return replace(
@@ -238,7 +263,7 @@ def _advance_one(
         )
         return Advanced(name, server.alias, position, position, problem)
     target = max(position, minimum + margin if to is None else to)
-    # The next number of this server: other servers count from it, too.
+    # Round up to an id of this server's share: each server hands out every step-th number.
     target = server.slot.at_or_below(target + server.slot.step - 1)
     if target == position or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, position, target, None)

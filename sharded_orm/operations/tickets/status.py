@@ -1,4 +1,4 @@
-"""The state of the ticket servers, for operators and monitoring."""
+"""Read the state of the ticket servers, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ from sharded_orm.operations.tickets.survey import (
     is_behind,
 )
 
-# Seconds for one server; a monitoring system waits for all of them.
+# Seconds to wait for one server. Short, because a monitoring system waits for all servers in turn.
 PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
 class SequenceStatus:
-    """A sequence on one server."""
+    """The state of one sequence on one server."""
 
     name: str
+    #: The kind of SQL by which the sequence counts.
     form: str
-    #: The last id that was handed out; 0 or less for none.
+    #: The last id that the server has handed out; 0 or less for none.
     position: int
-    #: The high-water mark: the highest id that the server has handed out, as its partner knows;
-    #: None if the partner does not say.
+    #: The high-water mark: the highest id that the server is known to have handed out. The next server,
+    #: called its partner, keeps the mark. None if the partner does not tell it.
     mark: int | None
-    #: The used part of the positive 64-bit numbers, from 0 to 1.
+    #: Which part of all ids, the positive 64-bit numbers, is used up, from 0 to 1.
     used: float
+    #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """A ticket server. It hands out ``offset``, ``offset + step``, … (F2)."""
+    """The state of one ticket server. The server hands out ``offset``, ``offset + step``, … (F2)."""
 
     alias: str
     offset: int
     step: int
-    #: Why it does not answer; None if it does.
+    #: Why the server does not answer; None if it does.
     error: str | None
-    #: Why a crash may let it forget ids that it has handed out; None if it cannot.
+    #: Why the server may forget handed-out ids in a crash, by its settings; None if it cannot.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
 
 @dataclass(frozen=True)
 class TicketStatus:
-    """All servers. ``problems`` are for an operator to mend; empty if all is well."""
+    """The state of all ticket servers."""
 
     servers: tuple[ServerStatus, ...]
-    #: Sequence -> distance between the servers, if several servers have it.
+    #: Distance between the highest and the lowest position of the servers, keyed by sequence. Sequences
+    #: that only one server has are left out.
     drift: Mapping[str, int]
-    #: Sequences that no installed model draws from. Code may use them by name.
+    #: Sequences that no installed model draws from. Code may still use them by name.
     unused: tuple[str, ...]
+    #: Sentences about problems that an operator must solve; empty if all is well.
     problems: tuple[str, ...]
 
 
@@ -69,7 +73,8 @@ def status(
 ) -> TicketStatus:
     """Return the state of all servers, including those that are down. Changes nothing.
 
-    :param patience: seconds for one server; servers are asked one after the other.
+    :param servers: the servers to ask; by default all in ``TICKETS``.
+    :param patience: seconds to wait for one server. Servers are asked one after the other.
     :raises ImproperlyConfigured: no server is configured.
     """
     answers = ask_all(all_servers() if servers is None else servers, patience)
@@ -102,13 +107,14 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Problems of an empty or replaced server that lacks sequences.
+    """Yield a problem if a server lacks sequences, such as a new or replaced server.
 
-    :param names: the sequences that it should have.
+    :param names: the sequences that the server should have.
+    :param declared: the sequences of the installed models.
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Without names, the command creates the sequences of the models.
+        # Without names, "tickets create" creates the models' sequences only.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
@@ -117,10 +123,10 @@ def _missing_problems(
 
 
 def missing_sequences(server: TicketServer) -> list[str]:
-    """The sequences that models draw from and this server lacks.
+    """Return the sequences that models draw from but ``server`` lacks.
 
-    :raises OperationalError: the server does not answer. Other errors of the server are raised,
-        too.
+    :raises OperationalError: the server does not answer.
+    :raises: any other error of the server.
     """
     answer = ask(server, PATIENCE)
     if answer.error is not None:
@@ -148,7 +154,8 @@ def _sequence(
 ) -> SequenceStatus:
     high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
     if problem is None and is_behind(sequence.position, high_water_mark):
-        # The mark was read after the position. Ids may have been handed out in between.
+        # Read the server's position again. It was read before the high-water mark, which the next server
+        # keeps, and the server may have handed out ids in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
         sequence = later.sequences.get(name, sequence)

@@ -1,7 +1,8 @@
-"""Reading all sequences of all ticket servers.
+"""Read all sequences of all ticket servers.
 
-A server's *high-water mark* is the highest id that it is known to have handed out. Its partner, the
-next server, keeps the mark. A server's *slot* is its share of all ids: offset and step.
+A server's *high-water mark* is the highest id that it is known to have handed out. The server's
+*partner*, which is the next server, keeps the mark. A server's *slot* is its share of all ids: offset
+and step.
 """
 
 from __future__ import annotations
@@ -20,36 +21,40 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
-# Seconds for one server to answer. No web page waits for it.
+# Seconds to wait for one server. Long, because commands use this default and no web page does.
 PATIENCE = 30.0
 
-#: Errors of a server that is down, or does not match the settings.
+#: Errors that mean that a server is down or does not match the settings.
 TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """One sequence on one server."""
+    """The position of one sequence on one server."""
 
+    #: The sequence's row in the server's catalog table.
     row: SequenceRow
-    #: The last id that was handed out.
+    #: The last id that the server has handed out; 0 or less for none.
     position: int
-    #: The problem with the sequence; None if all is well.
+    #: What is wrong with the sequence on this server; None if all is well.
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """The answer of one server; only ``error`` if it did not answer."""
+    """The answer of one server."""
 
     server: TicketServer
+    #: The server's sequences, keyed by name; empty if the server did not answer.
     sequences: Mapping[str, SequencePosition] = field(default_factory=dict)
+    #: Why the server may forget handed-out ids in a crash; None if it cannot, or did not answer.
     durability: str | None = None
+    #: Why the server did not answer; None if it did.
     error: Exception | None = None
 
 
 def all_servers() -> list[TicketServer]:
-    """The servers in ``SHARDED_ORM["TICKETS"]``, in order.
+    """Return the servers in ``SHARDED_ORM["TICKETS"]``, in the same order.
 
     :raises ImproperlyConfigured: no server is configured.
     """
@@ -62,13 +67,19 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask each server for all its sequences; a server that is down costs ``patience`` at most."""
+    """Ask the servers one after the other for all their sequences, and check the sequences' slots.
+
+    :param patience: seconds to wait for one server.
+    """
     answers = [ask(server, patience) for server in servers]
     return [_with_slots_checked(answer, answers) for answer in answers]
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """Ask one server for all its sequences. Errors of the server are in the answer."""
+    """Ask ``server`` for all its sequences. If the server fails, the answer has the error.
+
+    :param patience: seconds to wait.
+    """
     deadline = time.monotonic() + patience
 
     def read(session: TicketSession) -> tuple[dict[str, SequencePosition], str | None]:
@@ -88,7 +99,9 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
 
 def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        session.read(row.name, deadline)  # Also checks the objects that the form needs.
+        # Read the row again: unlike read_all(), read() also checks the table or SEQUENCE that does the
+        # counting.
+        session.read(row.name, deadline)
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
         return SequencePosition(row, row.value, str(exc))
@@ -118,9 +131,12 @@ def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -
 def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Why ``row`` cannot belong to ``server``; None if it can.
+    """Return why the sequence ``row`` cannot belong to ``server``; None if it can.
 
-    :param answers: those of all servers, to recognize a copy.
+    A slot is a server's share of all ids (offset and step). The slot in ``row`` must be the server's.
+
+    :param answers: the answers of all servers. Another server may have the slot in ``row``: then one
+        database is a copy of the other. May be empty.
     """
     if row.slot == server.slot:
         return None
@@ -150,9 +166,10 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """The sequences to work on: ``names``, or by default all of models and servers.
+    """Return the sequences to work on: ``names``, or if empty, all that models or servers have.
 
-    :raises UnknownSequence: no model and no server has one of ``names``.
+    :raises UnknownSequence: no model and no server has one of ``names``. Not raised if a server did
+        not answer, because it may have the sequence.
     """
     known_names = {*declared_names, *(name for answer in answers for name in answer.sequences)}
     selected = list(dict.fromkeys(names))
@@ -168,7 +185,10 @@ def select_names(
 
 
 def check_name(name: str) -> None:
-    """:raises InvalidSequence: no sequence can have this name."""
+    """Check the name of a new sequence.
+
+    :raises InvalidSequence: no sequence can have this name.
+    """
     if len(name) > MAX_NAME:
         raise InvalidSequence(
             f"A sequence cannot be called {name!r}: {len(name)} characters, and {MAX_NAME} are"
@@ -182,9 +202,10 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """The high-water mark of server ``index``, which its partner keeps; 0 if it has given no id.
+    """Return the highest id that server ``index`` is known to have handed out: its high-water mark.
 
-    None if there is no partner, or it does not say.
+    The server's partner, which is the next server, keeps the mark. 0 if the server has handed out no id.
+    None if there is only one server, or if the partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None
@@ -193,5 +214,9 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:
-    """Whether a server would hand out ids again that it has handed out already."""
+    """Whether a server would hand out ids again.
+
+    It would if its position is below its high-water mark, the highest id that it is known to have handed
+    out. False if the mark is None, that is, not known.
+    """
     return high_water_mark is not None and max(position, 0) < high_water_mark
