@@ -35,7 +35,7 @@ _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Kinds of statements that may contain an insert although their last result has no id.
+# What reason() returns for statements that may contain an insert although their last result has no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
