@@ -138,8 +138,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.connect()
             prepare_shards(self.shard.group, (self.shard,))
             if self._mirrored:
-                # The connection was lost or closed in the group's transaction, and connect() below
-                # resets the state of transactions.
+                # connect() below resets the state of transactions, so this shard leaves the group's
+                # transaction, which was open on the earlier connection.
                 self._mirrored.clear()
                 group.remove_participant(self)
         # connect() reads attributes such as in_atomic_block, which must not join the group's transaction
