@@ -21,10 +21,7 @@ class OperationsMixin(BaseDatabaseOperations):
         return with_hooks(stock)
 
     def show_definition_sql(self, table: str) -> str:
-        """Return a statement that shows the definition of ``table``, for an operator to run.
-
-        :param table: name of the table, quoted if necessary.
-        """
+        """Return a statement that shows the definition of ``table``, for an operator to run."""
         raise NotImplementedError
 
     @staticmethod
